@@ -1,0 +1,47 @@
+"""Parallelism for PyTorch models as data: a YAML plan, checked, shown, applied and run.
+
+    model = parallelize(model, "llama", device_mesh)
+
+Names are imported on first use, so that reading a plan needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "Application": "compiler",
+    "Diagnostic": "diagnostics",
+    "LaunchError": "launch",
+    "Mesh": "plan",
+    "Plan": "plan",
+    "PlanError": "diagnostics",
+    "Program": "compiler",
+    "Setup": "config",
+    "Workload": "workload",
+    "apply": "applier",
+    "batch_rank": "mesh",
+    "build_mesh": "mesh",
+    "clip_grad_norm_": "gradients",
+    "compile": "compiler",
+    "evaluate": "step",
+    "from_config": "config",
+    "load_plan": "config",
+    "materialize": "initialize",
+    "parallelize": "applier",
+    "restore_buffers": "context.buffers",
+    "shard_batch": "context.buffers",
+    "style": "styles.base",
+    "train_step": "step",
+    "unshard": "context.buffers",
+}
+
+__all__ = sorted(_WHERE)
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'parallelizer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"parallelizer.{_WHERE[name]}"), name)

@@ -1,0 +1,7 @@
+"""`python -m parallelizer`."""
+
+import sys
+
+from parallelizer.cli import main
+
+sys.exit(main())

@@ -1,0 +1,31 @@
+"""What can be known to be wrong before the model runs: one file per check, each a function from a compilation to findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.checks.attention_heads import attention_heads
+from parallelizer.checks.batch_size import batch_size
+from parallelizer.checks.buffers import buffers
+from parallelizer.checks.fsdp_shards import fsdp_shards
+from parallelizer.checks.initializers import initializers
+from parallelizer.checks.sequence_length import sequence_length
+from parallelizer.checks.unreduced_gradients import unreduced_gradients
+from parallelizer.checks.unused_axes import unused_axes
+
+if TYPE_CHECKING:
+    from parallelizer.compiler import Compilation
+    from parallelizer.diagnostics import Diagnostic
+
+CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
+    unused_axes,
+    unreduced_gradients,
+    buffers,
+    batch_size,
+    sequence_length,
+    fsdp_shards,
+    initializers,
+    attention_heads,
+)
+"""In the order they run; each sees everything, none sees another's findings."""

@@ -1,0 +1,57 @@
+"""The sequence is cut for context parallelism (two chunks a rank), and again over tp where the stream is sharded along it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.plan import Flow, Placement
+
+if TYPE_CHECKING:
+    from parallelizer.compiler import Compilation
+
+
+def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
+    """`seq_len` must divide by `2*cp`, and what a cp rank holds by `tp` under sequence parallelism."""
+    work, cp, tp = state.workload, state.mesh.sizes["cp"], state.mesh.sizes["tp"]
+    if work is None:
+        return
+    parts, why, axes = 1, [], []
+    if cp > 1:
+        parts, why, axes = 2 * cp, [f"2*cp={2 * cp}"], ["cp"]
+    if tp > 1 and _along_sequence(state):
+        cut = max(cp, 1) * tp
+        parts = math.lcm(parts, cut)
+        why.append(f"cp*tp={cut}" if cp > 1 else f"tp={tp}")
+        axes.append("tp")
+    if work.seq_len % parts or work.seq_len < 1:
+        below, above = work.seq_len // parts * parts, (work.seq_len // parts + 1) * parts
+        near = f"{below} or {above}" if below else str(above)
+        related = tuple(Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here") for a in axes if a in state.mesh.spans)
+        yield Diagnostic("sequence-not-divisible", f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
+                         work.spans.get("seq_len"), f"train.seq_len={near} would", related=related)
+
+
+def _along_sequence(state: Compilation) -> bool:
+    """Whether a tensor style lays an activation out along dimension 1 over tp."""
+    return any(
+        "tp" in a.axes and (a.style == "sequence" and _layout(a.options) or any(_mentions(v) for v in a.options.values()))
+        for a in state.applications
+        if a.slot in ("params", "io")
+    )
+
+
+def _layout(options: Mapping[str, Any]) -> bool:
+    layout: Placement | None = options.get("layout")
+    return layout is None or layout.dim == 1
+
+
+def _mentions(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    flows = [v for v in value.values() if isinstance(v, Flow)]
+    return any(p is not None and p.dim == 1 for f in flows for p in (f.arrives, f.wanted))
+
+

@@ -1,0 +1,29 @@
+"""An axis above 1 on which nothing stands: its ranks would all compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.plan import AXES, DATA_AXES
+
+if TYPE_CHECKING:
+    from parallelizer.compiler import Compilation
+
+
+def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
+    """Model axes (`pp`, `ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch."""
+    used = {a for application in state.applications if application.slot != "fsdp" for a in application.axes}
+    for axis in AXES:
+        size = state.mesh.sizes[axis]
+        if size == 1 or axis in used or axis in ("dp_replicate", "dp_shard"):
+            continue
+        if axis == "pp":
+            help_text = "pipeline parallelism is not part of the plan language: set pp to 1"
+        elif axis in DATA_AXES:
+            help_text = "give context-parallel to the modules that call attention"
+        else:
+            help_text = f"add rules with styles that stand on {axis}, or set it to 1"
+        yield Diagnostic("unused-axis", f"no rule stands on {axis}={size}: its ranks would all compute the same",
+                         state.mesh.spans.get(axis), help_text)

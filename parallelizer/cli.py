@@ -1,0 +1,109 @@
+"""The command line: `python -m parallelizer COMMAND [overrides]`, with the same overrides as the recipe.
+
+Exit status 0: fine. 1: the configuration is wrong, diagnostics printed. 2: the command line does not parse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from parallelizer.compose import OverrideSyntaxError, compose_config
+from parallelizer.config import Setup, from_config
+from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
+from parallelizer.show import diagnostics as show_diagnostics
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    # As `python -m` does: a model's class may live in the folder the command runs in.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        status: int = arguments.run(arguments)
+        return status
+    except OverrideSyntaxError as error:
+        print(f"{arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader has gone (`| head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("parallelizer", description="Parallelism for PyTorch models as data.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, run, doc in (
+        ("validate", _validate, "find every mistake in the plan and the configuration"),
+        ("plan", _plan, "print what each rank holds"),
+    ):
+        command = commands.add_parser(name, help=doc, description=doc + ".")
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, as for the recipe")
+        command.add_argument("--config-dir", metavar="DIR", help="a folder of one's own configuration, searched first")
+        command.add_argument("--config-name", metavar="NAME", default="train", help="the root configuration (train)")
+        command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+        if name == "plan":
+            command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+        command.set_defaults(run=run)
+    return parser
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    from parallelizer.show.documents import validate_document
+
+    found: tuple[Diagnostic, ...]
+    setup: Setup | None = None
+    try:
+        setup = _setup(arguments)
+        found = setup.compile(setup.build_model()).diagnostics
+    except PlanError as error:
+        found = error.diagnostics
+    if arguments.json:
+        _print_json(validate_document(found))
+    else:
+        show_diagnostics.write(found, sys.stderr)
+        if setup is not None and not has_errors(found):
+            print(f"{setup.plan.file} on {setup.mesh}: valid")
+    return 1 if has_errors(found) else 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from parallelizer.show import plan as show_plan
+    from parallelizer.show.documents import plan_document
+
+    try:
+        setup = _setup(arguments)
+        model = setup.build_model()
+        program = setup.compile(model)
+        if not 0 <= arguments.rank < setup.mesh.world_size:
+            raise PlanError([Diagnostic("unknown-rank", f"there is no rank {arguments.rank} among {setup.mesh.world_size:,}", None,
+                                        f"ranks are 0 to {setup.mesh.world_size - 1}")])
+    except PlanError as error:
+        if arguments.json:
+            _print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+        else:
+            show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    if arguments.json:
+        _print_json(plan_document(program, model, setup.device, arguments.rank))
+    else:
+        show_diagnostics.write(program.diagnostics, sys.stderr)
+        show_plan.write(program, model, sys.stdout, rank=arguments.rank)
+    return 0
+
+
+def _setup(arguments: argparse.Namespace) -> Setup:
+    return from_config(*compose_config(arguments.overrides, arguments.config_dir, arguments.config_name))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    json.dump(document, sys.stdout, indent=1)
+    sys.stdout.write("\n")

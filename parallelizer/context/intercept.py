@@ -1,0 +1,292 @@
+"""Makes a module's own attention calls context-parallel, wherever under its forward they are made.
+
+`F.scaled_dot_product_attention` is caught by a `TorchFunctionMode` that is on only while the module's forward
+runs: however the function was imported and however deep it is called, and in no other module. Because the
+mode is entered by the forward itself, a checkpoint around the module recomputes under it too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.overrides import TorchFunctionMode
+
+from parallelizer import torch_private
+from parallelizer.context.attention import context_attention
+
+Tensor = torch.Tensor
+
+_ATTENTION = (
+    F.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,
+)
+_RESTORE = "context_parallel_restore"
+_NO_FLEX = "flex_attention is not supported; call scaled_dot_product_attention instead"
+_FLEX_ATTENTION = torch.ops.higher_order.flex_attention
+
+
+class ContextParallelError(RuntimeError):
+    """An attention that context parallelism cannot compute exactly, or none where one was promised."""
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """`keep_gathered` trades memory for communication: see `attention.context_attention`."""
+
+    keep_gathered: bool = False
+
+
+def wrap(
+    module: nn.Module,
+    group_or_mesh: dist.ProcessGroup | DeviceMesh,
+    options: ContextOptions | None = None,
+    *,
+    name: str | None = None,
+) -> None:
+    """From now on the attention calls under `module.forward` see the whole sequence, split over the group.
+
+    Replaces `forward` on this instance, keeping its signature; `unwrap` undoes it. A group of one rank leaves
+    the module as it is. `name` is what errors call the module. While the module runs, a call that cannot be
+    represented exactly raises ContextParallelError, as does a forward that ends without any attention call.
+
+    Raises ValueError for a mesh of several dimensions, a group without this rank, or a module wrapped
+    already.
+    """
+    group = _group_of(group_or_mesh)
+    if dist.get_world_size(group) == 1:
+        return
+    if _restore_point(module) is not None:
+        raise ValueError(f"{name or type(module).__name__} is context-parallel already")
+    region = _Region(name or type(module).__name__, group, options or ContextOptions())
+    own = module.__dict__.get("forward")
+    bound = module.forward
+    if isinstance(bound, MethodType) and bound.__self__ is module:
+        # As a method, so that a deep copy of the module calls the copy's forward and not this one's.
+        forward: Callable[..., Any] = MethodType(_guarded(bound.__func__, region), module)
+    else:
+        forward = _guarded(bound, region)
+    vars(getattr(forward, "__func__", forward))[_RESTORE] = (own,)
+    module.forward = forward
+
+
+def unwrap(module: nn.Module) -> None:
+    """Gives the module the forward it had before `wrap`. Nothing happens to a module that is not wrapped.
+
+    If something else replaced `forward` after `wrap`, that stays, and so does the wrapping under it.
+    """
+    restore = _restore_point(module)
+    if restore is None:
+        return
+    (own,) = restore
+    if own is None:
+        del module.forward
+    else:
+        module.forward = own
+
+
+def _restore_point(module: nn.Module) -> tuple[Any] | None:
+    return getattr(module.__dict__.get("forward"), _RESTORE, None)
+
+
+@dataclass(frozen=True)
+class _Region:
+    """One wrapped module: what errors call it, and where its sequence is split."""
+
+    name: str
+    group: dist.ProcessGroup
+    options: ContextOptions
+
+    def refuse(self, what: str, remedy: str) -> NoReturn:
+        raise ContextParallelError(f"{self.name}: {what}; {remedy}")
+
+
+def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        calls: list[str] = []
+        try:
+            with _Interception(region, calls):
+                result = function(*args, **kwargs)
+        except Exception as error:
+            _raise_refusal_from_compiler(error, region)
+            raise
+        if not calls:
+            region.refuse(
+                "its forward never called scaled_dot_product_attention; other attention sees only this rank's rows",
+                "choose the model's attention that calls it, or apply context-parallel to another module",
+            )
+        return result
+
+    return forward
+
+
+def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
+    """flex_attention compiles itself: what the mode raises under the compiler comes out as the compiler's error."""
+    link: BaseException | None = error
+    while link is not None:
+        if not isinstance(link, ContextParallelError) and f"{ContextParallelError.__name__}(" in str(link):
+            raise ContextParallelError(f"{region.name}: {_NO_FLEX}") from error
+        link = link.__cause__
+
+
+class _Interception(TorchFunctionMode):
+    """On during one forward of one wrapped module."""
+
+    def __init__(self, region: _Region, calls: list[str]) -> None:
+        super().__init__()
+        self.region = region
+        self.grad_enabled = torch.is_grad_enabled()
+        self.calls = calls
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if any(func is attention for attention in _ATTENTION):
+            self.calls.append(self.region.name)
+            if self.grad_enabled and not torch.is_grad_enabled():
+                self.region.refuse(
+                    "attention was called with gradients off inside a forward that has them on, as by a reentrant "
+                    "checkpoint, whose recomputation would escape context parallelism",
+                    "checkpoint the whole module instead, with use_reentrant=False",
+                )
+            return _attend(self.region, func, args, kwargs)
+        if func is _FLEX_ATTENTION:
+            raise ContextParallelError(f"{self.region.name}: {_NO_FLEX}")
+        if func is F.multi_head_attention_forward:
+            with self:
+                return torch_private.multi_head_attention_forward(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of scaled_dot_product_attention, positional and keyword as there."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = field(default=None, kw_only=True)
+    enable_gqa: bool = field(default=False, kw_only=True)
+
+
+def _attend(
+    region: _Region, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
+    call = _Call(*args, **kwargs)
+    if call.attn_mask is not None:
+        region.refuse(
+            "attn_mask is not supported", "pass is_causal=True and no mask if the mask is the causal one"
+        )
+    if call.dropout_p > 0.0:
+        region.refuse(f"dropout_p={call.dropout_p} is not supported", "set the attention's dropout to 0")
+    tensors = (call.query, call.key, call.value)
+    if any(t.is_nested for t in tensors):
+        region.refuse("nested tensors are not supported", "pass dense ones")
+    local, rewrap = _to_local(region, *tensors)
+    q, k, v = (_as_autocast(t) for t in local)
+    if not q.dim() == k.dim() == v.dim() or q.dim() not in (3, 4):
+        region.refuse(
+            f"q, k, v of shapes {_shapes(q, k, v)} are not supported", "give all of them four dimensions"
+        )
+    if q.size(-2) != k.size(-2):
+        region.refuse(
+            f"{q.size(-2)} queries and {k.size(-2)} keys are different rows, as with a cache or cross-attention",
+            "leave this module out of context-parallel",
+        )
+    if q.shape[:-2] != k.shape[:-2] and not (call.enable_gqa and q.dim() == 4 and q.size(0) == k.size(0)):
+        func(*args, **kwargs)  # torch's own error, if it is one
+        region.refuse(
+            f"q, k, v of shapes {_shapes(q, k, v)} would be broadcast, which is not supported",
+            "expand them, or pass enable_gqa=True for grouped heads",
+        )
+    flat = q.dim() == 3
+    if flat:
+        q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    try:
+        out = context_attention(
+            q,
+            k,
+            v,
+            group=region.group,
+            is_causal=call.is_causal,
+            scale=call.scale,
+            keep_gathered=region.options.keep_gathered,
+        )
+    except ValueError as error:
+        raise ContextParallelError(f"{region.name}: {error}") from error
+    return rewrap(out.squeeze(0) if flat else out)
+
+
+def _to_local(
+    region: _Region, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[tuple[Tensor, Tensor, Tensor], Callable[[Tensor], Tensor]]:
+    """The tensors that attention runs on, and what makes its output look like `query` again.
+
+    Batch and heads may be sharded: attention treats them one by one. Anything else would need communication.
+    """
+    if not any(isinstance(t, DTensor) for t in (query, key, value)):
+        return (query, key, value), lambda out: out
+    if not (isinstance(query, DTensor) and isinstance(key, DTensor) and isinstance(value, DTensor)):
+        region.refuse("q, k and v are partly DTensors, partly plain tensors", "make all of them the same")
+    mesh, placements = query.device_mesh, query.placements
+    kinds = " / ".join(str(t.placements) for t in (query, key, value))
+    if any(t.device_mesh != mesh or t.placements != placements for t in (key, value)):
+        region.refuse(f"q, k and v have different placements, {kinds}", "give them the same on the same mesh")
+    # Exactly Shard: a subclass of it may order its shards differently.
+    if query.dim() != 4 or any(
+        not (isinstance(p, Replicate) or (type(p) is Shard and p.dim in (0, 1))) for p in placements
+    ):
+        region.refuse(
+            f"DTensors placed {kinds} are not supported", "replicate them, or shard dimension 0 or 1"
+        )
+    for tensor in (query, key, value):
+        for axis, placement in enumerate(placements):
+            if isinstance(placement, Shard) and tensor.size(placement.dim) % mesh.size(axis):
+                region.refuse(
+                    f"dimension {placement.dim} of a DTensor of shape {tuple(tensor.shape)} is not a multiple of "
+                    f"the {mesh.size(axis)} ranks it is sharded over",
+                    "give each rank the same number",
+                )
+    local = (query.to_local(), key.to_local(), value.to_local())
+    return local, lambda out: DTensor.from_local(out, mesh, placements, run_check=False)
+
+
+def _as_autocast(tensor: Tensor) -> Tensor:
+    """In the dtype that autocast would have given the call we replace."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
+
+
+def _group_of(group_or_mesh: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:
+    if isinstance(group_or_mesh, DeviceMesh):
+        if group_or_mesh.ndim != 1:
+            raise ValueError(f"a sequence is split over one axis of a mesh, not over {group_or_mesh.ndim}")
+        group_or_mesh = group_or_mesh.get_group()
+    if dist.get_rank(group_or_mesh) < 0:
+        raise ValueError("this rank is not in the process group that the sequence is split over")
+    return group_or_mesh
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(t.shape)) for t in tensors)

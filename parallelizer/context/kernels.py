@@ -1,0 +1,151 @@
+"""Attention over one block of queries and keys, with the log-sum-exp that lets blocks be merged.
+
+The kernel is chosen by the tensors' device and dtype, never by a process-wide setting. All of them take
+q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] with H a multiple of Hkv (query head h reads key head
+h // (H // Hkv)); heads of k and v are not expanded. The log-sum-exp `lse` is natural, [B, H, Sq], in the
+accumulation dtype. A causal block is square. No dropout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from parallelizer import torch_private
+
+Tensor = torch.Tensor
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums over this dtype are made in: float64 for float64, float32 for the rest."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def block_forward(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T * scale) v and the log-sum-exp of each row.
+
+    Returns out [B, H, Sq, Dv] in q's dtype and lse [B, H, Sq] in the accumulation dtype.
+    """
+    q, k, v = _readable(q), _readable(k), _readable(v)
+    if _cpu_kernel_fits(q, v):
+        return torch_private.flash_attention_cpu(q, k, v, is_causal, scale)
+    if _cuda_kernel_fits(q, v):
+        return torch_private.flash_attention_cuda(q, k, v, is_causal, scale)
+    return _plain_forward(q, k, v, is_causal, scale)
+
+
+def block_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    is_causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This block's share of the gradients of q, k and v, each in its tensor's dtype and shape.
+
+    `out` and `lse` belong to the rows' whole attention: those of `block_forward` if this block is all that
+    the rows see, the merged ones if it is one of several; then the shares of all blocks add up to the
+    gradient.
+    """
+    grad_out, q, k, v, out = (_readable(t) for t in (grad_out, q, k, v, out))
+    if _cpu_kernel_fits(q, v):
+        return torch_private.flash_attention_cpu_backward(grad_out, q, k, v, out, lse, is_causal, scale)
+    if _cuda_kernel_fits(q, v):
+        # The CUDA kernel reads lse as contiguous, whatever its strides say.
+        lse = lse.contiguous()
+        return torch_private.flash_attention_cuda_backward(grad_out, q, k, v, out, lse, is_causal, scale)
+    return _plain_backward(grad_out, q, k, v, out, lse, is_causal, scale)
+
+
+def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention over two disjoint sets of keys, from the attention over each.
+
+    Both results are in lse's dtype, so that merging many blocks rounds once, at the caller. Rows that see no
+    key on one side (lse -inf, out finite) are right; on both sides lse stays -inf and out finite.
+    """
+    # From the difference, not from the merged lse: the two weights add up to 1 however large the scores are.
+    difference = (lse_b - lse_a).masked_fill(lse_a == lse_b, 0.0)  # -inf - -inf would be nan
+    weight_a = torch.sigmoid(-difference).unsqueeze(-1)
+    weight_b = torch.sigmoid(difference).unsqueeze(-1)
+    out = weight_a * out_a.to(lse_a.dtype) + weight_b * out_b.to(lse_b.dtype)
+    return out, torch.logaddexp(lse_a, lse_b)
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """With its last dimension dense, as fused kernels need; gradients often come expanded from a scalar."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _cpu_kernel_fits(q: Tensor, v: Tensor) -> bool:
+    # Meta tensors take this one too: the same shapes as any other kernel, without a matrix of scores.
+    return q.device.type in ("cpu", "meta") and q.size(-1) == v.size(-1)
+
+
+def _cuda_kernel_fits(q: Tensor, v: Tensor) -> bool:
+    # By dtype and head size as FlashAttention states them; by generation only where there is a device to ask,
+    # so that a fake CUDA tensor on a laptop is planned for a current one.
+    if q.device.type != "cuda" or q.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if q.size(-1) != v.size(-1) or q.size(-1) % 8 or q.size(-1) > 256:
+        return False
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _plain_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """In tensor operations, on any device, in the accumulation dtype; holds the whole matrix of scores."""
+    with _no_autocast(q.device.type):
+        wide = accumulation_dtype(q.dtype)
+        scores = _scores(q.to(wide), k.to(wide), is_causal, scale)
+        lse = torch.logsumexp(scores, dim=-1)
+        out = _of_heads(torch.exp(scores - lse.unsqueeze(-1)) @ v.to(wide), q)
+        return out.to(q.dtype), _of_heads(lse.unsqueeze(-1), q).squeeze(-1)
+
+
+def _plain_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    with _no_autocast(q.device.type):
+        wide = accumulation_dtype(q.dtype)
+        heads = k.size(1)
+        queries, keys, values = _by_kv_head(q.to(wide), heads), k.to(wide), v.to(wide)
+        grad, norm = _by_kv_head(grad_out.to(wide), heads), _by_kv_head(lse.unsqueeze(-1), heads)
+        # One number per row stands for the gradient through the softmax's denominator.
+        delta = (grad * _by_kv_head(out.to(wide), heads)).sum(dim=-1, keepdim=True)
+        weights = torch.exp(_scores(q.to(wide), keys, is_causal, scale) - norm)
+        grad_scores = weights * (grad @ values.transpose(-1, -2) - delta) * scale
+        grad_q = _of_heads(grad_scores @ keys, q)
+        grad_k = grad_scores.transpose(-1, -2) @ queries
+        grad_v = weights.transpose(-1, -2) @ grad
+        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+
+
+def _scores(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """[B, Hkv, G * Sq, Sk], the G query heads that share a key head one below the other."""
+    scores = _by_kv_head(q, k.size(1)) @ k.transpose(-1, -2) * scale
+    if is_causal:
+        rows = torch.arange(q.size(2), device=q.device).repeat(q.size(1) // k.size(1)).unsqueeze(-1)
+        later = torch.arange(k.size(2), device=q.device) > rows
+        scores = scores.masked_fill(later, float("-inf"))
+    return scores
+
+
+def _by_kv_head(tensor: Tensor, kv_heads: int) -> Tensor:
+    """[B, H, Sq, X] to [B, Hkv, G * Sq, X]: queries are stacked, where keys would have to be repeated."""
+    return tensor.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+
+
+def _of_heads(tensor: Tensor, q: Tensor) -> Tensor:
+    """Undoes `_by_kv_head`."""
+    return tensor.unflatten(2, (-1, q.size(2))).flatten(1, 2)
+
+
+def _no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """The dtypes here are chosen; autocast would multiply in bf16 what was lifted to float32."""
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()

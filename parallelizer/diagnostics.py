@@ -1,0 +1,102 @@
+"""Findings about what a user wrote: data first, text later.
+
+A `Diagnostic` has a stable code, names the problem (never the fix), points at the narrowest wrong
+span, and carries the fix in `help`. Rendering is separate (`render`, `as_json`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """Where something was written: 1-based line and columns; `end_column` is one past the last character.
+
+    `file` is a path as the user would type it, or a source in angle brackets such as `<override rules=...>`.
+    """
+
+    file: str
+    line: int = 1
+    column: int = 1
+    end_column: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True)
+class Related:
+    """A second place that has to do with the problem, with a short label."""
+
+    span: Span
+    label: str
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding. `code` is stable across releases; `message` names the problem; `help` says what to do."""
+
+    code: str
+    message: str
+    span: Span | None = None
+    help: str | None = None
+    severity: Severity = "error"
+    related: tuple[Related, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The finding in the documented JSON form; `span` is null for what has no place in a file."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "message": self.message,
+            "help": self.help,
+            "span": _span_json(self.span),
+            "related": [{"label": r.label, "span": _span_json(r.span)} for r in self.related],
+        }
+
+
+def _span_json(span: Span | None) -> dict[str, Any] | None:
+    if span is None:
+        return None
+    return {"file": span.file, "line": span.line, "column": span.column, "end_column": span.end_column}
+
+
+class PlanError(Exception):
+    """What a user wrote is wrong. Carries every diagnostic that was found, sorted by position."""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        self.diagnostics: tuple[Diagnostic, ...] = in_order(diagnostics)
+        super().__init__("\n\n".join(one_line(d) for d in self.diagnostics))
+
+
+def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Sorted by file and position, those without a place first; duplicates dropped."""
+    unique = dict.fromkeys(diagnostics)
+    return tuple(sorted(unique, key=lambda d: (d.span or Span("", 0, 0, 0), d.code, d.message)))
+
+
+def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
+    """Whether any finding forbids the launch."""
+    return any(d.severity == "error" for d in diagnostics)
+
+
+def one_line(diagnostic: Diagnostic) -> str:
+    """`file:line:column: error[code]: message (help)`, for logs and exceptions."""
+    where = f"{diagnostic.span}: " if diagnostic.span else ""
+    tail = f" ({diagnostic.help})" if diagnostic.help else ""
+    return f"{where}{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}{tail}"
+
+
+def counts(diagnostics: Sequence[Diagnostic]) -> str:
+    """`2 errors, 1 warning`: what a summary line says."""
+    parts = []
+    for severity in ("error", "warning", "note"):
+        n = sum(d.severity == severity for d in diagnostics)
+        if n:
+            parts.append(f"{n} {severity}{'s' if n > 1 else ''}")
+    return ", ".join(parts) or "no findings"

@@ -1,0 +1,133 @@
+"""Values for a parallel model that was built on meta: the same on every mesh, to the bit.
+
+Each module is initialised whole by its own `reset_parameters`, one at a time, on the CPU, from a generator seeded by (seed,
+module name), and then sliced. DTensor's own random numbers do not exist on CPU and would differ by mesh. The cost is that every
+rank draws every number once: time grows with the whole model, memory with its largest module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.plan import DATA_AXES, full_name
+from parallelizer.state import state_of
+from parallelizer.styles.packing import Packing
+
+Initializer = Callable[[nn.Module], None]
+
+
+def materialize(
+    model: nn.Module, *, device: str | torch.device, seed: int, initializer: Initializer | None = None
+) -> nn.Module:
+    """Allocate a meta model's local shards on `device` and give them values. Returns the model.
+
+    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`. No
+    communication. Raises PlanError, with the model still on meta, when a module has values of its own and no initializer.
+    """
+    owners = [(path, m) for path, m in model.named_modules() if _own(m)]
+    if initializer is None:
+        lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
+        if lacking:
+            message = f"{lacking[0] or 'the root'} ({type(model.get_submodule(lacking[0])).__name__}) cannot make its values"
+            raise PlanError([Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")])
+    state = state_of(model)
+    packed = state.packed if state else {}
+    tied = _tied(model)
+    model.to_empty(device=device)
+    for names in tied:
+        _tie(model, names)
+    filled: set[int] = set()
+    with torch.no_grad():
+        for path, module in owners:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(derived_seed(seed, path))
+                whole = _whole(module)
+                (initializer or _reset)(whole)
+            for name, param in module.named_parameters(recurse=False):
+                if id(param) not in filled:  # a tied one has the values of its first owner
+                    _fill(param, whole.get_parameter(name).data, packed.get(full_name(path, name)))
+                    filled.add(id(param))
+            for name, buffer in module.named_buffers(recurse=False):
+                buffer.copy_(whole.get_buffer(name))
+    return model
+
+
+def derived_seed(seed: int, name: str) -> int:
+    """A 63-bit seed from a run's seed and a module's name: the first bytes of SHA-256 of `seed:name`."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several. `to_empty` would give each name a tensor of its own."""
+    names: dict[int, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(param), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _tie(model: nn.Module, names: list[str]) -> None:
+    first = model.get_parameter(names[0])
+    for name in names[1:]:
+        path, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(path), leaf, first)
+
+
+def _own(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False))
+
+
+def _reset(module: nn.Module) -> None:
+    module.reset_parameters()  # type: ignore[operator]
+
+
+def _whole(module: nn.Module) -> nn.Module:
+    """The same module, unsharded and empty on the CPU: its attributes and children, its own parameters anew."""
+    original = next(c for c in type(module).__mro__ if not issubclass(c, FSDPModule))
+    twin: nn.Module = original.__new__(original)
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__.pop("forward", None)
+    twin.__dict__["_parameters"] = {
+        n: None if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+        for n, p in module._parameters.items()
+    }
+    twin.__dict__["_buffers"] = {
+        n: None if b is None else torch.empty(b.shape, dtype=b.dtype) for n, b in module._buffers.items()
+    }
+    return twin
+
+
+def _fill(param: nn.Parameter, full: torch.Tensor, packing: Packing | None) -> None:
+    if packing is not None:
+        full = packing.pack(full)
+    if isinstance(param, DTensor):
+        param.to_local().copy_(local_slice(full, param.device_mesh, param.placements))
+    else:
+        param.copy_(full)
+
+
+def local_slice(full: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
+    """This rank's part of a full tensor: tensor axes cut first, in the mesh's order, then the data axes, as FSDP does."""
+    names = mesh.mesh_dim_names or tuple("" for _ in placements)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return full.new_empty(0)
+    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
+    order = [i for i, d in enumerate(data) if not d] + [i for i, d in enumerate(data) if d]
+    for i in order:
+        placement = placements[i]
+        if isinstance(placement, Replicate):
+            continue
+        dim: int = placement.dim  # type: ignore[attr-defined]
+        chunks = full.chunk(mesh.size(i), dim)
+        index = coordinate[i]
+        full = chunks[index] if index < len(chunks) else full.narrow(dim, 0, 0)
+    return full

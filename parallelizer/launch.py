@@ -1,0 +1,247 @@
+"""Starts a function on several ranks of this machine, through torch elastic, and sees that all of them end.
+
+On CPU the ranks are forked, so they have torch and everything else imported already, and neither the worker
+nor its arguments are pickled. On CUDA they are spawned, because a process that has touched CUDA cannot be
+forked: there the worker must be importable by name, and its arguments must pickle. Results come back pickled
+on both.
+
+The parent runs the elastic agent in the thread that calls `start`, and a second thread watches. When the ranks
+must end (a start takes too long, Ctrl-C, one has died and the others hang), the watcher ends the processes, and
+the agent then returns by itself, as it does for any failure. Nothing is ever raised inside the agent, which may
+be about to fork. What happened is read afterwards from the notes that each rank leaves in a private folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from parallelizer.outside_ranks import OutsideRanks, join, outside_ranks
+from parallelizer.rank import Device, Job, LaunchError, environment, run_rank
+from parallelizer.watch_ranks import PERIOD, Watch, end, keep_watch, what_happened
+
+__all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "outside_ranks", "start"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+def start(
+    worker: Callable[..., T],
+    args: tuple = (),
+    *,
+    ranks: int,
+    device: Device,
+    log_dir: Path | None = None,
+    start_timeout: float = 120.0,
+    collective_timeout: float = 600.0,
+    max_restarts: int = 0,
+) -> list[T]:
+    """Run `worker(*args)` on `ranks` processes of this machine and return what they return, in order of rank.
+
+    Each rank stands in a process group over all of them (gloo; on CUDA NCCL too) and has RANK, LOCAL_RANK,
+    WORLD_SIZE and TORCHELASTIC_RESTART_COUNT in its environment. Rank 0 writes to this process's stdout and
+    stderr, the others to `log_dir/rank<k>.log`, or nowhere. Results are pickled: keep them small. Times are
+    in seconds: `start_timeout` to the end of the first all-reduce over all ranks, `collective_timeout` for
+    any one collective.
+
+    When it returns or raises, no rank is left, and signal handlers and environment are as they were. Raises
+    - LaunchError when a rank raises, is killed or does not get going, after `max_restarts` further attempts;
+    - PlanError, with the same diagnostics, when that is what a rank raised: no further attempt is made;
+    - KeyboardInterrupt on SIGINT, SystemExit(128 + n) on SIGTERM and SIGHUP, once the ranks have ended. In a
+      thread other than the main one, signals are left to the main thread.
+    """
+    _check_startable(ranks, device)
+    for attempt in range(max_restarts + 1):
+        try:
+            return _attempt(worker, args, ranks, device, log_dir, start_timeout, collective_timeout, attempt)
+        except LaunchError as error:
+            if attempt == max_restarts:
+                raise
+            log.warning(
+                "%s: starting again (%d of %d)", error.message.splitlines()[0], attempt + 1, max_restarts
+            )
+    raise ValueError(f"max_restarts is {max_restarts}: it must not be negative")
+
+
+def check_ranks(
+    world_size: int, device: Device, max_cpu_ranks: int = 64, command: str = "-m recipes.train ..."
+) -> None:
+    """Raise LaunchError, with what to do instead, when this machine is too small for so many local ranks.
+
+    `command` is what torchrun would have to start: a module or script with its arguments.
+    """
+    if device == "cuda":
+        gpus = torch.cuda.device_count()
+        if world_size <= gpus:
+            return
+        per_node = max(n for n in range(1, (gpus or 8) + 1) if world_size % n == 0)
+        nodes = world_size // per_node
+        raise LaunchError(
+            f"{world_size} ranks need {world_size} GPUs, and this machine has {gpus or 'none'}",
+            f"run it on {_count(nodes, 'node')} of {_count(per_node, 'GPU')}, starting on each of them:\n"
+            f"  {_torchrun(nodes, per_node, command)}\n"
+            "or let CPU processes stand in for GPUs: device=cpu",
+        )
+    if world_size > max_cpu_ranks:
+        nodes = math.ceil(world_size / max_cpu_ranks)
+        while world_size % nodes:
+            nodes += 1
+        raise LaunchError(
+            f"{world_size} ranks are more than the {max_cpu_ranks} processes that one machine is given",
+            "a dry run needs one process for any number of ranks: python -m parallelizer plan ...\n"
+            f"or run it on {nodes} nodes:\n  {_torchrun(nodes, world_size // nodes, command)}",
+        )
+
+
+def _torchrun(nodes: int, per_node: int, command: str) -> str:
+    where = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=<first node>:29500"
+    return f"torchrun --nnodes={nodes} --nproc-per-node={per_node} {where} {command}"
+
+
+def _check_startable(ranks: int, device: Device) -> None:
+    if ranks < 1:
+        raise LaunchError(f"{ranks} ranks cannot be started: it takes one at least")
+    if device == "cuda":
+        return
+    if "fork" not in multiprocessing.get_all_start_methods():
+        raise LaunchError("this system cannot fork processes", "use Linux (on Windows: WSL), or torchrun")
+    if dist.is_initialized():
+        raise LaunchError(
+            "this process has a process group, which forked ranks would inherit",
+            "call `start` before the group is made, or after torch.distributed.destroy_process_group()",
+        )
+
+
+def _attempt(
+    worker: Callable[..., T],
+    args: tuple,
+    ranks: int,
+    device: Device,
+    log_dir: Path | None,
+    start_timeout: float,
+    collective_timeout: float,
+    attempt: int,
+) -> list[T]:
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="parallelizer-", ignore_cleanup_errors=True) as name,
+        _signals() as got,
+    ):
+        job = Job(worker, args, ranks, device, log_dir, collective_timeout, attempt, Path(name), os.getpid())
+        watch = Watch(job, frozenset(multiprocessing.active_children()))
+        over = threading.Event()
+        watcher = threading.Thread(target=keep_watch, args=(watch, start_timeout, got, over), daemon=True)
+        watcher.start()
+        results: dict[int, bytes] = {}
+        trouble: Exception | None = None
+        try:
+            results = _elastic(job, start_timeout)
+        except Exception as error:  # the agent knows of one rank; the notes tell of all
+            trouble = error
+        finally:
+            over.set()
+            watcher.join()
+            end(watch.children())
+        if trouble is not None and not got:
+            raise what_happened(watch, trouble) from None
+    if got:
+        raise KeyboardInterrupt if got[0] == signal.SIGINT else SystemExit(128 + got[0])
+    return [pickle.loads(results[rank]) for rank in range(ranks)]
+
+
+def _elastic(job: Job, start_timeout: float) -> dict[int, bytes]:
+    """One life of an elastic agent. It does no restarts, or it would restart what is ended on purpose."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=job.ranks,
+        run_id=job.folder.name,
+        rdzv_backend="c10d",
+        # One agent needs no server to meet others at, and a process that forks should not run its threads.
+        rdzv_endpoint=str(job.folder / "rendezvous"),
+        rdzv_configs={
+            "store_type": "file",
+            "timeout": max(1, math.ceil(start_timeout)),
+            "keep_alive_interval": 3600,  # nobody else listens, and the file grows with every beat
+        },
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=PERIOD,
+        start_method="fork" if job.device == "cpu" else "spawn",
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+        signals_to_handle="",  # they are ours, see _signals
+    )
+    variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
+    with environment(variables), _silence(), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=r".*use of fork\(\) may lead to deadlocks", category=DeprecationWarning
+        )
+        return elastic_launch(config, run_rank)(job)
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Note the signals that ask this process to end, instead of raising wherever the main thread stands.
+
+    The watcher acts on them. Somebody who presses Ctrl-C for the third time gets the exception at once.
+    """
+    got: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        got.append(number)
+        if len(got) > 2:
+            raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # A handler that C code set is None here, and could not be put back.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    try:
+        yield got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep torch elastic's loggers from saying in many lines what a LaunchError says in one."""
+    loggers = [
+        logging.getLogger(name)
+        for name in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
+    ]
+    before = [logger.propagate for logger in loggers]
+    nothing = logging.NullHandler()
+    for logger in loggers:
+        logger.propagate = False
+        logger.addHandler(nothing)
+    try:
+        yield
+    finally:
+        for logger, propagate in zip(loggers, before, strict=True):
+            logger.propagate = propagate
+            logger.removeHandler(nothing)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

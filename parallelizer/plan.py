@@ -1,0 +1,179 @@
+"""The plan language as frozen data: what the parser yields and the compiler reads. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from parallelizer.diagnostics import Span
+from parallelizer.glob import Glob
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+"""Every axis a mesh may have, outermost first: neighbouring ranks differ in `tp`."""
+
+DATA_AXES = ("dp_replicate", "dp_shard", "cp")
+"""Axes whose ranks see different tokens, so that gradients must be summed over them."""
+
+BATCH_AXES = ("dp_replicate", "dp_shard")
+"""Axes over which the rows of the global batch are dealt out."""
+
+SLOTS = ("params", "io", "attention", "checkpoint", "compile", "fsdp")
+"""What a style can fill on a module, in the order of application. `io` is one slot per axis."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`replicate`, `shard(dim)`, `partial`, or the name of a layout that stands for one of them."""
+
+    kind: str
+    dim: int | None = None
+    name: str | None = None
+    span: Span | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        if self.kind == "shard":
+            return f"shard({self.dim})"
+        return self.name or self.kind
+
+
+REPLICATE = Placement("replicate")
+PARTIAL = Placement("partial")
+
+
+def shard(dim: int) -> Placement:
+    """The placement `shard(dim)`."""
+    return Placement("shard", dim)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """How a tensor arrives at a module and how the module wants it (or hands it on).
+
+    `shard(1) -> replicate` sets both. A single placement sets `arrives` of an input and `wanted` of an output;
+    the other side is the style's own.
+    """
+
+    arrives: Placement | None = None
+    wanted: Placement | None = None
+
+    def __str__(self) -> str:
+        return " -> ".join(str(p) for p in (self.arrives, self.wanted) if p is not None)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a style as written: its value, already of the declared kind, and where it stands."""
+
+    value: Any
+    span: Span
+
+
+@dataclass(frozen=True)
+class StyleUse:
+    """One style in a rule, with the options given there."""
+
+    style: str
+    options: Mapping[str, Option]
+    span: Span
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a plan: a glob and what it says for every module (or parameter) that matches.
+
+    `empties` names the slots that the rule leaves without a style (`none`); a style in `uses` fills its own.
+    """
+
+    glob: Glob
+    uses: tuple[StyleUse, ...]
+    span: Span
+    empties: frozenset[str] = frozenset()
+    optional: bool = False
+
+    @property
+    def key(self) -> str:
+        """The glob as written."""
+        return self.glob.text
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor whose dimension `dim` is the sequence; `make` names what is made instead of split."""
+
+    name: str
+    span: Span
+    dim: int | None = None
+    make: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rules in order of precedence (later ones win), layouts by name, and the buffers that carry the sequence."""
+
+    name: str
+    file: str
+    rules: tuple[Rule, ...] = ()
+    layouts: Mapping[str, Placement] = field(default_factory=dict)
+    batch: Mapping[str, Buffer] = field(default_factory=dict)
+    buffers: Mapping[str, Buffer] = field(default_factory=dict)
+
+    def with_rules(self, rules: tuple[Rule, ...]) -> Plan:
+        """This plan with more rules behind its own, so that they win."""
+        return replace(self, rules=self.rules + rules)
+
+    def with_layouts(self, layouts: Mapping[str, Placement]) -> Plan:
+        """This plan with some layouts set anew."""
+        return replace(self, layouts={**self.layouts, **layouts})
+
+
+@dataclass(frozen=True)
+class StyleDefaults:
+    """What a preset says of one style wherever it is used: option defaults, or that it is off."""
+
+    options: Mapping[str, Option] = field(default_factory=dict)
+    off: bool = False
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Sizes of the axes, every axis of `AXES` present; `spans` tells where a size was set."""
+
+    sizes: Mapping[str, int]
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        unknown = [a for a in self.sizes if a not in AXES]
+        if unknown:
+            raise ValueError(f"unknown mesh axis {unknown[0]!r}: the axes are {', '.join(AXES)}")
+        object.__setattr__(self, "sizes", {a: self.sizes.get(a, 1) for a in AXES})
+
+    def size(self, *axes: str) -> int:
+        """The product of the sizes of some axes."""
+        return math.prod(self.sizes[a] for a in axes)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks: the product over all axes."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def fsdp_axes(self) -> tuple[str, ...]:
+        """The axes above 1 that parameters are sharded over, folded into one."""
+        return tuple(a for a in ("dp_shard", "cp") if self.sizes[a] > 1)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """A rank's index on every axis, `tp` fastest."""
+        index = {}
+        for axis in reversed(AXES):
+            rank, index[axis] = divmod(rank, self.sizes[axis])
+        return {a: index[a] for a in AXES}
+
+    def __str__(self) -> str:
+        return " x ".join(f"{a}={n}" for a, n in self.sizes.items() if n > 1) or "1 rank"
+
+
+def full_name(module: str, name: str) -> str:
+    """The name from the root of the parameter that is called `name` inside `module`."""
+    return f"{module}.{name}" if module else name

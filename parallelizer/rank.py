@@ -1,0 +1,230 @@
+"""One rank on its own side: its process group, and the life of a rank that `launch.start` has started.
+
+Such a rank tells its parent how far it has come by notes, small files in a private folder. They work alike for
+forked and spawned ranks, and they outlive the rank that wrote them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import math
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+
+Device = Literal["cpu", "cuda"]
+
+# Looked up before any fork: a child must not need the loader's lock, which another thread may have held.
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1
+
+
+class LaunchError(Exception):
+    """Ranks could not be started, or did not all finish. `help`, where there is one, says what to do."""
+
+    def __init__(self, message: str, help: str | None = None) -> None:
+        super().__init__(message, help)
+        self.message = message
+        self.help = help
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.help}" if self.help else self.message
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is told: `folder` takes its notes, `parent` is the process it must not outlive."""
+
+    worker: Callable[..., Any]
+    args: tuple
+    ranks: int
+    device: Device
+    log_dir: Path | None
+    collective_timeout: float
+    attempt: int
+    folder: Path
+    parent: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended: in a line and in full, with a PlanError's diagnostics; `when` is monotonic time."""
+
+    rank: int
+    line: str
+    text: str = ""
+    diagnostics: tuple[Diagnostic, ...] | None = None
+    when: float = -math.inf
+
+
+def run_rank(job: Job) -> bytes:
+    """One rank from beginning to end; returns the worker's pickled result.
+
+    Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` or `failed` (why).
+    A rank that fails ends here, with exit code 1 or the worker's own.
+    """
+    rank = int(os.environ["RANK"])
+    _end_with(job.parent)
+    _quiet_signals()
+    _note(job, "born", rank, os.getpid())
+    try:
+        _redirect(job, rank)
+        with _stack_on_request(job, rank):
+            _enter(job, rank)
+        _note(job, "started", rank, None)
+        result = pickle.dumps(_call(job))
+        dist.destroy_process_group()
+        _note(job, "finished", rank, None)
+        return result
+    except BaseException as error:
+        _note(job, "failed", rank, _failure(rank, error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Neither destructors nor exit handlers: they might wait for ranks that wait for this one.
+        os._exit(_exit_code(error))
+
+
+def _enter(job: Job, rank: int) -> None:
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(job.attempt)
+    if loopback := _loopback():
+        # Else gloo looks this machine's name up to find an interface: slow, or wrong, on many a laptop.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    # Not a TCP store: that needs a port found beforehand, which somebody else may take meanwhile, listens on
+    # all interfaces, resolves host names, and is gone as soon as rank 0 has finished.
+    store = dist.FileStore(str(job.folder / "store"), job.ranks)
+    store.set_timeout(timedelta(seconds=job.collective_timeout))
+    enter_group(job.device, rank, job.collective_timeout, store, rank, job.ranks)
+
+
+def _call(job: Job) -> Any:
+    try:
+        return job.worker(*job.args)
+    except SystemExit as end:
+        if end.code in (None, 0):
+            return None
+        raise
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent ends, however it ends. (Only on Linux: elsewhere a killed parent is outlived.)"""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _quiet_signals() -> None:
+    """End on a signal at once, even inside a collective, and without a traceback: the parent does the talking."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _redirect(job: Job, rank: int) -> None:
+    if rank == 0:
+        return
+    path = job.log_dir / f"rank{rank}.log" if job.log_dir else Path(os.devnull)
+    stream = open(path, "a" if job.attempt else "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    sys.stdout = sys.stderr = stream
+
+
+@contextmanager
+def _stack_on_request(job: Job, rank: int) -> Iterator[None]:
+    """Answer SIGUSR1 by writing down the Python stack of this moment, even if the rank hangs inside torch."""
+    with open(job.folder / f"stack.{rank}", "w") as stream:
+        faulthandler.register(signal.SIGUSR1, file=stream, all_threads=False)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+
+
+def _failure(rank: int, error: BaseException) -> Failure:
+    what = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
+    inner = error.__traceback__  # leave out the frames of this file, which led to the worker
+    while inner and inner.tb_next and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
+    text = "".join(traceback.format_exception(type(error), error, inner))
+    diagnostics = error.diagnostics if isinstance(error, PlanError) else None
+    return Failure(
+        rank, f"failed (exit code {_exit_code(error)}): {what}", text, diagnostics, time.monotonic()
+    )
+
+
+def _exit_code(error: BaseException) -> int:
+    code = error.code if isinstance(error, SystemExit) else 1
+    return (code & 0xFF if isinstance(code, int) else 1) or 1
+
+
+def _note(job: Job, kind: str, rank: int, content: object) -> None:
+    unfinished = job.folder / f"unfinished.{rank}"
+    unfinished.write_bytes(pickle.dumps(content))
+    unfinished.replace(job.folder / f"{kind}.{rank}")
+
+
+def _loopback() -> str | None:
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+
+
+def enter_group(
+    device: Device,
+    local_rank: int,
+    collective_timeout: float,
+    store: dist.Store | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
+    """Make the default process group and prove it with one all-reduce over all ranks.
+
+    Without a `store` the group is found through torchrun's environment variables. A CPU rank has one torch
+    thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent has.
+    On CUDA the rank takes the GPU of its `local_rank`; tensors on the CPU go over gloo.
+    """
+    timeout = timedelta(seconds=collective_timeout)
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    place = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+        dist.init_process_group(
+            backend, timeout=timeout, store=store, rank=rank, world_size=world_size, device_id=place
+        )
+    else:
+        torch.set_num_threads(1)
+        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
+    met = torch.ones(1, device=place)
+    dist.all_reduce(met)
+    if int(met.item()) != dist.get_world_size():
+        raise LaunchError(f"the first all-reduce met {int(met.item())} of {dist.get_world_size()} ranks")
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Some environment variables, as they were again afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

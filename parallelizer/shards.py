@@ -1,0 +1,86 @@
+"""What one rank holds of every parameter: shapes, placements and bytes, by arithmetic from the program alone.
+
+Shards are cut as torch cuts them: chunks of ceil(n / ranks) rows, the last ones shorter or empty; tensor axes first, then the
+data axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from parallelizer.compiler import Application, Program, tensor_placements
+from parallelizer.plan import AXES, REPLICATE, Placement, full_name
+
+
+@dataclass(frozen=True)
+class ParameterShard:
+    """One parameter as one rank holds it. `placements` has every axis above 1, `dp_shard+cp` folded; `bytes` are local.
+
+    `styles` are the styles that stand on its module, `reason` says why fsdp leaves it whole.
+    """
+
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    placements: Mapping[str, str]
+    bytes: int
+    styles: tuple[str, ...]
+    reason: str | None = None
+
+
+def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[ParameterShard]:
+    """Every parameter of `model` (as it was compiled: unsharded) on one rank, in the model's order."""
+    mesh, where = program.mesh, program.mesh.coordinate(rank)
+    tensor = tensor_placements(program.applications)
+    data = _data_placements(program)
+    styles: dict[str, list[str]] = {}
+    for application in program.of_slot("params"):
+        for name in application.params:
+            styles.setdefault(full_name(application.module, name), []).append(application.style)
+    shards = []
+    for name, param in model.named_parameters():
+        unit, relative = data.get(name, (None, ""))
+        shape = list(param.shape)
+        placements: dict[str, Placement] = {}
+        for axis in AXES:
+            placement = tensor.get(name, {}).get(axis)
+            if placement is not None:
+                _cut(shape, placement, mesh.sizes[axis], where[axis])
+            if mesh.sizes[axis] > 1 and axis not in mesh.fsdp_axes:
+                placements[axis] = placement or REPLICATE
+        if unit is not None and mesh.fsdp_axes:
+            axis, placement = next(iter(unit.params[relative].items()))
+            index = 0
+            for part in mesh.fsdp_axes:
+                index = index * mesh.sizes[part] + where[part]
+            _cut(shape, placement, mesh.size(*mesh.fsdp_axes), index)
+            placements[axis] = placement
+        elif mesh.fsdp_axes:
+            placements["+".join(mesh.fsdp_axes)] = REPLICATE
+        shards.append(
+            ParameterShard(
+                name, str(param.dtype).removeprefix("torch."), tuple(param.shape), tuple(shape),
+                {a: str(placements[a]) for a in sorted(placements, key=lambda a: AXES.index(a.split("+")[0]))},
+                math.prod(shape) * param.element_size(),
+                (*styles.get(name, []), *(("fsdp",) if unit is not None else ())),
+                unit.reasons.get(relative) if unit is not None else None,
+            )
+        )
+    return shards
+
+
+def _data_placements(program: Program) -> dict[str, tuple[Application, str]]:
+    return {full_name(a.module, n): (a, n) for a in program.of_slot("fsdp") for n in a.params}
+
+
+def _cut(shape: list[int], placement: Placement, ranks: int, index: int) -> None:
+    if placement.dim is None or ranks == 1:
+        return
+    size = shape[placement.dim]
+    chunk = math.ceil(size / ranks)
+    shape[placement.dim] = max(0, min(chunk, size - index * chunk))

@@ -1,0 +1,54 @@
+"""The JSON documents that scripts read. Keys may be added, never renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from parallelizer.compiler import Program
+from parallelizer.diagnostics import Diagnostic, has_errors, in_order
+from parallelizer.shards import parameter_shards
+
+
+def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
+    """What `validate --json` prints."""
+    ordered = in_order(diagnostics)
+    return {"valid": not has_errors(ordered), "diagnostics": [d.as_json() for d in ordered]}
+
+
+def plan_document(program: Program, model: nn.Module, device: str, rank: int = 0) -> dict[str, Any]:
+    """What `plan --json` prints: figures are those of one rank, sizes in bytes."""
+    return {
+        "world_size": program.mesh.world_size,
+        "mesh": dict(program.mesh.sizes),
+        "device": device,
+        "rank": rank,
+        "diagnostics": [d.as_json() for d in program.diagnostics],
+        "applications": [
+            {
+                "module": a.module,
+                "slot": a.slot,
+                "style": a.style,
+                "axis": "+".join(a.axes) or None,
+                "rule": {"key": a.rule.key, "file": a.rule.span.file, "line": a.rule.span.line},
+            }
+            for a in program
+        ],
+        "parameters": [
+            {
+                "name": s.name,
+                "dtype": s.dtype,
+                "global_shape": list(s.global_shape),
+                "local_shape": list(s.local_shape),
+                "placements": dict(s.placements),
+                "bytes": s.bytes,
+            }
+            for s in parameter_shards(program, model, rank)
+        ],
+        "buffers": {
+            "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
+            "model": {n: b.dim for n, b in program.plan.buffers.items()},
+        },
+    }

@@ -1,0 +1,1 @@
+"""The styles: what each is called (`declare`), and one file per family for what it checks and does."""

@@ -1,0 +1,111 @@
+"""What every style is called, which slot it fills and which options it takes, without importing torch.
+
+The parser and the checks of form stand on this table alone; what a style does stands in the files beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class OptionKind:
+    """The kind of an option's value, and one line on what it does.
+
+    Kinds: `bool`, `int` (not negative), `bool-or-int`, `choice`, `dtype`, `names` (attribute names), `placement`,
+    `input` and `output` (flows by parameter name, index or key), `params` (placements by parameter and axis),
+    `parts` (sizes of a fused dimension), `axis`.
+    """
+
+    kind: str
+    doc: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StyleDeclaration:
+    """A style's name, slot, the axis it stands on unless `axis:` says otherwise, and its options."""
+
+    name: str
+    slot: str
+    axis: str | None
+    doc: str
+    options: Mapping[str, OptionKind] = field(default_factory=dict)
+    takes_parameters: bool = False
+
+
+_INPUT = OptionKind("input", "how an input arrives and is wanted, by parameter name of forward")
+_OUTPUT = OptionKind("output", "how an output comes out and leaves, by index or key")
+_LOCAL = OptionKind("bool", "hand on a plain tensor (true) or a DTensor (false): torch's use_local_output")
+_AXIS = OptionKind("axis", "the mesh axis it stands on")
+_PACKED = OptionKind("parts", "the parts of a fused dimension (ratios or attribute names); each is split by itself")
+_DIVIDE = OptionKind("names", "attributes of the module that are divided by the axis size")
+_LINEAR = {"input": _INPUT, "output": _OUTPUT, "local": _LOCAL, "axis": _AXIS, "packed": _PACKED, "divide": _DIVIDE}
+
+STYLES: dict[str, StyleDeclaration] = {}
+"""Every declared style by name, in the order of the documentation."""
+
+
+def declare(declaration: StyleDeclaration) -> None:
+    """Add a style. Raises ValueError when the name is taken or the slot is none of the known ones."""
+    from parallelizer.plan import SLOTS
+
+    if declaration.name in STYLES:
+        raise ValueError(f"a style named {declaration.name!r} exists")
+    if declaration.slot not in SLOTS:
+        raise ValueError(f"unknown slot {declaration.slot!r}: the slots are {', '.join(SLOTS)}")
+    STYLES[declaration.name] = declaration
+
+
+for _declaration in (
+    StyleDeclaration(
+        "shard-params", "params", "tp", "any module, any parameter, any dimension, several axes",
+        {"params": OptionKind("params", "a placement, or placements by axis, for each parameter"), **_LINEAR},
+        takes_parameters=True,
+    ),
+    StyleDeclaration("colwise", "params", "tp", "split a linear's outputs or an embedding's columns", _LINEAR),
+    StyleDeclaration("rowwise", "params", "tp", "split a linear's inputs or an embedding's rows", _LINEAR),
+    StyleDeclaration(
+        "sequence", "params", "tp", "run on the sharded sequence with replicated parameters",
+        {"layout": OptionKind("placement", "how the sequence lies: shard(1) unless said"), "local": _LOCAL, "axis": _AXIS},
+    ),
+    StyleDeclaration(
+        "replicate", "params", "tp", "replicated parameters inside a sharded region",
+        {
+            "grad": OptionKind("choice", "partial: sum the gradients over the axis; replicate: do not", ("partial", "replicate")),
+            "axis": _AXIS,
+        },
+        takes_parameters=True,
+    ),
+    StyleDeclaration("prepare-input", "io", "tp", "lay out inputs anew", {"input": _INPUT, "local": _LOCAL, "axis": _AXIS}),
+    StyleDeclaration("prepare-output", "io", "tp", "lay out outputs anew", {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS}),
+    StyleDeclaration(
+        "prepare-io", "io", "tp", "lay out inputs and outputs anew",
+        {
+            "input": _INPUT, "output": _OUTPUT, "local": _LOCAL, "axis": _AXIS,
+            "local_input": OptionKind("bool", "hand plain tensors to the module: torch's use_local_input"),
+        },
+    ),
+    StyleDeclaration(
+        "context-parallel", "attention", "cp", "exact attention over a sequence that is split over ranks",
+        {"axis": _AXIS, "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward")},
+    ),
+    StyleDeclaration(
+        "checkpoint", "checkpoint", None, "recompute activations in backward",
+        {"mode": OptionKind("choice", "full, or selective: keep the results of matmuls and attention", ("full", "selective"))},
+    ),
+    StyleDeclaration(
+        "fsdp", "fsdp", None, "shard parameters, gradients and optimizer state over the data axes",
+        {
+            "reshard_after_forward": OptionKind("bool-or-int", "free gathered parameters after forward; or the smaller group's size"),
+            "param_dtype": OptionKind("dtype", "the dtype of parameters in forward and backward"),
+            "reduce_dtype": OptionKind("dtype", "the dtype in which gradients are reduced"),
+            "cpu_offload": OptionKind("bool", "keep shards in host memory"),
+            "min_params": OptionKind("int", "leave a module with fewer parameters to its parent"),
+            "min_size": OptionKind("int", "replicate a parameter with fewer elements, its gradient reduced"),
+            "shard_dim": OptionKind("choice", "the dimension to shard", ("0", "largest")),
+        },
+    ),
+):
+    declare(_declaration)

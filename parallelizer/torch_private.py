@@ -1,0 +1,123 @@
+"""The only file that reaches into torch's private modules and operators.
+
+Each entry says why it is needed and which public replacement it waits for.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+
+def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
+    """Fold a sub-mesh into one axis of that name. `DeviceMesh._flatten` is the documented way to share a root mesh between a
+    folded axis and its parts, which FSDP over `dp_shard x cp` needs; waits for a public `flatten`."""
+    return mesh._flatten(name)
+
+
+def flattened_names(mesh: DeviceMesh) -> frozenset[str]:
+    """Names of the axes folded so far on this mesh's root. Waits for the same."""
+    return frozenset(mesh._get_root_mesh()._flatten_mapping)
+
+
+def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply many tensors in place in few kernels. `torch._foreach_mul_` is what torch's own clipping uses; there is no
+    public spelling."""
+    torch._foreach_mul_(tensors, factor)
+
+
+def norms(tensors: list[torch.Tensor]) -> Any:
+    """Euclidean norms of many tensors in few kernels: `torch._foreach_norm`, as above."""
+    return torch._foreach_norm(tensors, 2.0)
+
+
+# Attention that also returns its log-sum-exp, and its backward from a log-sum-exp of one's own. Context
+# parallelism merges blocks by it. Waits for a public attention function with `return_lse` that runs, and
+# differentiates, on CPU: `flex_attention` returns one but refuses its backward there. Shapes and meaning:
+# parallelizer/context/kernels.py.
+
+
+def flash_attention_cpu(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by the fused CPU kernel: any float dtype, grouped heads, equal head sizes."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    return op(q, k, v, 0.0, is_causal, scale=scale)
+
+
+def flash_attention_cpu_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    return op(grad_out, q, k, v, out, lse, 0.0, is_causal, scale=scale)
+
+
+def flash_attention_cuda(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by FlashAttention: float16 or bfloat16, grouped heads, head size a multiple of 8."""
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    out, lse, *_ = op(q, k, v, 0.0, is_causal, False, scale=scale)
+    return out, lse
+
+
+def flash_attention_cuda_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v."""
+    # The state of the random numbers of the forward's dropout: there was none, so its content is not read.
+    # The lengths of packed sequences are None, as the forward returns them for dense ones.
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)
+    offset = torch.empty((), dtype=torch.uint64, device=q.device)
+    lengths = (q.size(2), k.size(2))
+    op = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    return op(grad_out, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, seed, offset, scale=scale)
+
+
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+    """`F.multi_head_attention_forward` without its own check for overrides.
+
+    torch takes a function mode off while it handles a call, so that a mode never sees the attention call
+    inside this function; put on again, it would be asked about the same function for ever.
+    `nn.MultiheadAttention` is built on it, and context parallelism must see inside. Waits for a mode that can
+    step into a function.
+    """
+    function = torch.nn.functional.multi_head_attention_forward
+    names = {**function.__globals__, "has_torch_function": lambda _: False}
+    unchecked = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    unchecked.__kwdefaults__ = function.__kwdefaults__
+    return unchecked(*args, **kwargs)
+
+
+def costly_operators() -> list[Any]:
+    """Operators whose results selective checkpointing keeps: matrix products, attention, and what came over the wire. Their
+    overloads are reached through `torch.ops`, which has no public list."""
+    aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+    return [
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        c10d.reduce_scatter_tensor.default,
+        c10d.all_reduce.default,
+    ]

@@ -1,0 +1,237 @@
+"""The ranks of one start as their parent sees them: watching them, ending them, and saying why they ended."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import re
+import signal
+import textwrap
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from parallelizer.diagnostics import PlanError
+from parallelizer.rank import Failure, Job, LaunchError
+
+GRACE = 5.0
+"""Seconds between asking a rank to end (SIGTERM) and ending it (SIGKILL)."""
+
+PERIOD = 0.05
+"""Seconds between two looks at the ranks."""
+
+LAG = 0.25
+"""Seconds by which other ranks may notice the end of a rank (its sockets close) before its parent does."""
+
+
+@dataclass
+class Watch:
+    """The ranks as their parent sees them; the watcher writes, and others read when it has ended."""
+
+    job: Job
+    strangers: frozenset[BaseProcess]
+    """Processes that were there before."""
+    processes: dict[int, BaseProcess] = field(default_factory=dict)
+    """By rank, once all are born."""
+    deaths: dict[int, float] = field(default_factory=dict)
+    """When a rank's process ended."""
+    ending_since: float | None = None
+    """When the watcher began to end the ranks."""
+    late: LaunchError | None = None
+    """What to say of the ranks that did not start in time."""
+
+    def ranks(self, kind: str) -> set[int]:
+        """The ranks that have left such a note."""
+        return {int(path.suffix[1:]) for path in self.job.folder.glob(f"{kind}.*")}
+
+    def note(self, kind: str, rank: int) -> Any:
+        """What a rank has noted."""
+        return pickle.loads((self.job.folder / f"{kind}.{rank}").read_bytes())
+
+    def children(self) -> list[BaseProcess]:
+        """Our ranks' processes that live."""
+        return [p for p in multiprocessing.active_children() if p not in self.strangers]
+
+
+def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: threading.Event) -> None:
+    """Until `over`: learn who the ranks are and when they end, and end them all when there is a reason to."""
+    deadline = time.monotonic() + start_timeout
+    starting = True
+    ended: set[BaseProcess] = set()
+    while not over.is_set():
+        if not watch.processes:
+            _identify(watch)
+        _await_deaths(watch, over)
+        now = time.monotonic()
+        if starting:
+            late = set(range(watch.job.ranks)) - watch.ranks("started")
+            starting = bool(late)
+            if late and now > deadline and watch.ending_since is None:
+                watch.late = _lateness(watch, late, start_timeout)
+                watch.ending_since = now
+        if watch.ending_since is None and (got or _is_stuck(watch, now)):
+            watch.ending_since = now
+        if watch.ending_since is not None:
+            for process in watch.children():
+                if now - watch.ending_since > GRACE:
+                    process.kill()
+                elif process not in ended:
+                    process.terminate()
+                    ended.add(process)
+
+
+def _identify(watch: Watch) -> None:
+    """Which process is which rank, as soon as all are born.
+
+    Asking for children reaps those that have ended, which the agent wants to do itself. So it is done once
+    here, while they all live, and not again until they are to end.
+    """
+    born = watch.ranks("born")
+    if len(born) == watch.job.ranks:
+        by_id = {process.pid: process for process in watch.children()}
+        pids = {rank: watch.note("born", rank) for rank in born}
+        watch.processes = {rank: by_id[pid] for rank, pid in pids.items() if pid in by_id}
+
+
+def _await_deaths(watch: Watch, over: threading.Event) -> None:
+    """Wait for PERIOD, or until a rank ends, and note when it did."""
+    living = {process.sentinel: rank for rank, process in watch.processes.items() if rank not in watch.deaths}
+    if not living:
+        over.wait(PERIOD)
+    for sentinel in multiprocessing.connection.wait(list(living), PERIOD) if living else ():
+        watch.deaths[living[sentinel]] = time.monotonic()  # type: ignore[index]
+
+
+def _is_stuck(watch: Watch, now: float) -> bool:
+    """Whether a rank ended early, and the agent has not got the others to end since."""
+    if not watch.deaths or now - min(watch.deaths.values()) < GRACE:
+        return False
+    return not watch.deaths.keys() <= watch.ranks("finished")
+
+
+def _lateness(watch: Watch, late: set[int], start_timeout: float) -> LaunchError:
+    stands = _stacks(watch, late)
+    # A rank inside torch's own group making or all-reduce waits for the others: it is not to blame.
+    waiting = {rank for rank, (file, _) in stands.items() if file.endswith("distributed_c10d.py")}
+    blamed = late - waiting or late
+    message = (
+        f"{_ranks(blamed)} of {watch.job.ranks} had not reached {'its' if len(blamed) == 1 else 'their'} "
+        f"first all-reduce after {start_timeout:g} s"
+    )
+    lines = [f"rank {rank} stood in {stands[rank][1]}" for rank in sorted(blamed) if rank in stands]
+    if blamed != late:
+        lines.append(f"{_ranks(waiting)} waited for {'it' if len(blamed) == 1 else 'them'}")
+    return LaunchError(message, "\n".join(lines) or None)
+
+
+def _stacks(watch: Watch, ranks: set[int]) -> dict[int, tuple[str, str]]:
+    """File and description of the innermost Python frame of those ranks that answer within a second."""
+    asked = ranks & watch.ranks("stack") & watch.ranks("born")
+    for rank in asked:
+        try:
+            os.kill(watch.note("born", rank), signal.SIGUSR1)
+        except ProcessLookupError:
+            continue
+    answers: dict[int, tuple[str, str]] = {}
+    until = time.monotonic() + 1.0
+    while len(answers) < len(asked) and time.monotonic() < until:
+        time.sleep(PERIOD)
+        for rank in asked - answers.keys():
+            text = (watch.job.folder / f"stack.{rank}").read_text(errors="replace")
+            if match := re.search(r'File "(.*)", line (\d+) in (.*)\n', text):
+                answers[rank] = (match[1], f"{match[3]} ({match[1]}:{match[2]})")
+    return answers
+
+
+def end(processes: Sequence[BaseProcess]) -> None:
+    """End processes and wait for it: the agent forgets ranks whose start it did not see through."""
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join(GRACE)
+
+
+def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
+    """Why the ranks ended, told by the one that failed first; the others mostly failed because it was gone.
+
+    `trouble` is what the elastic agent raised. Call it when no rank is left and the watcher has ended.
+    """
+    if watch.late is not None:
+        return watch.late
+    failures = _failures(watch, trouble)
+    if not failures:
+        return LaunchError(f"the ranks could not be started: {type(trouble).__name__}: {trouble}")
+    first, *others = failures
+    if first.diagnostics is not None:
+        return PlanError(first.diagnostics)
+    parts = [f"rank {first.rank} of {watch.job.ranks} {first.line}"]
+    if first.text:
+        parts.append(f"\n{first.text.rstrip()}\n")
+    if others:
+        line = textwrap.shorten(others[0].line, 200, placeholder=" ...")
+        parts.append(
+            f"{_ranks({other.rank for other in others})} ended after it; rank {others[0].rank} {line}"
+        )
+    return LaunchError("\n".join(parts), _help(watch, first))
+
+
+def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
+    """Every rank that ended by itself without finishing, in order of time."""
+    failures: list[Failure] = [watch.note("failed", rank) for rank in watch.ranks("failed")]
+    codes = {rank: process.exitcode for rank, process in watch.processes.items()}
+    agent = trouble.failures if isinstance(trouble, ChildFailedError) else {}
+    named = {rank: failure.exitcode for rank, failure in agent.items()}
+    known = {failure.rank for failure in failures} | (watch.ranks("finished") - named.keys())
+    for rank, code in {**codes, **named}.items():
+        died = watch.deaths.get(rank, -math.inf)
+        by_agent = code == -signal.SIGTERM and rank not in named
+        by_watcher = watch.ending_since is not None and died >= watch.ending_since
+        if rank not in known and not by_agent and not by_watcher:
+            failures.append(Failure(rank, _ending(code), when=died - LAG))
+    return sorted(failures, key=lambda failure: (failure.when, failure.rank))
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "was lost: nothing is known of its end"
+    if code >= 0:
+        return f"ended with exit code {code} before its work was done"
+    try:
+        return f"was killed by {signal.Signals(-code).name} (exit code {code})"
+    except ValueError:
+        return f"was killed by signal {-code} (exit code {code})"
+
+
+def _help(watch: Watch, first: Failure) -> str | None:
+    lines = []
+    if "SIGKILL" in first.line and not first.text:
+        lines.append(
+            "the system kills so when memory runs out: see `dmesg`, or take a smaller model or fewer ranks"
+        )
+    if watch.job.log_dir is not None and first.rank > 0:
+        lines.append(f"its output: {watch.job.log_dir / f'rank{first.rank}.log'}")
+    return "\n".join(lines) or None
+
+
+def _ranks(ranks: set[int]) -> str:
+    """`rank 3`, `ranks 3, 7`, `ranks 0-2, 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(texts)

@@ -1,0 +1,52 @@
+"""What a training step is fed: the batch's entries, and how many sequences of which length it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from parallelizer.diagnostics import Span
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole numbers their range."""
+
+    shape: tuple[str | int, ...]
+    dtype: str = "int64"
+    range: tuple[int, int] = (0, 2)
+
+    def sequence_dim(self) -> int | None:
+        """The dimension that counts tokens, or None."""
+        return self.shape.index("sequence") if "sequence" in self.shape else None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The global batch of one step: `batch_size` sequences of `seq_len` tokens in `accumulate` parts.
+
+    `spans` says where a size was set, by the keys `batch_size`, `seq_len` and `accumulate`.
+    """
+
+    entries: Mapping[str, Entry]
+    batch_size: int
+    seq_len: int
+    accumulate: int = 1
+    spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
+
+    def example(self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
+        """A random batch of `rows` sequences of `seq_len` tokens; on meta, shapes only."""
+        generator = torch.Generator().manual_seed(seed)
+        batch = {}
+        for name, entry in self.entries.items():
+            shape = [{"batch": rows, "sequence": seq_len}.get(s, s) if isinstance(s, str) else s for s in entry.shape]
+            dtype = getattr(torch, entry.dtype)
+            if str(device) == "meta":
+                batch[name] = torch.empty(shape, dtype=dtype, device="meta")
+            elif dtype.is_floating_point:
+                batch[name] = torch.randn(shape, dtype=dtype, generator=generator).to(device)
+            else:
+                batch[name] = torch.randint(*entry.range, shape, dtype=dtype, generator=generator).to(device)
+        return batch

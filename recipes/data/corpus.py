@@ -1,0 +1,81 @@
+"""What every source of text comes to: tokens to train on, tokens held out, and a loss to compare with."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from recipes.data.tokenizer import VOCAB_SIZE
+
+
+@dataclass(frozen=True)
+class Data:
+    """`train` and `heldout` are tokens [n] of an integer type below `vocab_size`; they share no text.
+
+    `unigram_entropy` is that of the held-out tokens, in nats per token.
+    """
+
+    train: Tensor
+    heldout: Tensor
+    vocab_size: int
+    unigram_entropy: float
+
+
+def build_data(config: DictConfig) -> Data:
+    """Calls the configuration's `_target_` with its other keys. PlanError when it cannot give any data."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise PlanError(
+            Diagnostic(
+                "data-not-found", f"data.{key} is not given", help=f"add data.{key}=... to the command"
+            )
+            for key in missing
+        )
+    try:
+        data = instantiate(config)
+    except InstantiationException as error:
+        if isinstance(error.__cause__, PlanError):
+            raise error.__cause__ from None
+        raise unbuildable(str(error.__cause__ or error).splitlines()[0]) from error
+    if not isinstance(data, Data):
+        raise unbuildable(f"data._target_ gives {type(data).__name__}")
+    return data
+
+
+def unbuildable(reason: str) -> PlanError:
+    """What is raised for a `_target_` that does not exist, refuses its arguments, or gives something else."""
+    help = "data._target_ names a function that returns a recipes.data.Data; the other keys are its arguments"
+    return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
+
+
+def build(train: Tensor, heldout: Tensor, source: str) -> Data:
+    """The two parts of `source` as Data. PlanError if one has nothing to predict."""
+    for name, tokens in (("training", train), ("held-out", heldout)):
+        if len(tokens) < 2:
+            message = f"the {name} part of {source} has {len(tokens)} tokens"
+            help = "give more text, or another held-out share with data.heldout"
+            raise PlanError([Diagnostic("data-too-short", message, help=help)])
+    return Data(train, heldout, VOCAB_SIZE, unigram_entropy(heldout))
+
+
+def unigram_entropy(tokens: Tensor) -> float:
+    """The entropy, in nats, of how often each token occurs in `tokens` [n]; n > 0.
+
+    It is the lowest loss on these tokens that a model can have which knows nothing of their context, even one
+    fitted to them; a held-out loss below it shows that context is used.
+    """
+    counts = torch.bincount(tokens)
+    shares = counts[counts > 0].double() / len(tokens)
+    return float(-(shares * shares.log()).sum())
+
+
+def stable_hash(name: str) -> float:
+    """A number in [0, 1) that depends on `name` alone: the same in every process, on every machine."""
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big") / 2**48

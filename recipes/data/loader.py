@@ -1,0 +1,86 @@
+"""Batches as a function of the seed and the step: nothing is remembered, so a resumed run sees the same ones.
+
+A text of n tokens has (n - 1) // S windows of S tokens and their S successors, one beside the other.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from recipes.data.corpus import Data
+from recipes.losses import IGNORED
+
+ALL = slice(None)
+
+
+def check_fits(data: Data, seq_len: int) -> None:
+    """PlanError `data-too-short` unless both parts of the data have a window of `seq_len` tokens."""
+    window_count(data.train, seq_len, "training text")
+    window_count(data.heldout, seq_len, "held-out text")
+
+
+def global_batch(
+    tokens: Tensor, *, step: int, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+) -> dict[str, Tensor]:
+    """The `rows` of the batch of `step` (from 0): `input_ids` and `labels`, the next tokens, int64 [rows, S].
+
+    Batches follow each other through one random order of all windows after another: within an epoch no window
+    comes twice, and an epoch may end in the middle of a batch. PlanError if there is no window.
+    """
+    n_windows = window_count(tokens, seq_len)
+    chosen = []
+    for row in range(batch_size)[rows]:
+        epoch, place = divmod(step * batch_size + row, n_windows)
+        chosen.append(int(window_order(n_windows, seed, epoch)[place]))
+    return windows(tokens, torch.tensor(chosen, dtype=torch.int64), seq_len)
+
+
+def evaluation_batches(
+    tokens: Tensor, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
+) -> list[dict[str, Tensor]]:
+    """At most `count` batches of windows spread evenly over `tokens`, always the same ones; never empty.
+
+    Every batch has `batch_size` rows before `rows` is taken. Where the windows run out, rows are
+    filled with the first window under labels of -100, which count for nothing.
+    """
+    n_windows = window_count(tokens, seq_len)
+    total = min(count * batch_size, n_windows)
+    chosen = torch.arange(total) * n_windows // total
+    batches = []
+    for start in range(0, total, batch_size):
+        here = chosen[start : start + batch_size]
+        padded = torch.cat([here, torch.zeros(batch_size - len(here), dtype=torch.int64)])
+        batch = windows(tokens, padded, seq_len)
+        batch["labels"][len(here) :] = IGNORED
+        batches.append({name: tensor[rows] for name, tensor in batch.items()})
+    return batches
+
+
+def windows(tokens: Tensor, chosen: Tensor, seq_len: int) -> dict[str, Tensor]:
+    """The windows numbered by `chosen` int64 [n]: `input_ids` and `labels`, int64 [n, S]."""
+    places = chosen[:, None] * seq_len + torch.arange(seq_len + 1)
+    taken = tokens[places].long()
+    return {"input_ids": taken[:, :-1].contiguous(), "labels": taken[:, 1:].contiguous()}
+
+
+def window_count(tokens: Tensor, seq_len: int, name: str = "text") -> int:
+    """How many windows `tokens` has. PlanError `data-too-short` if none."""
+    n_windows = (len(tokens) - 1) // seq_len
+    if n_windows < 1:
+        message = f"the {name} has {len(tokens)} tokens; one sequence needs {seq_len + 1}"
+        help = "give more text, or a shorter train.seq_len"
+        raise PlanError([Diagnostic("data-too-short", message, help=help)])
+    return n_windows
+
+
+@lru_cache(maxsize=2)  # a batch lies in one epoch, or across two
+def window_order(n_windows: int, seed: int, epoch: int) -> Tensor:
+    """All windows, int64 [n_windows], in an order that depends on the three arguments alone."""
+    generator = torch.Generator().manual_seed(seed)
+    # One draw from the seed's own stream per epoch keeps (seed, epoch) and (seed + 1, epoch - 1) apart.
+    epoch_seed = torch.randint(2**62, (epoch + 1,), generator=generator)[-1]
+    return torch.randperm(n_windows, generator=generator.manual_seed(int(epoch_seed)))

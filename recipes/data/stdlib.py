@@ -1,0 +1,69 @@
+"""The source of Python's standard library: text that every machine which can run this has, offline."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from recipes.data import text
+from recipes.data.corpus import Data, build, stable_hash
+from recipes.data.packing import pack
+
+# Folders of what is not the library's own, its tests, and two that hold tables rather than programs.
+SKIPPED = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "encodings", "pydoc_data"}
+)
+
+
+def load(*, max_bytes: int, heldout: float, path: str | None = None) -> Data:
+    """At most `max_bytes` of the library, whole files; a share `heldout` of the files is held out.
+
+    Which files are taken, and which of them are held out, depends on hashes of their relative paths.
+    With `path`, the text there is read instead, whole. PlanError when there is nothing to read.
+    """
+    if path is not None:
+        return text.load(path=path, heldout=heldout)
+    root = Path(sysconfig.get_paths()["stdlib"])
+    files = source_files(root)
+    if not files:
+        message = f"this Python has no source of its standard library in {root}"
+        raise PlanError(
+            [Diagnostic("data-not-found", message, help="give a text with data.path=FILE_OR_FOLDER")]
+        )
+    documents = read(root, files, max_bytes)
+    train = pack(documents[name] for name in documents if not is_heldout(name, heldout))
+    held = pack(documents[name] for name in documents if is_heldout(name, heldout))
+    return build(train, held, "the standard library")
+
+
+def source_files(root: Path) -> list[str]:
+    """The paths below `root`, with slashes and sorted, of the library's own modules."""
+    found = []
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED]
+        below = Path(folder).relative_to(root)
+        found += [(below / name).as_posix() for name in files if name.endswith(".py")]
+    return sorted(found)
+
+
+def read(root: Path, files: list[str], max_bytes: int) -> dict[str, bytes]:
+    """Files drawn in the order of a hash until the next would pass `max_bytes`; path to content, sorted.
+
+    The hash is not the one of `is_heldout`, which would then draw no held-out file, or only those.
+    """
+    documents: dict[str, bytes] = {}
+    total = 0
+    for name in sorted(files, key=lambda name: stable_hash("draw " + name)):
+        content = (root / name).read_bytes()
+        total += len(content)
+        if total > max_bytes:
+            break
+        documents[name] = content
+    return dict(sorted(documents.items()))
+
+
+def is_heldout(name: str, share: float) -> bool:
+    """Whether the file is kept from training."""
+    return stable_hash(name) < share

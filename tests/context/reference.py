@@ -1,0 +1,26 @@
+"""An attention written from its definition, that shares nothing with the code under test."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    """out and log-sum-exp in float64, differentiable; grouped heads repeated, scores in full."""
+    group = q.size(1) // k.size(1)
+    keys = k.double().repeat_interleave(group, dim=1)
+    values = v.double().repeat_interleave(group, dim=1)
+    scores = torch.einsum("bhid,bhjd->bhij", q.double(), keys) * scale
+    if is_causal:
+        seen = torch.arange(k.size(2)).unsqueeze(0) <= torch.arange(q.size(2)).unsqueeze(1)
+        scores = torch.where(seen, scores, -torch.inf)
+    return torch.einsum("bhij,bhjd->bhid", scores.softmax(dim=-1), values), scores.logsumexp(dim=-1)
+
+
+def relative_error(value: Tensor, expected: Tensor) -> float:
+    """By the Frobenius norm, in float64; shapes must agree."""
+    if value.shape != expected.shape:
+        raise AssertionError(f"{tuple(value.shape)} is not {tuple(expected.shape)}")
+    return ((value.double() - expected.double()).norm() / expected.double().norm()).item()

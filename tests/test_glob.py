@@ -1,0 +1,711 @@
+"""Globs over module paths, against a regular expression, itertools and bash as references."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import random
+import re
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallelizer import glob
+from parallelizer.glob import (
+    MAX_ALTERNATIVES,
+    MAX_LENGTH,
+    GlobError,
+    fold_alternatives,
+    fold_paths,
+    nearest,
+    parse_glob,
+    suggest,
+)
+
+BLOCK = [
+    "",
+    ".attention",
+    ".attention.wq",
+    ".attention.wk",
+    ".attention.wv",
+    ".attention.wo",
+    ".attention_norm",
+    ".feed_forward",
+    ".feed_forward.w1",
+    ".feed_forward.w2",
+    ".feed_forward.w3",
+    ".ffn_norm",
+]
+
+
+def llama(layers: int) -> list[str]:
+    """The module paths of a Llama, in the order of `named_modules`."""
+    blocks = [f"layers.{i}{rest}" for i in range(layers) for rest in BLOCK]
+    return ["", "tok_embeddings", "layers", *blocks, "norm", "output"]
+
+
+BERT = ["", "encoder", "encoder.layer"] + [
+    f"encoder.layer.{i}{rest}"
+    for i in range(4)
+    for rest in (
+        "",
+        ".attention",
+        ".attention.self",
+        ".attention.self.query",
+        ".attention.self.key",
+        ".output",
+    )
+]
+
+
+# --- matching ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "matching", "other"),
+    [
+        ("", ["", ""], ["a", "a.b"]),
+        ("a", ["a"], ["", "a.b", "b.a", "A", "aa"]),  # fnmatch2 alone: `a` matches `a/b`
+        ("a.b", ["a.b"], ["a", "a.b.c", "axb"]),
+        ("*", ["a", "10"], ["", "a.b"]),
+        ("*.*", ["a.b"], ["", "a", "a.b.c"]),
+        ("a.*", ["a.b"], ["a", "a.b.c"]),
+        ("w*", ["w", "wq"], ["v", "w.q"]),
+        ("**", ["", "a", "a.b.c"], []),
+        ("**.**", ["", "a", "a.b.c"], []),
+        ("**.a.b", ["a.b", "c.a.b", "a.c.a.b", "a.a.b"], ["a", "b", "a.b.c", "a.c.b"]),  # needs backtracking
+        ("a.**", ["a", "a.b", "a.b.c"], ["", "b.a"]),
+        ("a.**.b", ["a.b", "a.x.b", "a.b.b", "a.x.y.b"], ["a", "b", "a.b.c"]),
+        ("**.a.**.a", ["a.a", "a.x.a", "x.a.a"], ["a", "a.x"]),
+        ("**.*", ["a", "a.b"], [""]),
+        ("w[qk]", ["wq", "wk"], ["wv", "w", "wqk", "w[qk]"]),
+        ("w[!qk]", ["wv", "w!"], ["wq", "w"]),
+        ("w[1-3]", ["w1", "w3"], ["w4", "w-"]),
+        ("w[]a]", ["w]", "wa"], ["w"]),
+        ("w?", ["wq"], ["w", "wqk", "w."]),
+        ("[*]", ["*"], ["a", "**"]),
+        ("[**]", ["*"], ["a", "**"]),
+        ("[[]", ["["], ["a"]),
+        ("[{]a[}]", ["{a}"], ["a"]),
+        ("a,b", ["a,b"], ["a"]),
+        ("{,a.*}", ["", "a.b"], ["a"]),
+        ("{*,a}{*,b}", ["x", "ab", "a.b.c"], []),  # textual as in a shell: `*` after `*` is `**`
+        ("W", ["W"], ["w"]),
+        ("W*", ["Wq"], ["wq"]),
+        ("a/b.*", ["a/b.c", "a/b.c/d"], ["a.b.c", "a/b"]),
+        ("a", ["a"], ["a/b", "a\\b"]),
+        ("?", ["/", "\\"], ["a/", "//"]),
+        ("*[/]*", ["a/b", "/"], ["ab"]),
+    ],
+)
+def test_a_glob_matches_the_whole_path_and_no_other(text: str, matching: list[str], other: list[str]) -> None:
+    parsed = parse_glob(text)
+    assert [path for path in matching + other if parsed.matches(path)] == matching
+    assert parsed.select(matching + other) == matching
+
+
+def reference(pattern: str) -> re.Pattern[str]:
+    """A pattern without braces as a regular expression over the path with a dot after every segment."""
+    regex = ""
+    for segment in pattern.split(".") if pattern else []:
+        if segment == "**":
+            regex += r"(?:[^.]+\.)*"
+            continue
+        at = 0
+        while at < len(segment):
+            if segment[at] == "*":
+                regex += "[^.]*"
+            elif segment[at] == "?":
+                regex += "[^.]"
+            elif segment[at] == "[":
+                end = segment.index("]", at + 1)
+                inside = segment[at + 1 : end]
+                negated = inside.startswith("!")
+                regex += "(?!\\.)[" + ("^" if negated else "") + inside[negated:] + "]"
+                at = end
+            else:
+                regex += re.escape(segment[at])
+            at += 1
+        regex += r"\."
+    return re.compile(regex)
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "ba", "abc", "w", "wq", "0", "1", "10"])
+PATHS = st.lists(NAMES, max_size=5).map(".".join)
+CHARACTERS = st.sampled_from(["a", "b", "w", "q", "1", "0", "?", "[ab]", "[!a]", "[a-c]", "[0-9q]"])
+
+
+@st.composite
+def patterns(draw: st.DrawFn) -> str:
+    """Patterns without braces."""
+    segments = []
+    for _ in range(draw(st.integers(0, 5))):
+        parts = draw(st.lists(CHARACTERS, min_size=1, max_size=3))
+        at = draw(st.integers(0, len(parts)))
+        starred = "".join(parts[:at]) + "*" + "".join(parts[at:])
+        segments.append(draw(st.sampled_from(["*", "**", "**", starred, "".join(parts)])))
+    return ".".join(segments)
+
+
+@settings(max_examples=400, deadline=None)
+@given(patterns(), st.lists(PATHS, max_size=12))
+def test_matching_agrees_with_a_regular_expression(pattern: str, paths: list[str]) -> None:
+    expected = [p for p in paths if reference(pattern).fullmatch(p + "." if p else "")]
+    parsed = parse_glob(pattern)
+    assert [path for path in paths if parsed.matches(path)] == expected
+    assert parsed.select(paths) == expected
+    assert parsed.unmatched(paths) == ([] if expected else [pattern])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(patterns(), min_size=2, max_size=4), st.lists(PATHS, max_size=12))
+def test_braces_match_what_one_of_their_alternatives_matches(some: list[str], paths: list[str]) -> None:
+    parsed = parse_glob("{" + ",".join(some) + "}")
+    each = [parse_glob(pattern) for pattern in some]
+    expected = [path for path in paths if any(one.matches(path) for one in each)]
+    assert parsed.select(paths) == expected == [path for path in paths if parsed.matches(path)]
+    assert parsed.unmatched(paths) == list(
+        dict.fromkeys(one.text for one in each if not any(one.matches(path) for path in paths))
+    )
+
+
+def test_selection_keeps_the_order_and_the_repetitions_of_the_paths() -> None:
+    paths = ["b.x", "a.x", "c", "b.x", "a.y", "b"]
+    assert parse_glob("{a,b}.x").select(paths) == ["b.x", "a.x", "b.x"]
+    assert parse_glob("*.x").select(iter(paths)) == ["b.x", "a.x", "b.x"]
+    assert parse_glob("**").select(paths) == paths
+
+
+def test_alternatives_that_match_nothing_are_named_in_full() -> None:
+    parsed = parse_glob("layers.*.attention.{wq,wz,w[xy]}")
+    assert parsed.unmatched(llama(2)) == ["layers.*.attention.wz", "layers.*.attention.w[xy]"]
+    parsed = parse_glob("layers.{0..3}.ffn_norm")
+    assert parsed.unmatched(iter(llama(2))) == ["layers.2.ffn_norm", "layers.3.ffn_norm"]
+
+
+@pytest.mark.parametrize("end", ["a", "b"])
+def test_stars_take_polynomial_time(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    honest = glob._segment_matches
+
+    def counted(pattern: str, name: str) -> bool:
+        nonlocal calls
+        calls += 1
+        return honest(pattern, name)
+
+    monkeypatch.setattr(glob, "_segment_matches", counted)
+    text = "**.a*." * 100 + end
+    path = ".".join(["a"] * 300)
+    parsed = parse_glob(text)
+    assert parsed.matches(path) is (end == "a")
+    assert parsed.select([path]) == ([path] if end == "a" else [])
+    assert calls <= 2 * 201 * 301
+    assert parse_glob("**." * 300 + "b").select([path, "b"]) == ["b"]
+    assert parse_glob("*a" * 200 + "b").matches("a" * 400) is False
+
+
+def test_twenty_globs_over_the_largest_models_are_quick() -> None:
+    paths = llama(200)
+    texts = [
+        "",
+        "**",
+        "**.wq",
+        "layers.*",
+        "layers.*.{attention_norm,ffn_norm}",
+        "layers.*.attention",
+        "layers.*.attention.w[qkv]",
+        "layers.*.{attention.wo,feed_forward.w2}",
+        "layers.{0..199}.attention.{wq,wk,wv}",
+        "**.layers.{0..199}.feed_forward.w{1,3}",
+    ] * 2
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        for text in texts:
+            parse_glob(text).select(paths)
+        best = min(best, time.perf_counter() - start)
+    assert best < 0.2  # 5 ms on an idle machine
+
+
+# --- braces --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "alternatives"),
+    [
+        ("a", ["a"]),
+        ("{a,b}", ["a", "b"]),
+        ("x{,_y}", ["x", "x_y"]),
+        ("{a.b,c}.d", ["a.b.d", "c.d"]),
+        ("{a,{b,c}d}", ["a", "bd", "cd"]),
+        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
+        ("{0..3}", ["0", "1", "2", "3"]),
+        ("{3..0}", ["3", "2", "1", "0"]),
+        ("{5..5}", ["5"]),
+        ("{0..30..10}", ["0", "10", "20", "30"]),
+        ("{0..7..3}", ["0", "3", "6"]),
+        ("{7..0..3}", ["7", "4", "1"]),
+        ("{08..10}", ["08", "09", "10"]),
+        ("{{0..2},7}", ["0", "1", "2", "7"]),
+        ("{a,a}", ["a"]),
+        ("layers{,.0}", ["layers", "layers.0"]),
+        ("{[,],a}", ["[,]", "a"]),
+        ("w[{]", ["w[{]"]),
+    ],
+)
+def test_braces_expand_left_to_right_and_each_alternative_once(text: str, alternatives: list[str]) -> None:
+    assert parse_glob(text).alternatives == tuple(alternatives)
+
+
+Tree = list["str | tuple[int, int, int | None] | list[Tree]"]
+
+
+def random_tree(rng: random.Random, depth: int = 0) -> Tree:
+    """A sequence of text, ranges (first, last, step) and choices between sequences."""
+    parts: Tree = []
+    for _ in range(rng.randint(0 if depth else 1, 3)):
+        kind = rng.random()
+        if kind < 0.5 or depth == 3:
+            parts.append(rng.choice(["a", "b", "_x", "a.b", "w", "7"]))
+        elif kind < 0.7:
+            step = rng.choice([None, 1, 2, -3])
+            parts.append((rng.randint(-2, 12), rng.randint(-2, 12), step))
+        else:
+            parts.append([random_tree(rng, depth + 1) for _ in range(rng.randint(2, 3))])
+    return parts
+
+
+def written(tree: Tree) -> str:
+    text = ""
+    for part in tree:
+        if isinstance(part, str):
+            text += part
+        elif isinstance(part, tuple):
+            text += "{" + "..".join(str(number) for number in part if number is not None) + "}"
+        else:
+            text += "{" + ",".join(written(choice) for choice in part) + "}"
+    return text
+
+
+def expanded(tree: Tree) -> list[str]:
+    parts: list[list[str]] = []
+    for part in tree:
+        if isinstance(part, str):
+            parts.append([part])
+        elif isinstance(part, tuple):
+            first, last, step = part[0], part[1], abs(part[2] or 1)
+            down = last < first
+            parts.append([str(n) for n in range(first, last + (-1 if down else 1), -step if down else step)])
+        else:
+            parts.append([text for choice in part for text in expanded(choice)])
+    return ["".join(choice) for choice in itertools.product(*parts)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_braces_agree_with_a_cartesian_product(rng: random.Random) -> None:
+    tree: Tree = ["x", *random_tree(rng)]
+    expected = expanded(tree)
+    if len(expected) > MAX_ALTERNATIVES or len(written(tree)) > MAX_LENGTH:
+        with pytest.raises(GlobError):
+            parse_glob(written(tree))
+    else:
+        assert parse_glob(written(tree)).alternatives == tuple(dict.fromkeys(expected))
+
+
+def test_braces_agree_with_bash() -> None:
+    rng = random.Random(0)
+    samples = [f"x{written(random_tree(rng))}" for _ in range(150)]
+    samples += [
+        "x{01..3}",
+        "x{1..003}",
+        "x{-01..2}",
+        "x{-1..1}",
+        "x{10..0..-4}",
+        "x{0..10..-4}",
+        "x{3..1..02}",
+    ]
+    samples = [sample for sample in samples if len(sample) < 200]
+    command = "set -f\n" + "".join(f"echo {sample}\n" for sample in samples)
+    try:
+        shell = subprocess.run(["bash", "--norc", "-c", command], capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        pytest.skip("no bash on this machine")
+    lines = shell.stdout.splitlines()
+    assert len(lines) == len(samples) > 100
+    for sample, line in zip(samples, lines, strict=True):
+        if len(line.split()) <= MAX_ALTERNATIVES:
+            assert parse_glob(sample).alternatives == tuple(dict.fromkeys(line.split())), sample
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "offset", "message"),
+    [
+        ("a..b", ".", 2, "empty segment"),
+        (".a", ".", 0, "empty segment"),
+        ("a.", ".", 1, "empty segment"),
+        (".", ".", 0, "empty segment"),
+        ("layers.{,a}.b", ".", 11, "`layers..b`"),
+        ("{a,}.b", ".", 4, "`.b`"),
+        ("a.{0..3,7}", ".", 5, "empty segment"),
+        ("a**", "**", 1, "`a**`"),
+        ("x.**self.query", "**", 2, "`**self`"),
+        ("***", "***", 0, "`***`"),
+        ("x.a{b,*}*", "*}*", 6, "`a**`"),
+        ("a.{b", "{", 2, "never closed"),
+        ("{a,{b,c}", "{", 0, "never closed"),
+        ("a.b}", "}", 3, "closes nothing"),
+        ("w]", "]", 1, "closes nothing"),
+        ("w[qk", "[qk", 1, "not closed"),
+        ("w[q.k]", "[q", 1, "not closed"),
+        ("w[]", "[]", 1, "not closed"),
+        ("w[!]", "[!]", 1, "not closed"),
+        ("w[^q]", "^", 2, "`^`"),
+        ("layers.{i}.wq", "{i}", 7, "no alternatives"),
+        ("{}", "{}", 0, "no alternatives"),
+        ("a{b..d}", "{b..d}", 1, "no alternatives"),
+        ("{{a,b}}", "{{a,b}}", 0, "no alternatives"),
+        ("{0..3..0}", "0", 7, "step"),
+        ("{0..3..00}", "00", 7, "step"),
+        (r"layers\.0", "\\", 6, "escape"),
+        ("{a, b}", " ", 3, "blank"),
+        ("a.{0..4096}", "{0..4096}", 2, "4096"),
+        ("{1..64}.{1..65}", "{1..65}", 8, "4096"),
+        ("a.{0..99999999999999999999999999}", "{0..99999999999999999999999999}", 2, "4096"),
+        ("{{1..4000},{1..97}}", "{{1..4000},{1..97}}", 0, "4096"),
+        ("a" * 1001, "a", 1000, "1001"),
+    ],
+)
+def test_a_malformed_glob_is_refused_at_its_narrowest_place(
+    text: str, wrong: str, offset: int, message: str
+) -> None:
+    with pytest.raises(GlobError) as caught:
+        parse_glob(text)
+    error = caught.value
+    assert text[error.offset : error.offset + error.length] == wrong
+    assert error.offset == offset
+    assert message in error.message == str(error)
+    assert error.help
+    for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert vars(twin) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("{0..3,7}", "`{0..3}`"),
+        ("layers.0..3", "`{0..3}`"),
+        ("{a..c}", "`[a-c]`"),
+        ("{i}", "`[{]`"),
+        ("[^ab]", "`[!ab]`"),
+        ("**self", "`**.name`"),
+    ],
+)
+def test_the_help_says_what_to_write(text: str, advice: str) -> None:
+    with pytest.raises(GlobError) as caught:
+        parse_glob(text)
+    assert advice in caught.value.help
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    assert len(parse_glob("{1..4096}").alternatives) == MAX_ALTERNATIVES
+    assert len(parse_glob("{1..64}.{1..64}").alternatives) == MAX_ALTERNATIVES
+    assert parse_glob("a" * 1000).matches("a" * 1000)
+    assert parse_glob("{" * 240 + "a,b" + ",c}" * 240).alternatives == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+    "text", ["{a,b}" * 200, "{0..4095}" * 100, "{" * 1000, "{{0..4095}" + ",{0..4095}" * 90]
+)
+def test_a_glob_that_would_blow_up_is_refused_at_once(text: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(GlobError):
+        parse_glob(text)
+    assert time.perf_counter() - start < 1.0
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text(alphabet="ab.*?[]!{},0123-^\\/ ", max_size=25), st.lists(PATHS, max_size=4))
+def test_any_text_is_a_glob_or_a_glob_error_inside_it(text: str, paths: list[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            parsed = parse_glob(text)
+        except GlobError as error:
+            assert 0 <= error.offset < error.offset + error.length <= len(text)
+            assert suggest(text, paths) == []
+        else:
+            assert parsed.select(paths) == [path for path in paths if parsed.matches(path)]
+            assert all(parse_glob(a).alternatives == (a,) for a in parsed.alternatives)
+            suggest(text, paths)
+
+
+# --- folding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paths", "globs"),
+    [
+        ([], []),
+        ([""], [""]),
+        (
+            [f"layers.{i}.attention.{w}" for i in range(32) for w in ("wk", "wq", "wv")],
+            ["layers.{0..31}.attention.{wk,wq,wv}"],
+        ),
+        (["a.wv", "a.wq", "b.wq", "b.wv"], ["{a,b}.{wv,wq}"]),
+        ([f"h.{i}" for i in range(0, 31, 2)], ["h.{0..30..2}"]),
+        (["h.0", "h.1", "h.2", "h.3", "h.7"], ["h.{{0..3},7}"]),
+        (["h.0", "h.1"], ["h.{0,1}"]),
+        (["h.2", "h.10", "h.1"], ["h.{1,2,10}"]),
+        (["h.00", "h.01", "h.0"], ["h.{00,01,0}"]),
+        (["layer1", "layer2", "layer3", "layer4", "fc"], ["{layer{1..4},fc}"]),
+        (["x", "x.y"], ["x", "x.y"]),
+        (["a.w1", "a.w3", "a.w7"], ["a.w{1,3,7}"]),
+        (["w1", "w2", "x", "y1"], ["{w1,w2,x,y1}"]),
+        (["norm", "h.0.a", "h.1.a"], ["norm", "h.{0,1}.a"]),
+        (["self.q", "self.k", "cross.q"], ["self.{q,k}", "cross.q"]),
+        ([f"h.{i}.moe" for i in (1, 3, 5, 7, 9)] + ["norm"], ["h.{1..9..2}.moe", "norm"]),
+        (["a.*", "a.{b"], ["a.{[*],[{]b}"]),
+        (["a", "a", "b"], ["{a,b}"]),
+    ],
+)
+def test_folding_uses_ranges_and_shares_siblings(paths: list[str], globs: list[str]) -> None:
+    assert fold_paths(paths) == globs
+
+
+def test_layers_that_differ_do_not_pull_their_common_modules_apart() -> None:
+    paths = [f"h.{i}{rest}" for i in range(8) for rest in (".attn", ".moe" if i % 2 else ".mlp")]
+    assert fold_paths(paths) == ["h.{0..7}.attn", "h.{0..6..2}.mlp", "h.{1..7..2}.moe"]
+
+
+def test_the_order_of_siblings_within_a_layer_does_not_matter() -> None:
+    assert fold_paths(["h.0.a", "h.0.b", "h.1.b", "h.1.a"]) == ["h.{0,1}.{a,b}"]
+
+
+def test_patterns_keep_their_wildcards_when_folded() -> None:
+    unmatched = parse_glob("layers.*.{a,wq}.x{0..9}").unmatched(["layers.0.wq.x1"])
+    assert fold_alternatives(unmatched) == ["layers.*.a.x{0..9}", "layers.*.wq.x{0,{2..9}}"]
+    assert fold_alternatives(["**.a", "", "**.w[qk]"]) == ["**.{a,w[qk]}", ""]
+
+
+def test_folded_globs_stay_within_the_limits() -> None:
+    for paths in (
+        [f"layers.{i}.w{c}" for i in range(5000) for c in "qk"],
+        [f"m.{'n' * 30}_{i * i}.x" for i in range(100)],
+        ["a" * 999, "b" * 999],
+    ):
+        globs = fold_paths(paths)
+        assert len(globs) < len(paths) / 10 or len(paths) == 2
+        assert sorted(a for text in globs for a in parse_glob(text).alternatives) == sorted(paths)
+
+
+MODULES = st.one_of(
+    NAMES,
+    st.integers(0, 40).map(str),
+    st.sampled_from(["00", "01", "layer1", "layer2", "layer3", "layer01", "layer"]),
+    st.text(alphabet="a0*?[]{},!^-\\/ é\n", min_size=1, max_size=4),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.lists(MODULES, max_size=4).map(".".join), max_size=20),
+    st.lists(st.lists(MODULES, max_size=4).map(".".join), max_size=10),
+)
+def test_folded_globs_match_exactly_the_folded_paths(paths: list[str], others: list[str]) -> None:
+    parsed = [parse_glob(text) for text in fold_paths(paths)]
+    selected = [path for one in parsed for path in one.select(dict.fromkeys(paths + others))]
+    assert sorted(selected) == sorted(set(paths))  # every path in exactly one glob
+    assert not any(one.unmatched(paths) for one in parsed)
+    assert len(parsed) <= len(set(paths))
+    assert fold_paths(paths) == [one.text for one in parsed]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(0, 3))
+def test_sets_of_numbers_fold_into_one_glob_no_longer_than_the_list(numbers: set[int], stem: int) -> None:
+    names = [f"{'layer'[:stem]}{n}" for n in sorted(numbers)]
+    [text] = fold_paths([f"h.{name}" for name in names])
+    assert parse_glob(text).alternatives == tuple(f"h.{name}" for name in names)
+    assert len(text) <= len("h.{" + ",".join(names) + "}")
+
+
+def test_a_model_folds_into_the_lines_of_its_block() -> None:
+    assert fold_paths(llama(126)) == [
+        "",
+        "{tok_embeddings,layers,norm,output}",
+        "layers.{0..125}",
+        "layers.{0..125}.{attention,attention_norm,feed_forward,ffn_norm}",
+        "layers.{0..125}.attention.{wq,wk,wv,wo}",
+        "layers.{0..125}.feed_forward.w{1..3}",
+    ]
+
+
+# --- nearest names and suggestions ---------------------------------------------------------------
+
+STYLES = [
+    "colwise",
+    "rowwise",
+    "sequence",
+    "shard-params",
+    "replicate",
+    "prepare-input",
+    "prepare-output",
+    "prepare-io",
+    "context-parallel",
+    "fsdp",
+    "checkpoint",
+    "compile",
+]
+
+
+def misspellings(word: str) -> set[str]:
+    """Every single typo with `z`: a character too few, too many, another, or two neighbours swapped."""
+    cuts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
+    typos = {left + right[1:] for left, right in cuts if right}
+    typos |= {left + "z" + right for left, right in cuts}
+    typos |= {left + "z" + right[1:] for left, right in cuts if right}
+    typos |= {left + right[1] + right[0] + right[2:] for left, right in cuts if len(right) > 1}
+    return typos - {word}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_single_typo_finds_the_name(style: str) -> None:
+    for typo in misspellings(style):
+        assert nearest(typo, STYLES)[0] == style, typo
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="abcw_q0", min_size=2, max_size=12), st.randoms(use_true_random=False))
+def test_a_single_typo_in_any_word_finds_it(word: str, rng: random.Random) -> None:
+    typo = rng.choice(sorted(misspellings(word)))
+    assert nearest(typo, ["?????", word, ""]) == [word]
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("COLWISE", ["colwise"]),
+        ("shard_params", ["shard-params"]),
+        ("row", ["rowwise"]),
+        ("checkpointing", ["checkpoint"]),
+        ("prepare-inptu", ["prepare-input"]),
+        ("tensor", []),
+        ("x", []),
+        ("", []),
+        ("zzzzzzzzzz", []),
+    ],
+)
+def test_only_near_names_are_found(text: str, near: list[str]) -> None:
+    assert nearest(text, STYLES) == near
+
+
+def test_the_nearest_come_first_and_no_more_than_asked() -> None:
+    assert nearest("wq", ["wk", "wo", "wv", "q", "norm", "wq"]) == ["wq"]
+    assert nearest("wx", ["wk", "wo", "wv", "q", "norm", "wq"]) == ["wk", "wo", "wv"]
+    assert nearest("wq", ["wk", "wo"], n=1) == ["wk"]
+    assert nearest("attenton", ["attend", "attention", "attention_norm"]) == ["attention"]
+    assert nearest("wq", iter(["wk", "wk"])) == ["wk"]
+    assert nearest("pt", ["pp", "dp_shard", "cp", "tp"])[0] in {"tp", "pp"}
+
+
+def edit_distance(a: str, b: str) -> int:
+    """The restricted Damerau-Levenshtein distance, by its recurrence."""
+    if not a or not b:
+        return len(a) + len(b)
+    best = min(
+        edit_distance(a[1:], b) + 1,
+        edit_distance(a, b[1:]) + 1,
+        edit_distance(a[1:], b[1:]) + (a[0] != b[0]),
+    )
+    if len(a) > 1 and len(b) > 1 and a[0] == b[1] and a[1] == b[0]:
+        best = min(best, edit_distance(a[2:], b[2:]) + 1)
+    return best
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="abc", max_size=5), st.text(alphabet="abc", max_size=5), st.integers(0, 4))
+def test_the_distance_is_the_textbook_one_up_to_its_limit(a: str, b: str, limit: int) -> None:
+    assert glob._distance(a, b, limit) == min(edit_distance(a, b), limit + 1)
+
+
+LLAMA = llama(32)
+
+
+@pytest.mark.parametrize(
+    ("text", "paths", "expected"),
+    [
+        ("layers.*.atention.wq", LLAMA, [("layers.*.attention.wq", 32)]),
+        ("lyers.*.atention.wq", LLAMA, [("layers.*.attention.wq", 32)]),
+        ("layers.*.feed_foward.w[13]", LLAMA, [("layers.*.feed_forward.w[13]", 64)]),
+        ("layers.{0..3}.atention.{wq,wk}", LLAMA, [("layers.{0..3}.attention.{wq,wk}", 8)]),
+        ("layers.*.attention.{qw,kw}", LLAMA, [("layers.*.attention.{wq,wk}", 64)]),
+        ("tok_embedding", LLAMA, [("tok_embeddings", 1)]),
+        ("layers.99.ffn_norm", LLAMA, [("layers.*.ffn_norm", 32)]),
+        ("*self.query", BERT, [("**.self.query", 4)]),
+        ("attention.wq", LLAMA, [("**.attention.wq", 32)]),
+        ("*.wq", LLAMA, [("**.wq", 32)]),
+        ("layers.wq", LLAMA, [("layers.**.wq", 32)]),
+        ("layers.*.wq", LLAMA, [("layers.*.attention.wq", 32)]),
+        ("layers.attention.wq", LLAMA, [("layers.*.attention.wq", 32)]),
+        ("model.layers.*.ffn_norm", LLAMA, [("layers.*.ffn_norm", 32)]),
+        ("layers/*/ffn_norm", LLAMA, [("layers.*.ffn_norm", 32)]),
+        ("layers.*.attention.zzzz", LLAMA, []),
+        ("model.**", LLAMA, []),
+        ("zzzz", LLAMA, []),
+        ("a", [], []),
+        ("layers.*", LLAMA, []),
+        ("", LLAMA, []),
+        ("wq..", LLAMA, []),
+        ("a.[", ["a.["], []),
+        ("b*d", ["bad*"], []),
+        ("bad.y", ["bad*.y"], [("bad[*].y", 1)]),
+    ],
+)
+def test_a_glob_that_matches_nothing_gets_the_likely_ones(
+    text: str, paths: list[str], expected: list[tuple[str, int]]
+) -> None:
+    assert suggest(text, paths) == expected
+
+
+def test_suggestions_differ_in_what_they_match_and_are_three_at_most() -> None:
+    assert suggest("layers.*.attention.wz", LLAMA) == [
+        (f"layers.*.attention.{name}", 32) for name in ("wk", "wo", "wq")
+    ]
+
+
+def test_a_suggestion_may_be_looked_for_among_many_alternatives() -> None:
+    start = time.perf_counter()
+    assert suggest("layers.{0..4095}.zzz", LLAMA) == []
+    assert suggest("**.*{0..4095}*.zzz", LLAMA) == []
+    assert suggest("zzz." * 249 + "zzz", LLAMA) == []
+    assert time.perf_counter() - start < 2.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(LLAMA + BERT), st.randoms(use_true_random=False))
+def test_every_suggestion_matches_as_many_paths_as_it_says(path: str, rng: random.Random) -> None:
+    paths = LLAMA + BERT
+    segments = ["*" if rng.random() < 0.3 else name for name in path.split(".")]
+    at = rng.randrange(len(segments))
+    segments[at : at + 1] = rng.choice([[], ["zz"], [segments[at] + "x"], [segments[at], "zz"]])
+    text = ".".join(segments)
+    found = suggest(text, paths)
+    assert len(found) <= 3
+    for suggestion, count in found:
+        assert not parse_glob(text).select(paths)
+        assert len(parse_glob(suggestion).select(paths)) == count >= 1
+
+
+def test_the_module_does_not_import_torch() -> None:
+    command = "import sys, parallelizer.glob; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
