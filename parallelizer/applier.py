@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -25,6 +25,7 @@ from parallelizer.mesh import describe, fsdp_mesh, rename, submesh
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
 from parallelizer.styles.fsdp import DTYPES
+from parallelizer.whole_parameters import sum_gradients_of
 from parallelizer.workload import Workload
 
 
@@ -52,6 +53,7 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
             case "fsdp":
                 _shard_data(application, module, mesh)
     _sum_gradients(model)
+    sum_gradients_of(model, _whole_parameters(program, mesh))
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
     remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh)))
     return model
@@ -121,19 +123,13 @@ def _shard_data(application: Application, module: nn.Module, mesh: DeviceMesh) -
         ignored_params=whole or None,
         **more,
     )
-    groups = [g for g in device_mesh.get_all_groups() if dist.get_world_size(g) > 1]
-    for param in whole:
-        if param.requires_grad:
-            param.register_hook(functools.partial(_sum_over, groups))
 
 
-def _sum_over(groups: list[dist.ProcessGroup], gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient of a parameter that FSDP leaves whole, summed over the data ranks."""
-    total = gradient.clone()
-    local = total.to_local() if isinstance(total, DTensor) else total
-    for group in groups:
-        dist.all_reduce(local, group=group)
-    return total
+def _whole_parameters(program: Program, mesh: DeviceMesh) -> dict[str, list[dist.ProcessGroup]]:
+    """The parameters that fsdp leaves whole, and the groups to sum their gradients over."""
+    units = program.of_slot("fsdp")
+    groups = [g for g in fsdp_mesh(mesh).get_all_groups() if dist.get_world_size(g) > 1] if units else []
+    return {full_name(u.module, n): groups for u in units for n in u.params if u.reasons.get(n)}
 
 
 def _sum_gradients(model: nn.Module) -> None:

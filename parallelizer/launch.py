@@ -5,10 +5,11 @@ nor its arguments are pickled. On CUDA they are spawned, because a process that 
 forked: there the worker must be importable by name, and its arguments must pickle. Results come back pickled
 on both.
 
-The parent runs the elastic agent in the thread that calls `start`, and a second thread watches. When the ranks
-must end (a start takes too long, Ctrl-C, one has died and the others hang), the watcher ends the processes, and
-the agent then returns by itself, as it does for any failure. Nothing is ever raised inside the agent, which may
-be about to fork. What happened is read afterwards from the notes that each rank leaves in a private folder.
+The parent runs the elastic agent in the thread that calls `start`, and a second thread watches. When the
+ranks must end (a start takes too long, Ctrl-C, one has died and the others hang), the watcher ends the
+processes, and the agent then returns by itself, as it does for any failure. Nothing is ever raised inside the
+agent, which may be about to fork. What happened is read afterwards from the notes that each rank leaves in a
+private folder.
 """
 
 from __future__ import annotations
@@ -228,7 +229,12 @@ def _silence() -> Iterator[None]:
     """Keep torch elastic's loggers from saying in many lines what a LaunchError says in one."""
     loggers = [
         logging.getLogger(name)
-        for name in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
+        for name in (
+            "torch.distributed.elastic",
+            "torch.distributed.launcher",
+            "torch.multiprocessing",
+            "torchelastic-events-null",
+        )
     ]
     before = [logger.propagate for logger in loggers]
     nothing = logging.NullHandler()

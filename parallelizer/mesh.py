@@ -22,8 +22,7 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
     if not mesh.fsdp_axes:
         names = [a for a in AXES if a in names or a == "dp_shard"]
     device_mesh = init_device_mesh(device, tuple(mesh.sizes[a] for a in names), mesh_dim_names=tuple(names))
-    if len(mesh.fsdp_axes) > 1:
-        torch_private.flatten_mesh(device_mesh[mesh.fsdp_axes], FOLDED)
+    fsdp_mesh(device_mesh)  # makes the folded group now, while every rank is here
     return device_mesh
 
 
@@ -63,15 +62,10 @@ def fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
     """The mesh for `fully_shard`: the folded shard axis, with `dp_replicate` outside it when it is above 1."""
     mesh = describe(device_mesh)
     names = mesh.fsdp_axes
-    if len(names) > 1:
-        if FOLDED not in torch_private.flattened_names(device_mesh):
-            torch_private.flatten_mesh(device_mesh[names], FOLDED)
-        shard_axis = FOLDED
-    else:
-        shard_axis = names[0] if names else "dp_shard"
+    sharded = torch_private.flatten_mesh(device_mesh[names], FOLDED) if len(names) > 1 else device_mesh[(names or ("dp_shard",))[0]]
     if mesh.sizes["dp_replicate"] > 1:
-        return device_mesh["dp_replicate", shard_axis]
-    return device_mesh[shard_axis]
+        return torch_private.join_meshes(device_mesh["dp_replicate"], sharded)
+    return sharded
 
 
 def folded_name(mesh: Mesh) -> str:

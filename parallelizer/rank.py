@@ -1,7 +1,7 @@
 """One rank on its own side: its process group, and the life of a rank that `launch.start` has started.
 
-Such a rank tells its parent how far it has come by notes, small files in a private folder. They work alike for
-forked and spawned ranks, and they outlive the rank that wrote them.
+Such a rank tells its parent how far it has come by notes, small files in a private folder. They work alike
+for forked and spawned ranks, and they outlive the rank that wrote them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Failure:
 def run_rank(job: Job) -> bytes:
     """One rank from beginning to end; returns the worker's pickled result.
 
-    Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` or `failed` (why).
-    A rank that fails ends here, with exit code 1 or the worker's own.
+    Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` or `failed`
+    (why). A rank that fails ends here, with exit code 1 or the worker's own.
     """
     rank = int(os.environ["RANK"])
     _end_with(job.parent)
@@ -130,7 +130,7 @@ def _end_with(parent: int) -> None:
 
 
 def _quiet_signals() -> None:
-    """End on a signal at once, even inside a collective, and without a traceback: the parent does the talking."""
+    """End on a signal at once, even inside a collective, and without a traceback: the parent says it all."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -195,8 +195,8 @@ def enter_group(
     """Make the default process group and prove it with one all-reduce over all ranks.
 
     Without a `store` the group is found through torchrun's environment variables. A CPU rank has one torch
-    thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent has.
-    On CUDA the rank takes the GPU of its `local_rank`; tensors on the CPU go over gloo.
+    thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent
+    has. On CUDA the rank takes the GPU of its `local_rank`; tensors on the CPU go over gloo.
     """
     timeout = timedelta(seconds=collective_timeout)
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"

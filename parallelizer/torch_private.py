@@ -14,13 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
     """Fold a sub-mesh into one axis of that name. `DeviceMesh._flatten` is the documented way to share a root mesh between a
-    folded axis and its parts, which FSDP over `dp_shard x cp` needs; waits for a public `flatten`."""
+    folded axis and its parts, which FSDP over `dp_shard x cp` needs; a second call gives the same mesh. Waits for a public
+    `flatten`."""
     return mesh._flatten(name)
 
 
-def flattened_names(mesh: DeviceMesh) -> frozenset[str]:
-    """Names of the axes folded so far on this mesh's root. Waits for the same."""
-    return frozenset(mesh._get_root_mesh()._flatten_mapping)
+def join_meshes(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
+    """Two axes of one root mesh, one of them perhaps folded, as one mesh of both. `DeviceMesh._concatenate` is what FSDP itself
+    uses; slicing the root by a folded name is deprecated."""
+    return DeviceMesh._concatenate([outer, inner])
 
 
 def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -40,9 +41,9 @@ class Watch:
     strangers: frozenset[BaseProcess]
     """Processes that were there before."""
     processes: dict[int, BaseProcess] = field(default_factory=dict)
-    """By rank, once all are born."""
+    """The ranks' processes by process id, from the moment that they were first seen, dead or alive."""
     deaths: dict[int, float] = field(default_factory=dict)
-    """When a rank's process ended."""
+    """When a process ended, by process id."""
     ending_since: float | None = None
     """When the watcher began to end the ranks."""
     late: LaunchError | None = None
@@ -56,57 +57,58 @@ class Watch:
         """What a rank has noted."""
         return pickle.loads((self.job.folder / f"{kind}.{rank}").read_bytes())
 
+    def pids(self) -> dict[int, int]:
+        """Process ids by rank, of the ranks that were born."""
+        return {rank: self.note("born", rank) for rank in self.ranks("born")}
+
     def children(self) -> list[BaseProcess]:
-        """Our ranks' processes that live."""
+        """Our ranks' processes that live.
+
+        Looking for them reaps those that have ended, which the agent wants to do itself. So this is for the
+        time of starting and the time of ending, and whatever the agent makes of it, the notes are believed.
+        """
         return [p for p in multiprocessing.active_children() if p not in self.strangers]
 
 
 def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: threading.Event) -> None:
-    """Until `over`: learn who the ranks are and when they end, and end them all when there is a reason to."""
+    """Until `over`: know the ranks' processes and when they end, and end them all when there is reason to.
+
+    A reason is a signal in `got`, a rank that has not started after `start_timeout` seconds, or one that ended
+    while the others go on.
+    """
     deadline = time.monotonic() + start_timeout
     starting = True
-    ended: set[BaseProcess] = set()
+    asked: set[BaseProcess] = set()
     while not over.is_set():
-        if not watch.processes:
-            _identify(watch)
-        _await_deaths(watch, over)
+        meeting = len(watch.processes) < watch.job.ranks
+        if meeting:
+            watch.processes.update({p.pid: p for p in watch.children() if p.pid is not None})
+        _await_deaths(watch, PERIOD / 10 if meeting else PERIOD, over)
         now = time.monotonic()
         if starting:
             late = set(range(watch.job.ranks)) - watch.ranks("started")
             starting = bool(late)
             if late and now > deadline and watch.ending_since is None:
                 watch.late = _lateness(watch, late, start_timeout)
-                watch.ending_since = now
+                watch.ending_since = time.monotonic()
         if watch.ending_since is None and (got or _is_stuck(watch, now)):
             watch.ending_since = now
         if watch.ending_since is not None:
             for process in watch.children():
                 if now - watch.ending_since > GRACE:
                     process.kill()
-                elif process not in ended:
+                elif process not in asked:
                     process.terminate()
-                    ended.add(process)
+                    asked.add(process)
 
 
-def _identify(watch: Watch) -> None:
-    """Which process is which rank, as soon as all are born.
-
-    Asking for children reaps those that have ended, which the agent wants to do itself. So it is done once
-    here, while they all live, and not again until they are to end.
-    """
-    born = watch.ranks("born")
-    if len(born) == watch.job.ranks:
-        by_id = {process.pid: process for process in watch.children()}
-        pids = {rank: watch.note("born", rank) for rank in born}
-        watch.processes = {rank: by_id[pid] for rank, pid in pids.items() if pid in by_id}
-
-
-def _await_deaths(watch: Watch, over: threading.Event) -> None:
-    """Wait for PERIOD, or until a rank ends, and note when it did."""
-    living = {process.sentinel: rank for rank, process in watch.processes.items() if rank not in watch.deaths}
+def _await_deaths(watch: Watch, seconds: float, over: threading.Event) -> None:
+    """Wait so long, or until a process ends, and note when it did."""
+    living = {p.sentinel: pid for pid, p in watch.processes.items() if pid not in watch.deaths}
     if not living:
-        over.wait(PERIOD)
-    for sentinel in multiprocessing.connection.wait(list(living), PERIOD) if living else ():
+        over.wait(seconds)
+        return
+    for sentinel in multiprocessing.connection.wait(list(living), seconds):
         watch.deaths[living[sentinel]] = time.monotonic()  # type: ignore[index]
 
 
@@ -114,7 +116,8 @@ def _is_stuck(watch: Watch, now: float) -> bool:
     """Whether a rank ended early, and the agent has not got the others to end since."""
     if not watch.deaths or now - min(watch.deaths.values()) < GRACE:
         return False
-    return not watch.deaths.keys() <= watch.ranks("finished")
+    pids, finished = watch.pids(), watch.ranks("finished")
+    return not watch.deaths.keys() <= {pid for rank, pid in pids.items() if rank in finished}
 
 
 def _lateness(watch: Watch, late: set[int], start_timeout: float) -> LaunchError:
@@ -134,12 +137,11 @@ def _lateness(watch: Watch, late: set[int], start_timeout: float) -> LaunchError
 
 def _stacks(watch: Watch, ranks: set[int]) -> dict[int, tuple[str, str]]:
     """File and description of the innermost Python frame of those ranks that answer within a second."""
-    asked = ranks & watch.ranks("stack") & watch.ranks("born")
+    pids = watch.pids()
+    asked = ranks & watch.ranks("stack") & pids.keys()
     for rank in asked:
-        try:
-            os.kill(watch.note("born", rank), signal.SIGUSR1)
-        except ProcessLookupError:
-            continue
+        with suppress(ProcessLookupError):
+            os.kill(pids[rank], signal.SIGUSR1)
     answers: dict[int, tuple[str, str]] = {}
     until = time.monotonic() + 1.0
     while len(answers) < len(asked) and time.monotonic() < until:
@@ -181,21 +183,22 @@ def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
         parts.append(f"\n{first.text.rstrip()}\n")
     if others:
         line = textwrap.shorten(others[0].line, 200, placeholder=" ...")
-        parts.append(
-            f"{_ranks({other.rank for other in others})} ended after it; rank {others[0].rank} {line}"
-        )
+        parts.append(f"then rank {others[0].rank} {line}")
+    if rest := {failure.rank for failure in others[1:]}:
+        parts.append(f"and {_ranks(rest)} after it")
     return LaunchError("\n".join(parts), _help(watch, first))
 
 
 def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
     """Every rank that ended by itself without finishing, in order of time."""
     failures: list[Failure] = [watch.note("failed", rank) for rank in watch.ranks("failed")]
-    codes = {rank: process.exitcode for rank, process in watch.processes.items()}
+    pids = watch.pids()
+    codes = {rank: watch.processes[pid].exitcode for rank, pid in pids.items() if pid in watch.processes}
     agent = trouble.failures if isinstance(trouble, ChildFailedError) else {}
     named = {rank: failure.exitcode for rank, failure in agent.items()}
     known = {failure.rank for failure in failures} | (watch.ranks("finished") - named.keys())
-    for rank, code in {**codes, **named}.items():
-        died = watch.deaths.get(rank, -math.inf)
+    for rank, code in {**named, **codes}.items():
+        died = watch.deaths.get(pids.get(rank, -1), -math.inf)
         by_agent = code == -signal.SIGTERM and rank not in named
         by_watcher = watch.ending_since is not None and died >= watch.ending_since
         if rank not in known and not by_agent and not by_watcher:

@@ -1,0 +1,181 @@
+"""Ranks that torchrun or Slurm started: recognised from the environment, and joined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from parallelizer.launch import LaunchError, OutsideRanks, join, outside_ranks
+from parallelizer.outside_ranks import first_host
+
+TORCHRUN = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "8",
+    "MASTER_ADDR": "head",
+    "MASTER_PORT": "29501",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_STEP_ID": "2",
+    "SLURM_JOB_NODELIST": "gpu[007-010]",
+}
+
+
+@pytest.fixture
+def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in (*TORCHRUN, *os.environ):
+        if name in TORCHRUN or name.startswith("SLURM_") or name == "ENVIRONMENT":
+            monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def set_all(env: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        env.setenv(name, value)
+
+
+def test_a_process_of_its_own_is_no_rank(env: pytest.MonkeyPatch) -> None:
+    assert outside_ranks() is None
+
+
+def test_torchrun_is_recognised(env: pytest.MonkeyPatch) -> None:
+    set_all(env, TORCHRUN)
+    assert outside_ranks() == OutsideRanks(5, 8, 1, "torchrun", "head", 29501)
+
+
+def test_part_of_torchruns_variables_is_not_torchrun(env: pytest.MonkeyPatch) -> None:
+    set_all(env, {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE")})
+    assert outside_ranks() is None
+
+
+def test_srun_is_recognised(env: pytest.MonkeyPatch) -> None:
+    set_all(env, SRUN)
+    assert outside_ranks() == OutsideRanks(5, 8, 1, "slurm", "gpu007", 10000 + 123458 % 20000)
+
+
+def test_torchrun_inside_slurm_wins(env: pytest.MonkeyPatch) -> None:
+    set_all(env, SRUN)
+    set_all(env, TORCHRUN)
+    ranks = outside_ranks()
+    assert ranks is not None
+    assert ranks.launcher == "torchrun"
+
+
+def test_an_address_that_is_set_is_kept_under_slurm(env: pytest.MonkeyPatch) -> None:
+    set_all(env, {**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "4000"})
+    ranks = outside_ranks()
+    assert ranks is not None
+    assert (ranks.address, ranks.port) == ("head", 4000)
+
+
+def test_a_step_smaller_than_its_job_has_its_own_size(env: pytest.MonkeyPatch) -> None:
+    set_all(env, {**SRUN, "SLURM_STEP_NUM_TASKS": "6"})
+    ranks = outside_ranks()
+    assert ranks is not None
+    assert ranks.world_size == 6
+
+
+@pytest.mark.parametrize("variables", [{"SLURM_NTASKS": "1"}, {"SLURM_STEP_NUM_TASKS": "1"}])
+def test_a_single_task_is_no_rank(env: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    set_all(env, {**SRUN, **variables})
+    assert outside_ranks() is None
+
+
+def test_the_batch_script_itself_is_no_rank(env: pytest.MonkeyPatch) -> None:
+    script = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    set_all(env, {**script, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "ENVIRONMENT": "BATCH"})
+    assert outside_ranks() is None
+    env.setenv("SLURM_STEP_ID", "0")
+    assert outside_ranks() is not None
+
+
+def test_a_value_that_is_no_number_is_told(env: pytest.MonkeyPatch) -> None:
+    set_all(env, {**TORCHRUN, "RANK": "first"})
+    with pytest.raises(LaunchError, match="RANK is 'first', which is no number"):
+        outside_ranks()
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "host"),
+    [
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("gpu[007-012,020],login1", "gpu007"),
+        ("gpu[3,5-7]-ib", "gpu3-ib"),
+        ("rack[0-1]n[01-16]", "rack0n01"),
+        ("a-b[1-2].cluster.org,c", "a-b1.cluster.org"),
+        ("", ""),
+    ],
+)
+def test_the_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
+    assert first_host(nodelist) == host
+
+
+def test_joining_without_ranks_is_refused(env: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LaunchError, match="not started as one of several ranks"):
+        join(lambda: None, device="cpu")
+
+
+SCRIPT = """
+    import os, sys
+    import torch, torch.distributed as dist
+    from parallelizer.launch import join, outside_ranks
+
+    def worker(folder):
+        total = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(total)
+        path = os.path.join(folder, str(dist.get_rank()))
+        found = outside_ranks()
+        text = f"{found.launcher} {found.local_rank} {os.environ['LOCAL_RANK']} {total.item()}"
+        open(path, "w").write(text)
+        return dist.get_rank()
+
+    assert join(worker, (sys.argv[1],), device="cpu", collective_timeout=60) == outside_ranks().rank
+    assert not dist.is_initialized()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "joins.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "out").mkdir()
+    return path
+
+
+def written(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.ranks
+def test_ranks_of_torchrun_join(script: Path, env: pytest.MonkeyPatch) -> None:
+    out = script.parent / "out"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*command, str(script), str(out)], check=True, timeout=120, capture_output=True)
+    assert written(out) == {"0": "torchrun 0 0 3.0", "1": "torchrun 1 1 3.0"}
+
+
+@pytest.mark.ranks
+def test_tasks_of_slurm_join(script: Path, env: pytest.MonkeyPatch) -> None:
+    out = script.parent / "out"
+    job = {**SRUN, "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": str(os.getpid())}
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(out)],
+            env={**os.environ, **job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [task.wait(timeout=120) for task in tasks] == [0, 0]
+    # Inside the worker the environment is torchrun's.
+    assert written(out) == {"0": "torchrun 0 0 3.0", "1": "torchrun 1 1 3.0"}
