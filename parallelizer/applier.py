@@ -55,7 +55,8 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     _sum_gradients(model)
     sum_gradients_of(model, _whole_parameters(program, mesh))
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
-    remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh)))
+    groups = tuple(g for g in fsdp_mesh(mesh).get_all_groups() if dist.get_world_size(g) > 1)
+    remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh), groups))
     return model
 
 

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from parallelizer import lone_rendezvous
 from parallelizer.outside_ranks import OutsideRanks, join, outside_ranks
 from parallelizer.rank import Device, Job, LaunchError, environment, run_rank
 from parallelizer.watch_ranks import PERIOD, Watch, end, keep_watch, what_happened
@@ -69,9 +70,23 @@ def start(
       thread other than the main one, signals are left to the main thread.
     """
     _check_startable(ranks, device)
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
     for attempt in range(max_restarts + 1):
         try:
-            return _attempt(worker, args, ranks, device, log_dir, start_timeout, collective_timeout, attempt)
+            with tempfile.TemporaryDirectory(prefix="parallelizer-", ignore_cleanup_errors=True) as name:
+                job = Job(
+                    worker,
+                    args,
+                    ranks,
+                    device,
+                    log_dir,
+                    collective_timeout,
+                    attempt,
+                    folder=Path(name),
+                    parent=os.getpid(),
+                )
+                return [pickle.loads(result) for result in _attempt(job, start_timeout)]
         except LaunchError as error:
             if attempt == max_restarts:
                 raise
@@ -130,59 +145,37 @@ def _check_startable(ranks: int, device: Device) -> None:
         )
 
 
-def _attempt(
-    worker: Callable[..., T],
-    args: tuple,
-    ranks: int,
-    device: Device,
-    log_dir: Path | None,
-    start_timeout: float,
-    collective_timeout: float,
-    attempt: int,
-) -> list[T]:
-    if log_dir is not None:
-        log_dir.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="parallelizer-", ignore_cleanup_errors=True) as name,
-        _signals() as got,
-    ):
-        job = Job(worker, args, ranks, device, log_dir, collective_timeout, attempt, Path(name), os.getpid())
-        watch = Watch(job, frozenset(multiprocessing.active_children()))
-        over = threading.Event()
+def _attempt(job: Job, start_timeout: float) -> list[bytes]:
+    """The pickled results, in order of rank, of one start. No rank is left afterwards, whatever happens."""
+    watch = Watch(job, frozenset(multiprocessing.active_children()))
+    over = threading.Event()
+    trouble: Exception | None = None
+    with _signals() as got:
         watcher = threading.Thread(target=keep_watch, args=(watch, start_timeout, got, over), daemon=True)
         watcher.start()
-        results: dict[int, bytes] = {}
-        trouble: Exception | None = None
         try:
-            results = _elastic(job, start_timeout)
-        except Exception as error:  # the agent knows of one rank; the notes tell of all
-            trouble = error
+            results = _elastic(job)
+        except Exception as error:
+            trouble = error  # the agent knows of one rank; the notes tell of all
         finally:
             over.set()
             watcher.join()
             end(watch.children())
-        if trouble is not None and not got:
-            raise what_happened(watch, trouble) from None
     if got:
         raise KeyboardInterrupt if got[0] == signal.SIGINT else SystemExit(128 + got[0])
-    return [pickle.loads(results[rank]) for rank in range(ranks)]
+    if trouble is not None:
+        raise what_happened(watch, trouble) from None
+    return [results[rank] for rank in range(job.ranks)]
 
 
-def _elastic(job: Job, start_timeout: float) -> dict[int, bytes]:
+def _elastic(job: Job) -> dict[int, bytes]:
     """One life of an elastic agent. It does no restarts, or it would restart what is ended on purpose."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=job.ranks,
         run_id=job.folder.name,
-        rdzv_backend="c10d",
-        # One agent needs no server to meet others at, and a process that forks should not run its threads.
-        rdzv_endpoint=str(job.folder / "rendezvous"),
-        rdzv_configs={
-            "store_type": "file",
-            "timeout": max(1, math.ceil(start_timeout)),
-            "keep_alive_interval": 3600,  # nobody else listens, and the file grows with every beat
-        },
+        rdzv_backend=lone_rendezvous.NAME,
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=PERIOD,
@@ -190,6 +183,7 @@ def _elastic(job: Job, start_timeout: float) -> dict[int, bytes]:
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
         signals_to_handle="",  # they are ours, see _signals
     )
+    # Ranks that connect to a store of the agent's were seen to hang after a fork. Ours has none to share.
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
     with environment(variables), _silence(), warnings.catch_warnings():
         warnings.filterwarnings(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,12 +20,14 @@ _ATTRIBUTE = "_parallelizer_state"
 
 @dataclass(frozen=True)
 class ParallelState:
-    """The program that was applied, the mesh it runs on, packed parameters by name, and the model's local buffers."""
+    """The program that was applied, the mesh it runs on, packed parameters by name, the model's local buffers, and the groups of
+    ranks that see different tokens."""
 
     program: Program
     mesh: DeviceMesh
     packed: Mapping[str, Packing]
     buffers: LocalBuffers
+    data_groups: tuple[dist.ProcessGroup, ...]
 
 
 def remember(model: nn.Module, state: ParallelState) -> None:

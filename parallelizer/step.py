@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
-from parallelizer.mesh import fsdp_mesh
+from parallelizer.phase import phase
 from parallelizer.state import state_of
 from parallelizer.styles.base import forward_names
 
@@ -51,21 +51,29 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     totals: torch.Tensor | None = None
     for part in parts:
-        total, weight = loss(forward(model, part), part)
-        (total * SCALE).backward()
+        with phase("forward"):
+            output = forward(model, part)
+        with phase("loss"):
+            total, weight = loss(output, part)
+        del output
+        with phase("backward"):
+            (total * SCALE).backward()
         sums = torch.stack([total.detach().to(_wide(total)), weight.detach().to(_wide(total))])
         totals = sums if totals is None else totals + sums
     if totals is None:
         raise ValueError("train_step was given no batch")
-    for group in groups:
-        dist.all_reduce(totals, group=group)
-    parameters = [p for p in model.parameters() if p.grad is not None]
-    sum_partial(parameters)
-    mean = totals[0] / totals[1]
-    correction = 1.0 / (SCALE * totals[1])
-    norm = grad_norm(parameters) * correction
-    scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
-    optimizer.step()
+    with phase("loss"):
+        for group in groups:
+            dist.all_reduce(totals, group=group)
+    with phase("clip"):
+        parameters = [p for p in model.parameters() if p.grad is not None]
+        sum_partial(parameters)
+        mean = totals[0] / totals[1]
+        correction = 1.0 / (SCALE * totals[1])
+        norm = grad_norm(parameters) * correction
+        scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
+    with phase("optimizer"):
+        optimizer.step()
     _restore(model)
     return Step(mean, norm)
 
@@ -98,12 +106,10 @@ def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
     return output
 
 
-def data_groups(model: nn.Module) -> list[dist.ProcessGroup]:
+def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
     """The groups whose ranks saw different tokens, for a parallel model; none for any other."""
     state = state_of(model)
-    if state is None:
-        return []
-    return [g for g in fsdp_mesh(state.mesh).get_all_groups() if dist.get_world_size(g) > 1]
+    return () if state is None else state.data_groups
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

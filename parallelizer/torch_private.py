@@ -123,3 +123,29 @@ def costly_operators() -> list[Any]:
         c10d.reduce_scatter_tensor.default,
         c10d.all_reduce.default,
     ]
+
+
+def fake_store() -> Any:
+    """A store for the `fake` backend, and the backend itself, which importing its module registers. It is documented for dry runs
+    and kept under `torch.testing._internal`; waits for a public place."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def group_name(value: Any) -> str | None:
+    """The name of the process group in one argument of a collective operator, or None when it is no group. Operators of `c10d`
+    carry a boxed ProcessGroup, which only `torch._C` can open."""
+    if isinstance(value, torch.ScriptObject):
+        try:
+            name: str = torch._C._distributed_c10d.ProcessGroup.unbox(value).group_name
+            return name
+        except (RuntimeError, ValueError):
+            return None
+    return None
+
+
+def group_ranks(name: str) -> tuple[int, ...]:
+    """The global ranks of a group by its name. Functional collectives carry only the name."""
+    group = torch._C._distributed_c10d._resolve_process_group(name)
+    return tuple(torch.distributed.get_process_group_ranks(group))

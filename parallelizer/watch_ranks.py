@@ -44,6 +44,8 @@ class Watch:
     """The ranks' processes by process id, from the moment that they were first seen, dead or alive."""
     deaths: dict[int, float] = field(default_factory=dict)
     """When a process ended, by process id."""
+    started: bool = False
+    """Whether every rank has started."""
     ending_since: float | None = None
     """When the watcher began to end the ranks."""
     late: LaunchError | None = None
@@ -65,7 +67,7 @@ class Watch:
         """Our ranks' processes that live.
 
         Looking for them reaps those that have ended, which the agent wants to do itself. So this is for the
-        time of starting and the time of ending, and whatever the agent makes of it, the notes are believed.
+        time of starting and the time of ending; should the agent stumble then, the notes are believed.
         """
         return [p for p in multiprocessing.active_children() if p not in self.strangers]
 
@@ -73,11 +75,11 @@ class Watch:
 def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: threading.Event) -> None:
     """Until `over`: know the ranks' processes and when they end, and end them all when there is reason to.
 
-    A reason is a signal in `got`, a rank that has not started after `start_timeout` seconds, or one that ended
-    while the others go on.
+    A reason is a signal in `got`, a rank that has not started after `start_timeout` seconds, or one that
+    ended while the others go on.
     """
-    deadline = time.monotonic() + start_timeout
-    starting = True
+    begin = time.monotonic()
+    kill_at = math.inf
     asked: set[BaseProcess] = set()
     while not over.is_set():
         meeting = len(watch.processes) < watch.job.ranks
@@ -85,21 +87,32 @@ def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: thr
             watch.processes.update({p.pid: p for p in watch.children() if p.pid is not None})
         _await_deaths(watch, PERIOD / 10 if meeting else PERIOD, over)
         now = time.monotonic()
-        if starting:
-            late = set(range(watch.job.ranks)) - watch.ranks("started")
-            starting = bool(late)
-            if late and now > deadline and watch.ending_since is None:
-                watch.late = _lateness(watch, late, start_timeout)
-                watch.ending_since = time.monotonic()
-        if watch.ending_since is None and (got or _is_stuck(watch, now)):
-            watch.ending_since = now
+        if watch.ending_since is None:
+            grace = _must_end(watch, start_timeout if now - begin > start_timeout else None, got)
+            if grace is not None:
+                watch.ending_since, kill_at = now, now + grace
         if watch.ending_since is not None:
             for process in watch.children():
-                if now - watch.ending_since > GRACE:
+                if now >= kill_at:
                     process.kill()
                 elif process not in asked:
                     process.terminate()
                     asked.add(process)
+
+
+def _must_end(watch: Watch, overdue: float | None, got: Sequence[int]) -> float | None:
+    """The seconds of grace to end the ranks with, or None while they may go on."""
+    if got:
+        return GRACE
+    if _is_stuck(watch):
+        return 0.0  # the agent has asked them already
+    if not watch.started:
+        late = set(range(watch.job.ranks)) - watch.ranks("started")
+        watch.started = not late
+        if late and overdue is not None:
+            watch.late = _lateness(watch, late, overdue)
+            return GRACE
+    return None
 
 
 def _await_deaths(watch: Watch, seconds: float, over: threading.Event) -> None:
@@ -108,13 +121,14 @@ def _await_deaths(watch: Watch, seconds: float, over: threading.Event) -> None:
     if not living:
         over.wait(seconds)
         return
-    for sentinel in multiprocessing.connection.wait(list(living), seconds):
-        watch.deaths[living[sentinel]] = time.monotonic()  # type: ignore[index]
+    ended = multiprocessing.connection.wait(list(living), seconds)
+    now = time.monotonic()
+    watch.deaths.update({pid: now for sentinel, pid in living.items() if sentinel in ended})
 
 
-def _is_stuck(watch: Watch, now: float) -> bool:
+def _is_stuck(watch: Watch) -> bool:
     """Whether a rank ended early, and the agent has not got the others to end since."""
-    if not watch.deaths or now - min(watch.deaths.values()) < GRACE:
+    if not watch.deaths or time.monotonic() - min(watch.deaths.values()) < GRACE:
         return False
     pids, finished = watch.pids(), watch.ranks("finished")
     return not watch.deaths.keys() <= {pid for rank, pid in pids.items() if rank in finished}
@@ -197,9 +211,12 @@ def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
     agent = trouble.failures if isinstance(trouble, ChildFailedError) else {}
     named = {rank: failure.exitcode for rank, failure in agent.items()}
     known = {failure.rank for failure in failures} | (watch.ranks("finished") - named.keys())
+    times = sorted(watch.deaths.values())
     for rank, code in {**named, **codes}.items():
         died = watch.deaths.get(pids.get(rank, -1), -math.inf)
-        by_agent = code == -signal.SIGTERM and rank not in named
+        # The agent ends the others when one has ended, so the first to end was not ended by it.
+        foremost = times[:1] == [died] and times.count(died) == 1
+        by_agent = code == -signal.SIGTERM and rank not in named and not foremost
         by_watcher = watch.ending_since is not None and died >= watch.ending_since
         if rank not in known and not by_agent and not by_watcher:
             failures.append(Failure(rank, _ending(code), when=died - LAG))

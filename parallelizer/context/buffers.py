@@ -1,8 +1,9 @@
-"""The plan's `buffers`: batch entries split by rank, and the model's positional buffers seen as this rank's rows.
+"""The plan's `buffers`: batch entries split by rank, and the model's positional buffers seen as this rank's
+rows.
 
-A model buffer is swapped when the model's forward begins, because only then the sequence's length is known, and stays so
-through backward, where a checkpoint may run parts of forward again. `restore_buffers` puts the whole ones back; so does
-taking a state dict.
+A model buffer is swapped when the model's forward begins, because only then the sequence's length is known,
+and stays so through backward, where a checkpoint may run parts of forward again. `restore_buffers` puts the
+whole ones back; so does taking a state dict.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from parallelizer.plan import Plan
 
 
 def shard_batch(batch: Mapping[str, torch.Tensor], plan: Plan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
-    """This context-parallel rank's tokens of a batch: the entries that the plan's `buffers.batch` lists, split along their
-    dimension in the balanced order; the rest as they are.
+    """This context-parallel rank's tokens of a batch: the entries that the plan's `buffers.batch` lists,
+    split along their dimension in the balanced order; the rest as they are.
 
-    `batch` holds whole sequences, the same on every rank of `cp`. An entry made by `positions` is the global position of
-    each local token, int64 [batch, local sequence], also without context parallelism. Raises ValueError when a sequence
-    does not divide by twice the size of cp.
+    `batch` holds whole sequences, the same on every rank of `cp`. An entry made by `positions` is the global
+    position of each local token, int64 [batch, local sequence], also without context parallelism. Raises
+    ValueError when a sequence does not divide by twice the size of cp.
     """
     ranks, rank = _cp(mesh)
     local = dict(batch)

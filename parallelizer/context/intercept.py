@@ -8,6 +8,7 @@ mode is entered by the forward itself, a checkpoint around the module recomputes
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
@@ -123,7 +124,7 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
             raise
         if not calls:
             region.refuse(
-                "its forward never called scaled_dot_product_attention; other attention sees only this rank's rows",
+                "its forward never called scaled_dot_product_attention; other attention sees local rows only",
                 "choose the model's attention that calls it, or apply context-parallel to another module",
             )
         return result
@@ -132,7 +133,8 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
 
 
 def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
-    """flex_attention compiles itself: what the mode raises under the compiler comes out as the compiler's error."""
+    """flex_attention compiles itself: what the mode raises under the compiler comes out as the compiler's
+    error."""
     link: BaseException | None = error
     while link is not None:
         if not isinstance(link, ContextParallelError) and f"{ContextParallelError.__name__}(" in str(link):
@@ -161,8 +163,8 @@ class _Interception(TorchFunctionMode):
             self.calls.append(self.region.name)
             if self.grad_enabled and not torch.is_grad_enabled():
                 self.region.refuse(
-                    "attention was called with gradients off inside a forward that has them on, as by a reentrant "
-                    "checkpoint, whose recomputation would escape context parallelism",
+                    "attention was called with gradients off inside a forward that has them on, as by a "
+                    "reentrant checkpoint, whose recomputation would escape context parallelism",
                     "checkpoint the whole module instead, with use_reentrant=False",
                 )
             return _attend(self.region, func, args, kwargs)
@@ -209,7 +211,7 @@ def _attend(
         )
     if q.size(-2) != k.size(-2):
         region.refuse(
-            f"{q.size(-2)} queries and {k.size(-2)} keys are different rows, as with a cache or cross-attention",
+            f"{q.size(-2)} queries and {k.size(-2)} keys are different rows, as in cross-attention",
             "leave this module out of context-parallel",
         )
     if q.shape[:-2] != k.shape[:-2] and not (call.enable_gqa and q.dim() == 4 and q.size(0) == k.size(0)):
@@ -258,12 +260,13 @@ def _to_local(
         region.refuse(
             f"DTensors placed {kinds} are not supported", "replicate them, or shard dimension 0 or 1"
         )
-    for tensor in (query, key, value):
-        for axis, placement in enumerate(placements):
-            if isinstance(placement, Shard) and tensor.size(placement.dim) % mesh.size(axis):
+    for dim in (0, 1):
+        ranks = math.prod(mesh.size(axis) for axis, p in enumerate(placements) if p.is_shard(dim))
+        for tensor in (query, key, value):
+            if tensor.size(dim) % ranks:
                 region.refuse(
-                    f"dimension {placement.dim} of a DTensor of shape {tuple(tensor.shape)} is not a multiple of "
-                    f"the {mesh.size(axis)} ranks it is sharded over",
+                    f"dimension {dim} of DTensor shape {tuple(tensor.shape)} is not a multiple of the {ranks} ranks "
+                    "it is sharded over",
                     "give each rank the same number",
                 )
     local = (query.to_local(), key.to_local(), value.to_local())

@@ -25,7 +25,8 @@ def relay(tensor: torch.Tensor, flow: Flow, group: dist.ProcessGroup) -> torch.T
 
 
 class GatherSequence(torch.autograd.Function):
-    """All ranks' rows in their original order; in backward, the sum of all ranks' gradients of this rank's rows."""
+    """All ranks' rows in their original order; in backward, the sum of all ranks' gradients of this rank's
+    rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:

@@ -7,7 +7,9 @@ import torch
 Tensor = torch.Tensor
 
 
-def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def plain_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """out and log-sum-exp in float64, differentiable; grouped heads repeated, scores in full."""
     group = q.size(1) // k.size(1)
     keys = k.double().repeat_interleave(group, dim=1)

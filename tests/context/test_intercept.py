@@ -1,10 +1,12 @@
-"""Modules are run whole, unsplit, and split over ranks under `wrap`; each group of cases is one start of ranks."""
+"""Modules are run whole, unsplit, and split over ranks under `wrap`; each group of cases is one start of
+ranks."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from parallelizer.context import balance
 from parallelizer.context.intercept import ContextOptions, ContextParallelError, unwrap, wrap
-from tests.context._ranks import run_ranks
 from tests.context.reference import plain_attention, relative_error
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -80,7 +82,13 @@ def per_head(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, enable_gqa: bool)
     return torch.stack(calls, dim=1)
 
 
-STYLES = [imported_by_name, by_attribute, by_keywords, positional, by_operator, deep, per_head]
+STYLES: list[Any] = [imported_by_name, by_attribute, by_keywords, positional, by_operator, deep, per_head]
+
+
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 def sequence() -> Tensor:
@@ -89,6 +97,7 @@ def sequence() -> Tensor:
 
 def compare(module: nn.Module, group: Any, run: Callable[..., Tensor], wrapped: list[nn.Module]) -> float:
     """The largest relative error of the output and of every gradient, split over `group` against unsplit."""
+    module.zero_grad()
     twin = copy.deepcopy(module)
     x, weights = sequence().requires_grad_(), sequence() + 0.5
     whole = run(module, x)
@@ -137,11 +146,11 @@ def compiled(module: nn.Module, x: Tensor) -> Tensor:
     return torch.compile(module, backend="eager")(x)
 
 
-def interception(rank: int) -> dict[str, Any]:
-    group = dist.group.WORLD
+def interception() -> dict[str, Any]:
+    group = world()
     results: dict[str, Any] = {}
     for style in STYLES:
-        module = Attention(style)
+        module: Any = Attention(style)
         results[f"import {style.__name__} {len(results)}"] = compare(module, group, plainly, [module])
     for run in (not_causal, checkpointed, reentrant, compiled):
         module = Attention(by_attribute)
@@ -149,8 +158,8 @@ def interception(rank: int) -> dict[str, Any]:
     whole = Outer(Attention(imported_by_name))
     results["root"] = compare(whole, group, plainly, [whole])
     results["root, checkpointed"] = compare(whole, group, checkpointed, [whole])
-    results["inner module"] = compare(whole, group, checkpointed, [whole.inner[0]])  # type: ignore[list-item]
-    results["both"] = compare(whole, group, checkpointed, [whole.inner])
+    results["inner module"] = compare(whole, group, checkpointed, [whole.inner[0]])
+    results["module between"] = compare(whole, group, checkpointed, [whole.inner])
     module = nn.MultiheadAttention(16, 4, batch_first=True, dtype=torch.float64)
     results["nn.MultiheadAttention"] = compare(module, group, multihead, [module])
     layer = nn.TransformerEncoderLayer(16, 4, 32, 0.0, batch_first=True, dtype=torch.float64)
@@ -164,10 +173,10 @@ def test_every_way_to_call_attention_is_caught(ranks: int) -> None:
         assert {case: error for case, error in result.items() if not error < 1e-12} == {}
 
 
-def meshes(rank: int) -> dict[str, Any]:
+def meshes() -> dict[str, Any]:
     """A 2 x 2 mesh: context parallelism over either axis, and tensor parallelism over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("cp", "tp"))
-    module = nn.Sequential(Attention(by_attribute), Attention(imported_by_name))
+    module: Any = nn.Sequential(Attention(by_attribute), Attention(imported_by_name))
     one, two = copy.deepcopy(module), copy.deepcopy(module)
     wrap(one[0], mesh["cp"], name="one")
     wrap(two[1], mesh["tp"], ContextOptions(keep_gathered=True), name="two")
@@ -201,14 +210,14 @@ def meshes(rank: int) -> dict[str, Any]:
             ).requires_grad_()
             for t in (q, k, v)
         ]
-        out = core(*inputs, enable_gqa=True)
+        out: Any = core(*inputs, enable_gqa=True)
         results[f"{placement} is kept"] = (
             0.0 if isinstance(out, DTensor) and out.placements == (placement,) else 1.0
         )
-        right_inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        right_inputs: Any = [t.clone().requires_grad_() for t in (q, k, v)]
         right, _ = plain_attention(*right_inputs, is_causal=True, scale=0.5)
         results[f"{placement} out"] = relative_error(out.full_tensor(), local_rows(right, mesh))
-        grads = torch.autograd.grad(out.full_tensor().square().sum(), inputs)
+        grads: Any = torch.autograd.grad(out.full_tensor().square().sum(), inputs)
         rights = torch.autograd.grad(right.square().sum(), right_inputs)
         for name, grad, expected in zip("qkv", grads, rights, strict=True):
             results[f"{placement} {name}"] = relative_error(grad.full_tensor(), local_rows(expected, mesh))
@@ -227,7 +236,7 @@ def meshes(rank: int) -> dict[str, Any]:
         "mixed": [*placed(Shard(1), Shard(1), Shard(1))[:2], q],
         "uneven": [distribute_tensor(q[:, :3], mesh["tp"], [Shard(1)])] * 3,
     }
-    results["refused"] = {name: message(lambda t=tensors: core(*t)) for name, tensors in refused.items()}
+    results["refused"] = {name: message(partial(core, *tensors)) for name, tensors in refused.items()}
     results["two axes"] = message(lambda: wrap(Core(), mesh), ValueError)
     return results
 
@@ -286,11 +295,11 @@ class Failing(nn.Module):
         raise KeyError("from the user's forward")
 
 
-def refusals(rank: int) -> dict[str, Any]:
+def refusals() -> dict[str, Any]:
     q = torch.randn(2, 4, 8, 16)
     core, flex = Core(), Flex()
-    wrap(core, dist.group.WORLD, name=NAME)
-    wrap(flex, dist.group.WORLD, name=NAME)
+    wrap(core, world(), name=NAME)
+    wrap(flex, world(), name=NAME)
     plain = F.scaled_dot_product_attention(q, q, q)
     rows = torch.ones(8, 8, dtype=torch.bool)
     results: dict[str, Any] = {}
@@ -315,16 +324,16 @@ def refusals(rank: int) -> dict[str, Any]:
     results["heads"] = message(lambda: core(q, q[:, :2], q[:, :2]), RuntimeError)
 
     failing = Failing()
-    wrap(failing, dist.group.WORLD)
+    wrap(failing, world())
     results["KeyError"] = message(lambda: failing(q), KeyError)
     results["after KeyError"] = torch.equal(F.scaled_dot_product_attention(q, q, q), plain)
 
     empty = NoAttention()
-    wrap(empty, dist.group.WORLD, name=NAME)
+    wrap(empty, world(), name=NAME)
     results["never called"] = message(lambda: empty(q))
     inside = CheckpointInside(by_attribute)
-    wrap(inside, dist.group.WORLD, name=NAME)
-    x = balance.split(sequence(), 1, 2, rank).requires_grad_()
+    wrap(inside, world(), name=NAME)
+    x = balance.split(sequence(), 1, 2, dist.get_rank()).requires_grad_()
     out = inside(x)
     try:
         out.sum().backward()
@@ -365,8 +374,8 @@ def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> No
             assert result[name].startswith(f"{NAME}: ")
 
 
-def life(rank: int) -> dict[str, Any]:
-    group = dist.group.WORLD
+def life() -> dict[str, Any]:
+    group, rank = world(), dist.get_rank()
     alone = [dist.new_group([r]) for r in range(2)][rank]
     other = dist.new_group([0])
     module = Attention(by_attribute)
@@ -403,7 +412,7 @@ def life(rank: int) -> dict[str, Any]:
     def patched(x: Tensor) -> Tensor:
         return type(module).forward(module, x) + 1
 
-    module.forward = patched  # type: ignore[method-assign]
+    module.forward = patched  # type: ignore[method-assign, assignment]
     wrap(module, group)
     facts["a replaced forward"] = relative_error(module(part), balance.split(whole + 1, 1, 2, rank)) < 1e-12
     unwrap(module)

@@ -1,0 +1,33 @@
+# make train: install, then train the demonstration on 16 CPU ranks.   make test: the test suite.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: train test test-all lint parity clean
+
+train: $(STAMP)
+	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)  ## the slow matrices too
+	$(BIN)/python -m pytest -m ""
+
+parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
+	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs multirun .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,227 @@
+"""The ledger: every collective of a step in order, with what caused it. The same recorder serves the fake and the real world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parallelizer import phase, torch_private
+from parallelizer.compiler import Program
+from parallelizer.mesh import fsdp_mesh
+from parallelizer.simulate.modules import Running
+
+KINDS = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "allreduce_": "all_reduce",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "alltoall_": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+    "send": "send",
+    "recv_": "recv",
+    "isend": "send",
+    "irecv": "recv",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One collective on one rank.
+
+    `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what this rank sends (and
+    receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of W ranks. `rule` is (key, file, line).
+    `overlapped` is true where FSDP issues it ahead of its need.
+    """
+
+    phase: str
+    kind: str
+    axis: str
+    ranks: int
+    payload_bytes: int
+    wire_bytes: int
+    dtype: str
+    module: str
+    rule: tuple[str, str, int] | None
+    overlapped: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """One entry of the documented form."""
+        rule = {"key": self.rule[0], "file": self.rule[1], "line": self.rule[2]} if self.rule else None
+        return {**self.__dict__, "rule": rule}
+
+
+def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    """Counts and bytes by phase, axis and kind, in order of first appearance."""
+    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for e in entries:
+        row = sums.setdefault(
+            (e.phase, e.axis, e.kind),
+            {"phase": e.phase, "axis": e.axis, "kind": e.kind, "count": 0, "payload_bytes": 0, "wire_bytes": 0},
+        )
+        row["count"] += 1
+        row["payload_bytes"] += e.payload_bytes
+        row["wire_bytes"] += e.wire_bytes
+    return list(sums.values())
+
+
+def wire_bytes(kind: str, payload: int, ranks: int) -> int:
+    """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce twice that."""
+    if kind in ("send", "recv", "broadcast"):
+        return payload
+    share = payload * (ranks - 1) // ranks
+    return 2 * share if kind == "all_reduce" else share
+
+
+class Ledger(TorchDispatchMode):
+    """Records the collectives that run while it is active. `label` must have been called on the parallel model before."""
+
+    def __init__(self, program: Program, mesh: DeviceMesh, running: Running) -> None:
+        super().__init__()
+        self.running = running
+        self.entries: list[Entry] = []
+        self.axes = _axes_by_group(program, mesh)
+        self.rules = _Rules(program)
+        self.unit: str | None = None
+        self.sizes: dict[str, int] = {}
+
+    def label(self, model: nn.Module) -> None:
+        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own."""
+        for path, module in model.named_modules():
+            if isinstance(module, FSDPModule):
+                module.set_custom_all_gather(_LabelledAllGather(self, path))
+                module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
+            name = func._schema.name.split("::")[1]
+            if name in KINDS:
+                self._record(KINDS[name], name, args, kwargs, result)
+            elif name.endswith(("_coalesced", "_coalesced_")):
+                raise RuntimeError(f"the ledger does not know the collective {func}")
+        return result
+
+    def _record(self, kind: str, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        leaves = tree_leaves((args, kwargs))
+        group = next((g for a in leaves if (g := torch_private.group_name(a))), None)
+        if group is None:
+            group = next(a for a in reversed(leaves) if isinstance(a, str) and a in self.axes)
+        ranks = self.sizes.setdefault(group, len(torch_private.group_ranks(group)))
+        if ranks == 1:
+            return
+        payload, dtype = _payload(kind, leaves, result)
+        unit = self.unit
+        module = unit if unit is not None else self.running.current
+        axis = self.axes.get(group, "world")
+        self.entries.append(
+            Entry(
+                phase.current(), kind, axis, ranks, payload, wire_bytes(kind, payload, ranks), dtype, module,
+                self.rules.of(module, axis, fsdp=unit is not None), unit is not None,
+            )
+        )
+
+
+def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
+    sizes = [t.numel() * t.element_size() for t in tensors]
+    if isinstance(result, torch.Tensor):
+        sizes.append(result.numel() * result.element_size())
+        tensors.append(result)
+    # The larger side of a gather or a scatter is the whole; the others have sides of one size.
+    largest = max(range(len(sizes)), key=lambda i: sizes[i])
+    if kind in ("all_gather", "reduce_scatter", "all_to_all") and len(tensors) > 2:
+        by_half = sum(sizes) - max(sizes)
+        whole = max(max(sizes), by_half)
+        return whole, str(tensors[largest].dtype).removeprefix("torch.")
+    return sizes[largest], str(tensors[largest].dtype).removeprefix("torch.")
+
+
+def _axes_by_group(program: Program, mesh: DeviceMesh) -> dict[str, str]:
+    names = {}
+    for axis in mesh.mesh_dim_names or ():
+        names[mesh.get_group(axis).group_name] = axis
+    data = fsdp_mesh(mesh)
+    for index, axis in enumerate(data.mesh_dim_names or ()):
+        names.setdefault(data.get_group(index).group_name, axis)
+    return names
+
+
+class _Rules:
+    """The rule behind a collective: that of the nearest module around it whose style stands on the axis."""
+
+    def __init__(self, program: Program) -> None:
+        self.by_module: dict[tuple[str, bool], list[tuple[tuple[str, ...], tuple[str, str, int]]]] = {}
+        for a in program:
+            rule = (a.rule.key, a.rule.span.file, a.rule.span.line)
+            self.by_module.setdefault((a.module, a.slot == "fsdp"), []).append((a.axes, rule))
+        self.known: dict[tuple[str, str, bool], tuple[str, str, int] | None] = {}
+
+    def of(self, module: str, axis: str, *, fsdp: bool) -> tuple[str, str, int] | None:
+        key = (module, axis, fsdp)
+        if key not in self.known:
+            self.known[key] = self._find(*key)
+        return self.known[key]
+
+    def _find(self, module: str, axis: str, fsdp: bool) -> tuple[str, str, int] | None:
+        parts = set(axis.split("+"))
+        while True:
+            for axes, rule in self.by_module.get((module, fsdp), ()):
+                if parts & set(axes):
+                    return rule
+            if not module:
+                return None
+            module = module.rpartition(".")[0]
+
+
+class _LabelledAllGather:
+    """FSDP's own all-gather, said to be for one unit."""
+
+    def __init__(self, ledger: Ledger, unit: str) -> None:
+        self.ledger, self.unit = ledger, unit
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+        self.ledger.unit = self.unit
+        try:
+            function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            return function(output_tensor, input_tensor, group=group, async_op=async_op)
+        finally:
+            self.ledger.unit = None
+
+
+class _LabelledReduceScatter(_LabelledAllGather):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> Any:  # type: ignore[override]
+        self.ledger.unit = self.unit
+        try:
+            function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            return function(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        finally:
+            self.ledger.unit = None
+
+

@@ -1,0 +1,197 @@
+"""Every allocation of a step: what lives when, of which kind, and where the peak lies.
+
+Storages are followed from the operator that made them to their end. FSDP resizes the storages of gathered parameters without an
+operator; those few are looked at before each operator, so that they are freed before anything else is allocated.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parallelizer import phase
+from parallelizer.simulate.modules import Running
+
+CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered", "collectives", "temporaries", "batch")
+
+HIDDEN: Mapping[str, int] = {"_scaled_dot_product_flash_attention_for_cpu": 74_240}
+"""Bytes a thread that a fused kernel allocates inside itself, where no operator shows it; tested against the allocator."""
+
+
+ALIASING = ("wait_tensor", "_wrap_tensor_autograd")
+"""Operators that hand their input on; under fake tensors they make a tensor of their own."""
+
+
+@dataclass
+class Block:
+    """One allocation, held by one storage or by several that a fake operator made out of one. Its category may become known only
+    after it was made."""
+
+    bytes: int
+    category: str
+    phase: str
+    holders: int = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """A change of the memory in use: `block` grew by `delta` bytes while `module` ran."""
+
+    delta: int
+    block: Block
+    phase: str
+    module: str
+
+
+@dataclass
+class _Tracked:
+    block: Block
+    reference: Any = None
+
+
+class MemoryTracker(TorchDispatchMode):
+    """Follows storages of one device type while it is active; `adopt` those that exist before."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__()
+        self.running = running
+        self.events: list[Event] = []
+        self.live: dict[int, _Tracked] = {}
+        self.resizable: dict[int, Any] = {}
+
+    def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
+        """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
+        for tensor in tensors:
+            for local in _locals(tensor):
+                self._see(local, category, relabel=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
+            return NotImplemented
+        self._poll()
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func._schema.name.split("::")[1]
+        hidden = HIDDEN.get(name, 0)
+        if name in ALIASING:
+            self._alias(args[0], result)
+            return result
+        if name.startswith(("all_gather_copy_in", "chunk_cat")) or func.namespace in ("c10d", "_c10d_functional"):
+            category = "collectives"
+        elif phase.current() in ("forward", "loss"):
+            category = "activations"
+        else:
+            category = "temporaries"
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and not self._is_view(leaf, args):
+                self._see(leaf, category)
+        if name == "empty":  # FSDP makes the tensors so that it resizes later
+            self.resizable[result.untyped_storage()._cdata] = weakref.ref(result.untyped_storage())
+        if hidden:
+            block = Block(hidden, "temporaries", phase.current())
+            self._event(hidden, block)
+            self._event(-hidden, block)
+        return result
+
+    def _see(self, tensor: torch.Tensor, category: str, relabel: bool = False) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self.live.get(key)
+        if known is not None:
+            if relabel:
+                known.block.category = category
+            return
+        block = Block(storage.nbytes(), category, phase.current())
+        self.live[key] = _Tracked(block, weakref.ref(storage, lambda _: self._gone(key)))
+        self._event(block.bytes, block)
+
+    def _is_view(self, result: torch.Tensor, args: Any) -> bool:
+        """Whether an unknown storage came in with the arguments: it was made before anyone looked, a mesh's table say."""
+        key = result.untyped_storage()._cdata
+        return key not in self.live and any(
+            isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == key for t in tree_leaves(args)
+        )
+
+    def _alias(self, tensor: torch.Tensor, result: torch.Tensor) -> None:
+        """Count `result` as the same allocation as `tensor`."""
+        source, key = self.live.get(tensor.untyped_storage()._cdata), result.untyped_storage()._cdata
+        if source is None or key in self.live:
+            return
+        source.block.holders += 1
+        self.live[key] = _Tracked(source.block, weakref.ref(result.untyped_storage(), lambda _: self._gone(key)))
+
+    def _poll(self) -> None:
+        """Notice storages that were resized since the last operator."""
+        for key in list(self.resizable):
+            storage = self.resizable[key]()
+            tracked = self.live.get(key)
+            if storage is None or tracked is None:
+                del self.resizable[key]
+            elif storage.nbytes() != tracked.block.bytes:
+                tracked.block.category = "gathered"
+                self._event(storage.nbytes() - tracked.block.bytes, tracked.block)
+                tracked.block.bytes = storage.nbytes()
+
+    def _gone(self, key: int) -> None:
+        tracked = self.live.pop(key, None)
+        if tracked is not None:
+            tracked.block.holders -= 1
+            if tracked.block.holders == 0:
+                self._event(-tracked.block.bytes, tracked.block)
+
+    def _event(self, delta: int, block: Block) -> None:
+        if delta:
+            self.events.append(Event(delta, block, phase.current(), self.running.current))
+
+
+def _locals(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.to_local()] if isinstance(tensor, DTensor) else [tensor]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Memory in use after one event: bytes by category."""
+
+    phase: str
+    module: str
+    total: int
+    by_category: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Memory over a step: the peak, what lives there and where it lies, and the course of it."""
+
+    peak: int
+    phase: str
+    module: str
+    at_peak: Mapping[str, int]
+    course: tuple[Point, ...] = field(default=())
+
+
+def usage(events: Sequence[Event], start: int = 0) -> Usage:
+    """Play the events back with the categories that are known by now; the course and the peak are of those from `start` on.
+
+    What came before only says what is in use then: DTensor traces each operator once on tensors that are never allocated, and
+    those would count in the first step.
+    """
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for event in events[:start]:
+        sums[event.block.category] += event.delta
+    total = sum(sums.values())
+    peak = Usage(total, "", "", dict(sums))
+    course = [Point("", "", total, dict(sums))]
+    for event in events[start:]:
+        sums[event.block.category] += event.delta
+        total += event.delta
+        course.append(Point(event.phase, event.module, total, dict(sums)))
+        if total > peak.peak:
+            peak = Usage(total, event.phase, event.module, dict(sums))
+    return Usage(peak.peak, peak.phase, peak.module, peak.at_peak, tuple(course))

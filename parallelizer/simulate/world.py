@@ -1,0 +1,82 @@
+"""A fake world: one process that believes to be a rank among any number, in a child of its own.
+
+A process that has used a fake process group, even once, may not fork ranks afterwards: group names stay behind. So everything on
+the fake world runs in a forked child and comes back as plain data.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from parallelizer.diagnostics import PlanError
+
+T = TypeVar("T")
+
+
+class WorldError(RuntimeError):
+    """The child ended without a result; the message holds its traceback."""
+
+
+def in_child(function: Callable[..., T], *args: Any) -> T:
+    """Run `function(*args)` in a forked child and return what it returns, which must pickle.
+
+    PlanError is raised again here with its diagnostics; anything else as WorldError. The child never outlives this call.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    receive, send = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(receive)
+        _child(send, function, args)
+    os.close(send)
+    try:
+        with os.fdopen(receive, "rb") as stream:
+            data = stream.read()
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+    _, status = os.waitpid(pid, 0)
+    if not data:
+        raise WorldError(f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result")
+    kind, value = pickle.loads(data)  # noqa: S301 - written by our own child
+    if kind == "diagnostics":
+        raise PlanError(value)
+    if kind == "error":
+        raise WorldError(value)
+    result: T = value
+    return result
+
+
+def _child(send: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Runs in the child and never returns: no exit handler of the parent runs twice."""
+    status = 0
+    try:
+        answer: tuple[str, Any] = ("result", function(*args))
+    except PlanError as error:
+        answer = ("diagnostics", error.diagnostics)
+    except BaseException:
+        answer, status = ("error", traceback.format_exc()), 1
+    try:
+        with os.fdopen(send, "wb") as stream:
+            pickle.dump(answer, stream)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def enter_fake_world(world_size: int, rank: int) -> None:
+    """Make this process rank `rank` of `world_size` ranks that do not exist. Only in a child."""
+    import torch.distributed as dist
+
+    from parallelizer import torch_private
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=torch_private.fake_store())
