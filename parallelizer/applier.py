@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -21,11 +20,13 @@ from parallelizer.compiler import Application, Program
 from parallelizer.compiler import compile as compile_plan
 from parallelizer.context import intercept
 from parallelizer.context.buffers import LocalBuffers
-from parallelizer.mesh import describe, fsdp_mesh, rename, submesh
+from parallelizer.forwards import wrap_forward
+from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
 from parallelizer.styles.fsdp import DTYPES
-from parallelizer.whole_parameters import sum_gradients_of
+from parallelizer.tied_parameters import tie, tied_names
+from parallelizer.whole_parameters import compute_in, sum_gradients_of
 from parallelizer.workload import Workload
 
 
@@ -38,24 +39,27 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """
     if describe(mesh) != program.mesh:
         raise ValueError(f"the program was compiled for {program.mesh}, the DeviceMesh is {describe(mesh)}")
+    units = program.of_slot("fsdp")
+    if units:
+        mesh = with_shard_axis(mesh)
     meta = any(p.is_meta for p in model.parameters())
     modules = dict(model.named_modules())
-    for application in program:
-        module = modules[application.module]
-        match application.slot:
-            case "params" | "io":
-                _tensor_style(application, module, mesh, meta)
-            case "attention":
-                options = intercept.ContextOptions(keep_gathered=bool(application.options.get("keep_gathered")))
-                intercept.wrap(module, mesh[application.axes[0]], options, name=application.module)
-            case "checkpoint":
-                _recompute(module, application.options.get("mode", "full"))
-            case "fsdp":
-                _shard_data(application, module, mesh)
+    tied = tied_names(model)
+    _compute_whole_parameters(units, model)
+    for application in program.of_slot("params", "io"):
+        _tensor_style(application, modules[application.module], mesh, meta)
+    tie(model, tied)  # each name has got a DTensor of its own
+    for application in program.of_slot("attention"):
+        options = intercept.ContextOptions(keep_gathered=bool(application.options.get("keep_gathered")))
+        intercept.wrap(modules[application.module], mesh[application.axes[0]], options, name=application.module)
+    for application in program.of_slot("checkpoint"):
+        _recompute(modules[application.module], application.options.get("mode", "full"))
+    for application in units:
+        _shard_data(application, modules[application.module], mesh)
     _sum_gradients(model)
-    sum_gradients_of(model, _whole_parameters(program, mesh))
+    groups = tuple(data_groups(mesh))
+    sum_gradients_of(model, {name: groups for unit in units for name in _whole(unit)})
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
-    groups = tuple(g for g in fsdp_mesh(mesh).get_all_groups() if dist.get_world_size(g) > 1)
     remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh), groups))
     return model
 
@@ -77,7 +81,7 @@ def parallelize(
     from parallelizer.config import load_plan
 
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
-    ours = rename(mesh, axes) if axes else mesh
+    ours = rename(mesh, axes)
     return apply(compile_plan(loaded, model, ours, workload=workload, defaults=defaults), model, ours)
 
 
@@ -89,25 +93,24 @@ def _tensor_style(application: Application, module: nn.Module, mesh: DeviceMesh,
 
 
 def _recompute(module: nn.Module, mode: str) -> None:
-    """Wrap forward, not the module, so that parameter names stay as they are."""
-    inner = module.forward
-    context = {"context_fn": functools.partial(create_selective_checkpoint_contexts, torch_private.costly_operators())}
+    options: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        costly = torch_private.costly_operators()
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, costly)
 
-    @functools.wraps(inner)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def around(module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
-            return inner(*args, **kwargs)
-        return checkpoint(inner, *args, use_reentrant=False, **(context if mode == "selective" else {}), **kwargs)
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, **options, **kwargs)
 
-    module.forward = forward  # type: ignore[method-assign]
+    wrap_forward(module, around)
 
 
 def _shard_data(application: Application, module: nn.Module, mesh: DeviceMesh) -> None:
     options, device_mesh = application.options, fsdp_mesh(mesh)
-    params = dict(module.named_parameters())
-    placements = {n: next(iter(by_axis.values())) for n, by_axis in application.params.items()}
-    dims = {id(params[n]): p.dim for n, p in placements.items() if p.dim is not None}
-    whole = {params[n] for n, p in placements.items() if p.dim is None}
+    params = {module.get_parameter(n): next(iter(by_axis.values())) for n, by_axis in application.params.items()}
+    dims = {id(param): p.dim for param, p in params.items() if p.dim is not None}
+    whole = {param for param, p in params.items() if p.dim is None}
     more: dict[str, Any] = {}
     if options.get("param_dtype") or options.get("reduce_dtype"):
         more["mp_policy"] = MixedPrecisionPolicy(
@@ -126,11 +129,17 @@ def _shard_data(application: Application, module: nn.Module, mesh: DeviceMesh) -
     )
 
 
-def _whole_parameters(program: Program, mesh: DeviceMesh) -> dict[str, list[dist.ProcessGroup]]:
-    """The parameters that fsdp leaves whole, and the groups to sum their gradients over."""
-    units = program.of_slot("fsdp")
-    groups = [g for g in fsdp_mesh(mesh).get_all_groups() if dist.get_world_size(g) > 1] if units else []
-    return {full_name(u.module, n): groups for u in units for n in u.params if u.reasons.get(n)}
+def _compute_whole_parameters(units: Sequence[Application], model: nn.Module) -> None:
+    """What FSDP's mixed precision does for its own parameters, for those that it leaves whole."""
+    for unit in units:
+        dtype = _dtype(unit.options.get("param_dtype"))
+        if dtype is not None:
+            compute_in(model, _whole(unit), dtype)
+
+
+def _whole(unit: Application) -> list[str]:
+    """The full names of the parameters that a unit leaves whole."""
+    return [full_name(unit.module, name) for name in unit.params if unit.reasons.get(name)]
 
 
 def _sum_gradients(model: nn.Module) -> None:

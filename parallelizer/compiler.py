@@ -16,7 +16,6 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer import checks
 from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span, has_errors, in_order
-from parallelizer.glob import nearest, suggest
 from parallelizer.mesh import describe, folded_name
 from parallelizer.parse import slot_of
 from parallelizer.plan import SLOTS, Flow, Mesh, Placement, Plan, Rule, StyleDefaults, StyleUse
@@ -25,6 +24,7 @@ from parallelizer.styles import io, tensor
 from parallelizer.styles.base import FUNCTIONS, ParamPlacements, Sharding, StyleError, Target
 from parallelizer.styles.declare import STYLES
 from parallelizer.styles.packing import Packing
+from parallelizer.suggest import nearest, suggest
 from parallelizer.workload import Workload
 
 STYLE_FAMILIES = (tensor, io)
@@ -72,9 +72,9 @@ class Program:
     def __len__(self) -> int:
         return len(self.applications)
 
-    def of_slot(self, slot: str) -> list[Application]:
-        """The applications of one slot, in order."""
-        return [a for a in self.applications if a.slot == slot]
+    def of_slot(self, *slots: str) -> list[Application]:
+        """The applications of one slot or several, in order."""
+        return [a for a in self.applications if a.slot in slots]
 
 
 @dataclass

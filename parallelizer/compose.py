@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.glob import nearest
 from parallelizer.origins import Origins
+from parallelizer.suggest import nearest
 
 
 class OverrideSyntaxError(Exception):

@@ -12,12 +12,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.glob import nearest
 from parallelizer.origins import Origins
 from parallelizer.parse import Findings, find_along, load, parse_layouts, parse_rule_text
 from parallelizer.plan import AXES, Mesh, Option, Plan, Rule, StyleDefaults
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode
 from parallelizer.styles.declare import STYLES
+from parallelizer.suggest import nearest
 
 if TYPE_CHECKING:
     from torch import nn

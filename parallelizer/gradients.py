@@ -23,52 +23,63 @@ def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
             param.grad = gradient.redistribute(placements=param.placements)
 
 
+Axis = tuple[str, str]
+"""One axis of one mesh: its name, and that of its process group."""
+
+
 def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all gradients, a float32 (or wider) scalar, the same on every rank.
 
     Parameters may be DTensors on different meshes and plain tensors, which count as replicated everywhere. One all-reduce for
-    each axis that something is sharded over. Partial gradients must have been summed.
+    each axis that something is sharded over. Partial gradients must have been summed. Collective: a parameter without a
+    gradient counts as zero, but where it is sharded this rank takes part in the sum all the same.
     """
-    squares: dict[frozenset[tuple[str, str]], list[torch.Tensor]] = {}
-    groups: dict[tuple[str, str], dist.ProcessGroup] = {}
+    squares: dict[frozenset[Axis], list[torch.Tensor]] = {}
+    groups: dict[Axis, dist.ProcessGroup] = {}
     for param in parameters:
         gradient = param.grad
-        if gradient is None:
+        if gradient is None and not isinstance(param, DTensor):
             continue
-        axes = set()
-        if isinstance(gradient, DTensor):
-            for i, placement in enumerate(gradient.placements):
-                mesh = gradient.device_mesh
-                if isinstance(placement, Replicate) or mesh.size(i) == 1:
-                    continue
-                group = mesh.get_group(i)
-                key = ((mesh.mesh_dim_names or ())[i] if mesh.mesh_dim_names else str(i), group.group_name)
-                groups[key] = group
-                axes.add(key)
-            gradient = gradient.to_local()
-        squares.setdefault(frozenset(axes), []).append(gradient)
+        over = _sharding_groups(param if gradient is None else gradient)
+        groups.update(over)
+        local = _local(param.detach()).new_empty(0) if gradient is None else _local(gradient)
+        squares.setdefault(frozenset(over), []).append(local)
     if not squares:
         return torch.zeros(())
-    sums = {axes: _sum_of_squares(gradients) for axes, gradients in squares.items()}
-    for key in sorted(groups):
+    every = [g for gradients in squares.values() for g in gradients]
+    wide = torch.float64 if any(g.dtype == torch.float64 for g in every) else torch.float32
+    device = next((g.device for g in every if g.device.type != "cpu"), every[0].device)  # offloaded ones lie on the CPU
+    sums = {axes: _sum_of_squares(gradients, wide, device) for axes, gradients in squares.items()}
+    for axis, group in groups.items():  # in the order of the parameters, which is the same on every rank
         # Everything still to be summed over this axis, by the axes that remain.
-        over = [axes for axes in sums if key in axes]
-        stacked = torch.stack([sums[axes] for axes in over])
-        dist.all_reduce(stacked, group=groups[key])
-        for axes, value in zip(over, stacked.unbind(), strict=True):
+        waiting = [axes for axes in sums if axis in axes]
+        stacked = torch.stack([sums[axes] for axes in waiting])
+        dist.all_reduce(stacked, group=group)
+        for axes, value in zip(waiting, stacked.unbind(), strict=True):
             del sums[axes]
-            rest = axes - {key}
+            rest = axes - {axis}
             sums[rest] = sums[rest] + value if rest in sums else value
     return sums[frozenset()].sqrt()
 
 
-def _sum_of_squares(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """In float32, or wider where a gradient is."""
-    wide = torch.float64 if any(g.dtype == torch.float64 for g in gradients) else torch.float32
-    norms = torch_private.norms([g.detach() for g in gradients if g.numel()])
+def _sharding_groups(tensor: torch.Tensor) -> dict[Axis, dist.ProcessGroup]:
+    """The groups over which a tensor's elements lie scattered."""
+    if not isinstance(tensor, DTensor):
+        return {}
+    mesh, groups = tensor.device_mesh, {}
+    names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
+    for i, placement in enumerate(tensor.placements):
+        if not isinstance(placement, Replicate) and mesh.size(i) > 1:
+            group = mesh.get_group(i)
+            groups[names[i], group.group_name] = group
+    return groups
+
+
+def _sum_of_squares(gradients: list[torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    norms = torch_private.norms([g for g in gradients if g.numel()], dtype)
     if not norms:
-        return torch.zeros((), dtype=wide, device=gradients[0].device)
-    return torch.stack([n.to(wide) for n in norms]).square().sum()
+        return torch.zeros((), dtype=dtype, device=device)
+    return torch.stack([n.to(device) for n in norms]).square().sum()
 
 
 def scale_(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
@@ -76,10 +87,15 @@ def scale_(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for param in parameters:
         if param.grad is not None:
-            local = param.grad.to_local() if isinstance(param.grad, DTensor) else param.grad
+            local = _local(param.grad)
             by_kind.setdefault((local.device, local.dtype), []).append(local)
     for (device, dtype), gradients in by_kind.items():
         torch_private.multiply_(gradients, factor.to(device=device, dtype=dtype))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part. Of a gradient it is the tensor itself, not a copy."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:

@@ -41,10 +41,8 @@ def materialize(
             raise PlanError([Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")])
     state = state_of(model)
     packed = state.packed if state else {}
-    tied = _tied(model)
-    model.to_empty(device=device)
-    for names in tied:
-        _tie(model, names)
+    divided = {a.module: a.divided for a in state.program} if state else {}
+    allocate(model, device)
     filled: set[int] = set()
     with torch.no_grad():
         for path, module in owners:
@@ -66,19 +64,11 @@ def derived_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
 
 
-def _tied(model: nn.Module) -> list[list[str]]:
-    """The names of each parameter that has several. `to_empty` would give each name a tensor of its own."""
-    names: dict[int, list[str]] = {}
-    for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), []).append(name)
-    return [group for group in names.values() if len(group) > 1]
-
-
-def _tie(model: nn.Module, names: list[str]) -> None:
-    first = model.get_parameter(names[0])
-    for name in names[1:]:
-        path, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(path), leaf, first)
+def allocate(model: nn.Module, device: str | torch.device) -> None:
+    """Give a meta model empty tensors on `device`; what was one parameter under several names stays one."""
+    tied = tied_names(model)
+    model.to_empty(device=device)
+    tie(model, tied)
 
 
 def _own(module: nn.Module) -> bool:

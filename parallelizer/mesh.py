@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallelizer import torch_private
-from parallelizer.plan import AXES, BATCH_AXES, Mesh
+from parallelizer.plan import AXES, BATCH_AXES, DATA_AXES, Mesh
 
 FOLDED = "dp_shard+cp"
 """Name of the axis that parameters are sharded over when both `dp_shard` and `cp` are above 1."""
@@ -27,29 +28,56 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
 
 
 def describe(device_mesh: DeviceMesh) -> Mesh:
-    """The sizes of a DeviceMesh whose axes have our names. Raises ValueError on other names."""
-    names = device_mesh.mesh_dim_names
-    if names is None:
-        raise ValueError(f"the DeviceMesh has no axis names: name its axes out of {', '.join(AXES)}")
+    """The sizes of a DeviceMesh whose axes have our names, in our order. Raises ValueError for any other: see `rename`."""
+    names = device_mesh.mesh_dim_names or ()
+    known = [a for a in AXES if a in names]
+    if not names or list(names) != known:
+        raise ValueError(
+            f"the axes of the DeviceMesh are ({', '.join(names)}), where names out of ({', '.join(AXES)}) are wanted, in this "
+            "order: say which is which with `axes`, or `rename` it"
+        )
     return Mesh({n: device_mesh.size(i) for i, n in enumerate(names)})
 
 
-def rename(device_mesh: DeviceMesh, axes: Mapping[str, str]) -> DeviceMesh:
-    """The same ranks and groups under our axis names; `axes` maps a name in `device_mesh` to one of ours.
+def rename(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
+    """The same ranks and process groups under our axis names and in our order.
 
-    Raises ValueError when a name is unknown on either side.
+    `axes` maps names in `device_mesh` to ours; one left out has our name already. No communication. Raises ValueError when
+    a name is unknown on either side, or given twice.
     """
-    names = device_mesh.mesh_dim_names or ()
-    wrong = [n for n in axes if n not in names] + [n for n in axes.values() if n not in AXES]
-    if wrong:
-        raise ValueError(f"no axis {wrong[0]!r}: the mesh has {', '.join(names)}, plans know {', '.join(AXES)}")
-    groups = device_mesh.get_all_groups()
-    return DeviceMesh.from_group(
-        groups if len(groups) > 1 else groups[0],
-        device_mesh.device_type,
-        mesh=device_mesh.mesh if len(groups) > 1 else None,
-        mesh_dim_names=tuple(axes.get(n, n) for n in names),
-    )
+    axes, names = axes or {}, device_mesh.mesh_dim_names or ()
+    ours = [axes.get(n, n) for n in names]
+    wrong = [n for n in axes if n not in names] + [n for n in ours if n not in AXES]
+    if wrong or not names:
+        raise ValueError(
+            f"no axis {wrong[0] if wrong else ''!r}: the DeviceMesh has ({', '.join(names)}), plans know ({', '.join(AXES)})"
+        )
+    if len(set(ours)) < len(ours):
+        raise ValueError(f"two axes of the DeviceMesh would have one name: {', '.join(ours)}")
+    order = sorted(range(len(ours)), key=lambda i: AXES.index(ours[i]))
+    in_order = tuple(ours[i] for i in order)
+    if in_order == names:
+        return device_mesh
+    groups = [device_mesh.get_group(i) for i in order]
+    # Its own root, which all its sub-meshes share: `fully_shard` joins a data axis with a tensor axis only under one root.
+    if len(groups) == 1:
+        return DeviceMesh.from_group(groups[0], device_mesh.device_type, mesh_dim_names=in_order)
+    ranks = device_mesh.mesh.permute(order)
+    return DeviceMesh.from_group(groups, device_mesh.device_type, mesh=ranks, mesh_dim_names=in_order)
+
+
+def with_shard_axis(device_mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh with an axis `dp_shard` of size 1 if it has none to shard over, as `fully_shard` needs one.
+
+    Collective over all ranks of the root mesh, unless the mesh is returned as it is.
+    """
+    mesh, names = describe(device_mesh), device_mesh.mesh_dim_names or ()
+    if mesh.fsdp_axes or "dp_shard" in names:
+        return device_mesh
+    outside = [n for n in names if AXES.index(n) < AXES.index("dp_shard")]
+    if outside:
+        return torch_private.split_axis(device_mesh, outside[-1], {outside[-1]: mesh.sizes[outside[-1]], "dp_shard": 1})
+    return torch_private.split_axis(device_mesh, names[0], {"dp_shard": 1, names[0]: mesh.sizes[names[0]]})
 
 
 def submesh(device_mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
@@ -59,13 +87,23 @@ def submesh(device_mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
 
 
 def fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh for `fully_shard`: the folded shard axis, with `dp_replicate` outside it when it is above 1."""
+    """The mesh for `fully_shard`: the folded shard axis, with `dp_replicate` outside it when it is above 1.
+
+    Without an axis above 1 to shard over the mesh must have a `dp_shard` of size 1: see `with_shard_axis`.
+    """
     mesh = describe(device_mesh)
-    names = mesh.fsdp_axes
-    sharded = torch_private.flatten_mesh(device_mesh[names], FOLDED) if len(names) > 1 else device_mesh[(names or ("dp_shard",))[0]]
+    names = mesh.fsdp_axes or ("dp_shard",)
+    sharded = torch_private.flatten_mesh(device_mesh[names], FOLDED) if len(names) > 1 else device_mesh[names[0]]
     if mesh.sizes["dp_replicate"] > 1:
         return torch_private.join_meshes(device_mesh["dp_replicate"], sharded)
     return sharded
+
+
+def data_groups(device_mesh: DeviceMesh) -> list[ProcessGroup]:
+    """The groups above one rank whose ranks see different tokens: sums over all of them are sums over all tokens."""
+    if describe(device_mesh).size(*DATA_AXES) == 1:
+        return []
+    return [g for g in fsdp_mesh(device_mesh).get_all_groups() if g.size() > 1]
 
 
 def folded_name(mesh: Mesh) -> str:

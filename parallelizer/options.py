@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.glob import nearest
 from parallelizer.placement import PlacementError, parse_flow, parse_placement
 from parallelizer.plan import AXES, Flow, Placement
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode
 from parallelizer.styles.declare import OptionKind
+from parallelizer.suggest import nearest
 
 if TYPE_CHECKING:
     from parallelizer.parse import Findings

@@ -10,11 +10,12 @@ from typing import Any
 
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span
-from parallelizer.glob import GlobError, nearest, parse_glob
+from parallelizer.glob import GlobError, parse_glob
 from parallelizer.placement import PlacementError, parse_placement
 from parallelizer.plan import SLOTS, Buffer, Option, Placement, Plan, Rule, StyleUse
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read, read_file, shown_path
 from parallelizer.styles.declare import STYLES
+from parallelizer.suggest import nearest
 
 MAX_EXTENDS = 8
 KEYS = ("version", "extends", "layouts", "rules", "buffers")

@@ -31,9 +31,9 @@ def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
     torch._foreach_mul_(tensors, factor)
 
 
-def norms(tensors: list[torch.Tensor]) -> Any:
-    """Euclidean norms of many tensors in few kernels: `torch._foreach_norm`, as above."""
-    return torch._foreach_norm(tensors, 2.0)
+def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
+    """Euclidean norms of many tensors in few kernels, in `dtype`: `torch._foreach_norm`, as above."""
+    return torch._foreach_norm(tensors, 2.0, dtype=dtype) if tensors else ()
 
 
 # Attention that also returns its log-sum-exp, and its backward from a log-sum-exp of one's own. Context
@@ -149,3 +149,9 @@ def group_ranks(name: str) -> tuple[int, ...]:
     """The global ranks of a group by its name. Functional collectives carry only the name."""
     group = torch._C._distributed_c10d._resolve_process_group(name)
     return tuple(torch.distributed.get_process_group_ranks(group))
+
+
+def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:
+    """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits for a public name.
+    Making a new DeviceMesh instead would make all its process groups anew."""
+    return mesh._unflatten(axis, tuple(into.values()), tuple(into))

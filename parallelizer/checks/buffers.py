@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic
-from parallelizer.glob import nearest, parse_glob, suggest
+from parallelizer.glob import parse_glob
 from parallelizer.plan import Buffer
 from parallelizer.styles.base import forward_names
+from parallelizer.suggest import nearest, suggest
 
 if TYPE_CHECKING:
     from parallelizer.compiler import Compilation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic
-from parallelizer.glob import fold_paths
+from parallelizer.fold import fold_paths
 
 if TYPE_CHECKING:
     from parallelizer.compiler import Compilation

@@ -265,8 +265,8 @@ def _to_local(
         for tensor in (query, key, value):
             if tensor.size(dim) % ranks:
                 region.refuse(
-                    f"dimension {dim} of DTensor shape {tuple(tensor.shape)} is not a multiple of the {ranks} ranks "
-                    "it is sharded over",
+                    f"dimension {dim} of DTensor shape {tuple(tensor.shape)} is not a multiple of the "
+                    f"{ranks} ranks it is sharded over",
                     "give each rank the same number",
                 )
     local = (query.to_local(), key.to_local(), value.to_local())

@@ -13,7 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from parallelizer.compiler import Program
-from parallelizer.glob import fold_paths
+from parallelizer.fold import fold_paths
 from parallelizer.plan import AXES
 from parallelizer.shards import ParameterShard, parameter_shards
 

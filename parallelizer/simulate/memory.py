@@ -176,22 +176,59 @@ class Usage:
     course: tuple[Point, ...] = field(default=())
 
 
-def usage(events: Sequence[Event], start: int = 0) -> Usage:
-    """Play the events back with the categories that are known by now; the course and the peak are of those from `start` on.
+@dataclass(frozen=True)
+class Change:
+    """An event whose category is final: plain data."""
+
+    delta: int
+    category: str
+    phase: str
+    module: str
+
+
+def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[Change]]:
+    """What is in use before event `start`, by category, and the changes from there on, with the categories known by now.
 
     What came before only says what is in use then: DTensor traces each operator once on tensors that are never allocated, and
     those would count in the first step.
     """
-    sums = dict.fromkeys(CATEGORIES, 0)
+    before = dict.fromkeys(CATEGORIES, 0)
     for event in events[:start]:
-        sums[event.block.category] += event.delta
+        before[event.block.category] += event.delta
+    return before, [Change(e.delta, e.block.category, e.phase, e.module) for e in events[start:]]
+
+
+def usage(before: Mapping[str, int], changes: Sequence[Change]) -> Usage:
+    """Play changes back from what was in use before them."""
+    sums = dict(before)
     total = sum(sums.values())
     peak = Usage(total, "", "", dict(sums))
     course = [Point("", "", total, dict(sums))]
-    for event in events[start:]:
-        sums[event.block.category] += event.delta
-        total += event.delta
-        course.append(Point(event.phase, event.module, total, dict(sums)))
+    for change in changes:
+        sums[change.category] += change.delta
+        total += change.delta
+        course.append(Point(change.phase, change.module, total, dict(sums)))
         if total > peak.peak:
-            peak = Usage(total, event.phase, event.module, dict(sums))
+            peak = Usage(total, change.phase, change.module, dict(sums))
     return Usage(peak.peak, peak.phase, peak.module, peak.at_peak, tuple(course))
+
+
+def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> list[Change]:
+    """The highest point and the end of a stretch of changes, extended in a straight line: `more` times what `longer` has more than
+    `short`."""
+    tops, ends = zip(*(_top_and_end(c) for c in (short, longer)), strict=True)
+    top = {k: tops[0][k] + more * (tops[1][k] - tops[0][k]) for k in CATEGORIES}
+    end = {k: ends[0][k] + more * (ends[1][k] - ends[0][k]) for k in CATEGORIES}
+    steps = sorted(top.items(), key=lambda x: x[1]) + sorted(((k, end[k] - top[k]) for k in CATEGORIES), key=lambda x: x[1])
+    return [Change(delta, k, short[0].phase, short[0].module) for k, delta in steps if delta]
+
+
+def _top_and_end(changes: Sequence[Change]) -> tuple[dict[str, int], dict[str, int]]:
+    sums = dict.fromkeys(CATEGORIES, 0)
+    top, highest, total = dict(sums), 0, 0
+    for change in changes:
+        sums[change.category] += change.delta
+        total += change.delta
+        if total > highest:
+            top, highest = dict(sums), total
+    return top, sums

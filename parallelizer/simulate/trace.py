@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
 from parallelizer.mesh import build_mesh
 from parallelizer.simulate.ledger import Entry, Ledger
-from parallelizer.simulate.memory import MemoryTracker, Usage, usage
+from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
+from parallelizer.simulate.memory import Change, MemoryTracker, Usage, outline, settled, usage
 from parallelizer.simulate.modules import Running
-from parallelizer.simulate.world import enter_fake_world
+from parallelizer.simulate.world import enter_fake_world, in_children
 from parallelizer.step import Loss, train_step
 from parallelizer.workload import Workload
 
@@ -34,33 +36,58 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes in order."""
+
+    ledger: tuple[Entry, ...]
+    before: Mapping[str, int]
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
 class Trace:
-    """The collectives of one step in order, and the memory over it, of one rank."""
+    """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of layers that a shorter
+    model stood for."""
 
     rank: int
     ledger: tuple[Entry, ...]
     memory: Usage
+    folded: Run | None = None
 
 
-def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, real: bool = False) -> Trace:
-    """Run two steps as `rank` of the program's world and record the second, when optimizer states exist.
+def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
+    """One training step as `rank` of the program's world, in children of this process. `model` is on meta and left as it is.
 
-    `model` is on meta and is used up. Enters a fake world in this process: call it through `world.in_child`. With `real` the
-    tensors are real ones on the CPU, for measuring what is otherwise predicted.
+    Equal layers are traced in two short models unless `fold` is false. Raises WorldError when the step cannot run on fake
+    tensors.
     """
+    run = longest_run(program, model) if fold else None
+    if run is not None:
+        try:
+            short, longer = in_children([(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)])
+            return _stretched(short, longer, run, rank)
+        except NotPeriodic:
+            run = None
+    (whole,) = in_children([(record, program, model, recipe, rank)])
+    return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
+
+
+def record_short(program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int) -> Recording:
+    """As `record`, of a model with `keep` layers of a run; uses the model up."""
+    return record(shorten(program, model, run, keep), model, recipe, rank)
+
+
+def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
+    """Run two steps in a fake world, which this process enters for good, and record the second, when optimizer states exist."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mesh_sizes = program.mesh
-    enter_fake_world(mesh_sizes.world_size, rank)
-    mesh = build_mesh(mesh_sizes, "cpu")
+    enter_fake_world(program.mesh.world_size, rank)
+    mesh = build_mesh(program.mesh, "cpu")
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     ledger.label(model)
-    from contextlib import nullcontext
-
-    world: Any = nullcontext() if real else FakeTensorMode(allow_non_fake_inputs=True)
-    with world:
+    with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         memory.adopt(model.parameters(), "parameters")
         memory.adopt(model.buffers(), "buffers")
@@ -76,7 +103,23 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
             with ledger:
                 train_step(model, parts, recipe.loss, optimizer, recipe.clip)
             _label(memory, model, optimizer)
-    return Trace(rank, tuple(ledger.entries), usage(memory.events, start))
+    before, changes = settled(memory.events, start)
+    return Recording(tuple(ledger.entries), before, tuple(changes))
+
+
+def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:
+    look = Look(
+        content=lambda x: (dataclasses.replace(x, module=run.split(x.module)[0])),
+        index=lambda x: run.split(x.module)[1],
+        moved=lambda x, index: dataclasses.replace(x, module=run.join(run.split(x.module)[0], index)),
+    )
+    ledger = stretch_phases(short.ledger, longer.ledger, lambda e: e.phase, look, run.count)
+    more = run.count - SHORT
+    changes = stretch_phases(
+        short.changes, longer.changes, lambda c: c.phase, look, run.count, lambda a, b: outline(a, b, more)
+    )
+    before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
+    return Trace(rank, tuple(ledger), usage(before, changes), run)
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:

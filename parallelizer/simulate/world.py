@@ -11,39 +11,49 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO, Unpack
 
 from parallelizer.diagnostics import PlanError
-
-T = TypeVar("T")
 
 
 class WorldError(RuntimeError):
     """The child ended without a result; the message holds its traceback."""
 
 
-def in_child(function: Callable[..., T], *args: Any) -> T:
-    """Run `function(*args)` in a forked child and return what it returns, which must pickle.
+def in_children(calls: Sequence[tuple[Callable[..., Any], Unpack[tuple[Any, ...]]]]) -> list[Any]:
+    """Run each `(function, *args)` in a forked child of its own, side by side, and return what they return, which must pickle.
 
-    PlanError is raised again here with its diagnostics; anything else as WorldError. The child never outlives this call.
+    PlanError is raised again here with its diagnostics; anything else as WorldError. No child outlives this call.
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    children = [_start(function, args) for function, *args in calls]
+    try:
+        answers = []
+        for pid, stream in children:
+            with stream:
+                answers.append((pid, stream.read()))
+    except BaseException:
+        for pid, _ in children:
+            os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        statuses = [os.waitpid(pid, 0)[1] for pid, _ in children]
+    return [_result(data, status) for (_, data), status in zip(answers, statuses, strict=True)]
+
+
+def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO]:
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(receive)
         _child(send, function, args)
     os.close(send)
-    try:
-        with os.fdopen(receive, "rb") as stream:
-            data = stream.read()
-    except BaseException:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        raise
-    _, status = os.waitpid(pid, 0)
+    return pid, os.fdopen(receive, "rb")
+
+
+def _result(data: bytes, status: int) -> Any:
     if not data:
         raise WorldError(f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result")
     kind, value = pickle.loads(data)  # noqa: S301 - written by our own child
@@ -51,11 +61,10 @@ def in_child(function: Callable[..., T], *args: Any) -> T:
         raise PlanError(value)
     if kind == "error":
         raise WorldError(value)
-    result: T = value
-    return result
+    return value
 
 
-def _child(send: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 0
     try:

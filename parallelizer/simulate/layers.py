@@ -1,0 +1,195 @@
+"""Layers that are the same are traced once: a model of few layers stands for one of many.
+
+Two short models, of n and n + 1 layers, are traced. Their recordings differ by what one more layer adds to each phase; putting that
+in as often as layers are missing gives the recording of the whole model, collective by collective and allocation by allocation.
+Where the two do not differ by one layer's worth in one place, `NotPeriodic` is raised and the whole model is traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from parallelizer.compiler import Application, Program
+
+T = TypeVar("T")
+SHORT = 3
+"""Layers of the shorter model: a first, a last and one between them, since FSDP treats the ends differently."""
+
+
+class NotPeriodic(Exception):
+    """The recordings of two short models do not differ by one layer."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` equal children of one container, from index `first`."""
+
+    container: str
+    first: int
+    count: int
+
+    def split(self, path: str) -> tuple[str, int | None]:
+        """A path with the layer's index taken out, and that index; None for a path outside the run."""
+        prefix = f"{self.container}." if self.container else ""
+        if not path.startswith(prefix):
+            return path, None
+        head, _, rest = path[len(prefix) :].partition(".")
+        if not head.isdigit() or not self.first <= int(head) < self.first + self.count:
+            return path, None
+        return f"{prefix}*.{rest}", int(head) - self.first
+
+    def join(self, path: str, index: int | None) -> str:
+        """The inverse of `split`."""
+        return path if index is None else path.replace("*", str(self.first + index), 1).rstrip(".")
+
+
+def longest_run(program: Program, model: nn.Module) -> Run | None:
+    """The longest run of equal layers, if tracing two short models costs less than the whole one."""
+    styles: dict[str, list[tuple[Any, ...]]] = {}
+    for a in program:
+        styles.setdefault(a.module, []).append((a.slot, a.style, a.axes, a.rule.key, str(sorted(a.options.items(), key=str))))
+    best: Run | None = None
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        prefix = f"{path}." if path else ""
+        signatures = [_signature(child, f"{prefix}{i}", i, styles) for i, child in enumerate(module)]
+        first = 0
+        for _, group in itertools.groupby(signatures):
+            count = len(list(group))
+            if count > 2 * SHORT + 1 and (best is None or count > best.count):
+                best = Run(path, first, count)
+            first += count
+    return best
+
+
+def _signature(child: nn.Module, path: str, index: int, styles: dict[str, list[tuple[Any, ...]]]) -> tuple[Any, ...]:
+    """Everything that makes two layers behave alike; a number that equals the layer's own index is its index."""
+    parts: list[Any] = []
+    for name, module in child.named_modules():
+        simple = {
+            k: "index" if v == index and isinstance(v, int) and not isinstance(v, bool) and "i" in k else v
+            for k, v in vars(module).items()
+            if isinstance(v, int | float | str | bool) and not k.startswith("_")
+        }
+        full = f"{path}.{name}" if name else path
+        parts.append((name, type(module), tuple(sorted(simple.items())), tuple(styles.get(full, ()))))
+    tensors = [*child.named_parameters(), *child.named_buffers()]
+    parts.append(tuple((n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in tensors))
+    return tuple(parts)
+
+
+def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:
+    """Take all but `keep` layers of the run out of the model, in place, and out of the program, which is returned anew."""
+    container = model.get_submodule(run.container)
+    gone = run.count - keep
+    for _ in range(gone):
+        del container[run.first + keep]  # type: ignore[operator]
+    prefix = f"{run.container}." if run.container else ""
+
+    def renamed(path: str) -> str | None:
+        if not path.startswith(prefix):
+            return path
+        head, dot, rest = path[len(prefix) :].partition(".")
+        if not head.isdigit() or int(head) < run.first + keep:
+            return path
+        if int(head) < run.first + run.count:
+            return None
+        return f"{prefix}{int(head) - gone}{dot}{rest}"
+
+    return dataclasses.replace(program, applications=tuple(_kept(program.applications, renamed)))
+
+
+def _kept(applications: Iterable[Application], renamed: Callable[[str], str | None]) -> Iterable[Application]:
+    for a in applications:
+        module = renamed(a.module)
+        if module is None:
+            continue
+        prefix = f"{a.module}." if a.module else ""
+        new_prefix = f"{module}." if module else ""
+        params = {}
+        for name, placements in a.params.items():
+            full = renamed(prefix + name)
+            if full is not None:
+                params[full[len(new_prefix) :]] = placements
+        yield dataclasses.replace(a, module=module, params=params)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How `stretch` looks at an item: what it is apart from its layer, its layer, and the same item at another layer."""
+
+    content: Callable[[Any], Any]
+    index: Callable[[Any], int | None]
+    moved: Callable[[Any, int], Any]
+
+
+def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *, backward: bool) -> list[T]:
+    """The recording of `layers` layers from those of SHORT and SHORT + 1. In backward, layers count from the end."""
+    extra = layers - (SHORT + 1)
+
+    def token(item: T, count: int) -> tuple[Any, int | None]:
+        index = look.index(item)
+        if index is not None and backward:
+            index = count - 1 - index
+        return look.content(item), index
+
+    a = [token(i, SHORT) for i in short]
+    b = [token(i, SHORT + 1) for i in longer]
+    same = 0
+    while same < len(a) and a[same] == b[same]:
+        same += 1
+    rest = len(a) - same
+    if len(b) < len(a) or any(not _follows(x, y) for x, y in zip(a[same:], b[len(b) - rest :], strict=True)):
+        raise NotPeriodic
+
+    def place(item: T, tok: tuple[Any, int | None], by: int) -> T:
+        if tok[1] is None:
+            return item
+        index = tok[1] + by
+        return look.moved(item, layers - 1 - index if backward else index)
+
+    end = len(b) - rest
+    result = [place(i, t, 0) for i, t in zip(longer[:end], b[:end], strict=True)]
+    for by in range(1, extra + 1):
+        result += [place(i, t, by) for i, t in zip(longer[same:end], b[same:end], strict=True)]
+    result += [place(i, t, extra) for i, t in zip(longer[end:], b[end:], strict=True)]
+    return result
+
+
+def _follows(x: tuple[Any, int | None], y: tuple[Any, int | None]) -> bool:
+    """Whether y is x one layer further."""
+    return x[0] == y[0] and (y[1] is None if x[1] is None else y[1] == x[1] + 1)
+
+
+Outline = Callable[[Sequence[T], Sequence[T]], list[T]]
+
+
+def stretch_phases(
+    short: Sequence[T],
+    longer: Sequence[T],
+    phase_of: Callable[[T], str],
+    look: Look,
+    layers: int,
+    outline: Outline[T] | None = None,
+) -> list[T]:
+    """As `stretch`, phase by phase. `outline` makes what it can of a phase outside forward and backward that is not periodic: an
+    operator over all parameters at once grows with the layers instead of coming once more."""
+    a, b = (([(p, list(g)) for p, g in itertools.groupby(items, key=phase_of)]) for items in (short, longer))
+    if [p for p, _ in a] != [p for p, _ in b]:
+        raise NotPeriodic
+    result: list[T] = []
+    for (name, x), (_, y) in zip(a, b, strict=True):
+        try:
+            result += stretch(x, y, look, layers, backward=name == "backward")
+        except NotPeriodic:
+            if outline is None or name in ("forward", "backward"):
+                raise
+            result += outline(x, y)
+    return result
