@@ -76,8 +76,12 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    import torch
+
     from parallelizer.show import plan as show_plan
+    from parallelizer.show import step as show_step
     from parallelizer.show.documents import plan_document
+    from parallelizer.simulate.trace import trace
 
     try:
         setup = _setup(arguments)
@@ -92,11 +96,20 @@ def _plan(arguments: argparse.Namespace) -> int:
         else:
             show_diagnostics.write(error.diagnostics, sys.stderr)
         return 1
+    found = program.diagnostics
+    step = None
+    torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
+    try:
+        step = trace(program, model, setup.recipe(), arguments.rank)
+    except PlanError as error:
+        found += error.diagnostics
     if arguments.json:
-        _print_json(plan_document(program, model, setup.device, arguments.rank))
-    else:
-        show_diagnostics.write(program.diagnostics, sys.stderr)
-        show_plan.write(program, model, sys.stdout, rank=arguments.rank)
+        _print_json(plan_document(program, model, setup.device, arguments.rank, step, found))
+        return 0
+    show_diagnostics.write(found, sys.stderr)
+    show_plan.write(program, model, sys.stdout, rank=arguments.rank)
+    if step is not None:
+        show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
     return 0
 
 

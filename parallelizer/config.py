@@ -20,9 +20,11 @@ from parallelizer.styles.declare import STYLES
 from parallelizer.suggest import nearest
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from parallelizer.compiler import Program
+    from parallelizer.simulate.trace import Recipe
     from parallelizer.workload import Workload
 
 MODEL_KEYS = ("plan", "batch", "loss", "tiny")
@@ -55,6 +57,9 @@ class Setup:
     model: Mapping[str, Any]
     loss_path: str
     device: str
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    clip: float | None = None
+    hardware: Mapping[str, Any] = field(default_factory=dict)
     origins: Origins = field(default_factory=Origins)
 
     def build_model(self) -> nn.Module:
@@ -88,6 +93,23 @@ class Setup:
             raise PlanError([Diagnostic("model-build", f"model.loss={self.loss_path} is no function: {reason}",
                                         self.origins.span("model.loss"))]) from None
 
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The configured optimizer: `optim._target_` is a function of the model and the `optim` config. A fused AdamW where nothing
+        is configured."""
+        import torch
+        from hydra.utils import get_method
+
+        if not self.optim.get("_target_"):
+            return torch.optim.AdamW(model.parameters(), fused=True)
+        optimizer: torch.optim.Optimizer = get_method(self.optim["_target_"])(model, self.optim)
+        return optimizer
+
+    def recipe(self) -> Recipe:
+        """What a dry run of one step needs beside the program."""
+        from parallelizer.simulate.trace import Recipe
+
+        return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
+
     def compile(self, model: nn.Module) -> Program:
         """Compile the plan for the model. Raises PlanError."""
         from parallelizer.compiler import compile as compile_plan
@@ -113,7 +135,15 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
         raise PlanError(findings.items)
     plan = plan.with_rules(tuple(rules)).with_layouts(layouts)
     device = _device(config, origins)
-    return Setup(plan, mesh, defaults, workload, model, str(model["loss"]), device, origins)
+    optim, hardware = (_plain(config, key) for key in ("optim", "hardware"))
+    clip = OmegaConf.select(config, "train.clip")
+    return Setup(plan, mesh, defaults, workload, model, str(model["loss"]), device, optim, clip, hardware, origins)
+
+
+def _plain(config: DictConfig, key: str) -> dict[str, Any]:
+    node = config.get(key)
+    plain = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else {}
+    return {str(k): v for k, v in plain.items()} if isinstance(plain, dict) else {}
 
 
 def _imports(config: DictConfig, origins: Origins) -> None:

@@ -8,7 +8,7 @@ rank draws every number once: time grows with the whole model, memory with its l
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -17,10 +17,12 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from parallelizer import torch_private
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import DATA_AXES, full_name
 from parallelizer.state import state_of
 from parallelizer.styles.packing import Packing
+from parallelizer.tied_parameters import tie, tied_names
 
 Initializer = Callable[[nn.Module], None]
 
@@ -31,25 +33,27 @@ def materialize(
     """Allocate a meta model's local shards on `device` and give them values. Returns the model.
 
     `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`. No
-    communication. Raises PlanError, with the model still on meta, when a module has values of its own and no initializer.
+    communication. Raises PlanError when a module has values of its own and no initializer, with the model still on meta, or
+    an initializer that leaves some of them as they were.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
     if initializer is None:
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
         if lacking:
-            message = f"{lacking[0] or 'the root'} ({type(model.get_submodule(lacking[0])).__name__}) cannot make its values"
+            message = f"{_called(lacking[0], model)} cannot make its values"
             raise PlanError([Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")])
     state = state_of(model)
     packed = state.packed if state else {}
-    divided = {a.module: a.divided for a in state.program} if state else {}
+    divided = {a.module: a.divided for a in state.program if a.divided} if state else {}
     allocate(model, device)
     filled: set[int] = set()
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in owners:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derived_seed(seed, path))
-                whole = _whole(module)
-                (initializer or _reset)(whole)
+            # The CPU's generator only: torch.manual_seed would change those of the devices too.
+            torch.default_generator.manual_seed(derived_seed(seed, path))
+            whole = _whole(module, divided.get(path, {}))
+            (initializer or _reset)(whole)
+            _check_filled(whole, path, model)
             for name, param in module.named_parameters(recurse=False):
                 if id(param) not in filled:  # a tied one has the values of its first owner
                     _fill(param, whole.get_parameter(name).data, packed.get(full_name(path, name)))
@@ -65,9 +69,21 @@ def derived_seed(seed: int, name: str) -> int:
 
 
 def allocate(model: nn.Module, device: str | torch.device) -> None:
-    """Give a meta model empty tensors on `device`; what was one parameter under several names stays one."""
-    tied = tied_names(model)
-    model.to_empty(device=device)
+    """Give a meta model empty tensors on `device`, or on the CPU where its plan keeps them there.
+
+    What was one parameter under several names stays one.
+    """
+    state, tied = state_of(model), tied_names(model)
+    offloaded = {
+        id(model.get_submodule(unit.module).get_parameter(name))
+        for unit in (state.program.of_slot("fsdp") if state else ())
+        if unit.options.get("cpu_offload")
+        for name in unit.params
+        if name not in unit.reasons
+    }
+    torch_private.replace_tensors(
+        model, lambda t: torch.empty_like(t, device="cpu" if id(t) in offloaded else device)
+    )
     tie(model, tied)
 
 
@@ -79,20 +95,41 @@ def _reset(module: nn.Module) -> None:
     module.reset_parameters()  # type: ignore[operator]
 
 
-def _whole(module: nn.Module) -> nn.Module:
-    """The same module, unsharded and empty on the CPU: its attributes and children, its own parameters anew."""
+def _whole(module: nn.Module, divided: Mapping[str, int]) -> nn.Module:
+    """The same module, unsharded, on the CPU and full of NaN: its attributes and children, its own parameters anew.
+
+    `divided` has the whole values of attributes that a style has divided.
+    """
     original = next(c for c in type(module).__mro__ if not issubclass(c, FSDPModule))
     twin: nn.Module = original.__new__(original)
     twin.__dict__.update(module.__dict__)
+    twin.__dict__.update(divided)
     twin.__dict__.pop("forward", None)
     twin.__dict__["_parameters"] = {
-        n: None if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype), requires_grad=p.requires_grad)
+        n: None if p is None else nn.Parameter(_unfilled(p), requires_grad=p.requires_grad)
         for n, p in module._parameters.items()
     }
-    twin.__dict__["_buffers"] = {
-        n: None if b is None else torch.empty(b.shape, dtype=b.dtype) for n, b in module._buffers.items()
-    }
+    twin.__dict__["_buffers"] = {n: None if b is None else _unfilled(b) for n, b in module._buffers.items()}
     return twin
+
+
+def _unfilled(like: torch.Tensor) -> torch.Tensor:
+    if like.is_floating_point():
+        return torch.full(like.shape, torch.nan, dtype=like.dtype)
+    return torch.zeros(like.shape, dtype=like.dtype)
+
+
+def _check_filled(whole: nn.Module, path: str, model: nn.Module) -> None:
+    """What an initializer forgets would be left-over memory, different on every rank."""
+    own = [*whole.named_parameters(recurse=False), *whole.named_buffers(recurse=False)]
+    missed = [name for name, tensor in own if tensor.is_floating_point() and tensor.isnan().any()]
+    if missed:
+        message = f"the initializer of {_called(path, model)} leaves {', '.join(missed)} unfilled"
+        raise PlanError([Diagnostic("no-initializer", message, None, "let it fill every parameter and buffer of its module")])
+
+
+def _called(path: str, model: nn.Module) -> str:
+    return f"{path or 'the root'} ({type(model.get_submodule(path)).__name__})"
 
 
 def _fill(param: nn.Parameter, full: torch.Tensor, packing: Packing | None) -> None:

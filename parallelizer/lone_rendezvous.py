@@ -19,7 +19,7 @@ NAME = "parallelizer-lone"
 
 
 class LoneRendezvous(RendezvousHandler):
-    """Every round is complete at once, with one agent in it; what the agent stores stays in its own memory."""
+    """Every round is complete at once, with one agent in it, which keeps what it stores to itself."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id

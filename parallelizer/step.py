@@ -66,7 +66,7 @@ def train_step(
         for group in groups:
             dist.all_reduce(totals, group=group)
     with phase("clip"):
-        parameters = [p for p in model.parameters() if p.grad is not None]
+        parameters = [p for p in model.parameters() if p.requires_grad]
         sum_partial(parameters)
         mean = totals[0] / totals[1]
         correction = 1.0 / (SCALE * totals[1])

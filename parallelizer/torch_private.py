@@ -6,9 +6,11 @@ Each entry says why it is needed and which public replacement it waits for.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -155,3 +157,9 @@ def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:
     """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits for a public name.
     Making a new DeviceMesh instead would make all its process groups anew."""
     return mesh._unflatten(axis, tuple(into.values()), tuple(into))
+
+
+def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace every parameter and buffer by `function` of it, as `to_empty` does, which takes one device for all of them.
+    `Module._apply` is what FSDP watches to take up the new ones; there is no public spelling."""
+    module._apply(function)

@@ -414,7 +414,7 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     yield process
-    process.kill()
+    os.killpg(process.pid, signal.SIGKILL)  # its ranks too, should they have outlived it
     process.communicate()
 
 

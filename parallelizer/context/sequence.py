@@ -12,15 +12,13 @@ from parallelizer.plan import Flow
 
 
 def relay(tensor: torch.Tensor, flow: Flow, group: dist.ProcessGroup) -> torch.Tensor:
-    """Lay a tensor out as `flow` says: split a whole one, gather a split one, or hand it on."""
-    ranks = dist.get_world_size(group)
-    arrives, wanted = flow.arrives, flow.wanted
-    if arrives is None or wanted is None or arrives == wanted:
-        return tensor
-    if wanted.dim is not None:
+    """Lay a tensor out as `flow` says: split a whole one where it wants a shard, gather a split one where it arrives as one."""
+    if flow.wanted is not None and flow.wanted.dim is not None:
         # Rows of other ranks get a zero gradient here, and the sum over the data axes makes it whole.
-        return balance.split(tensor, wanted.dim, ranks, dist.get_rank(group))
-    gathered: torch.Tensor = GatherSequence.apply(tensor, arrives.dim, group)
+        return balance.split(tensor, flow.wanted.dim, dist.get_world_size(group), dist.get_rank(group))
+    if flow.arrives is None or flow.arrives.dim is None:
+        raise ValueError(f"`{flow}` neither splits nor gathers")
+    gathered: torch.Tensor = GatherSequence.apply(tensor, flow.arrives.dim, group)
     return gathered
 
 

@@ -10,6 +10,8 @@ from torch import nn
 from parallelizer.compiler import Program
 from parallelizer.diagnostics import Diagnostic, has_errors, in_order
 from parallelizer.shards import parameter_shards
+from parallelizer.simulate.ledger import totals
+from parallelizer.simulate.trace import Trace
 
 
 def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
@@ -18,14 +20,22 @@ def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     return {"valid": not has_errors(ordered), "diagnostics": [d.as_json() for d in ordered]}
 
 
-def plan_document(program: Program, model: nn.Module, device: str, rank: int = 0) -> dict[str, Any]:
-    """What `plan --json` prints: figures are those of one rank, sizes in bytes."""
+def plan_document(
+    program: Program,
+    model: nn.Module,
+    device: str,
+    rank: int = 0,
+    trace: Trace | None = None,
+    diagnostics: Iterable[Diagnostic] | None = None,
+) -> dict[str, Any]:
+    """What `plan --json` prints: figures are those of one rank, sizes in bytes. Without a trace there are no collectives and no
+    memory."""
     return {
         "world_size": program.mesh.world_size,
         "mesh": dict(program.mesh.sizes),
         "device": device,
         "rank": rank,
-        "diagnostics": [d.as_json() for d in program.diagnostics],
+        "diagnostics": [d.as_json() for d in in_order(program.diagnostics if diagnostics is None else diagnostics)],
         "applications": [
             {
                 "module": a.module,
@@ -47,8 +57,17 @@ def plan_document(program: Program, model: nn.Module, device: str, rank: int = 0
             }
             for s in parameter_shards(program, model, rank)
         ],
+        "collectives": totals(trace.ledger) if trace else [],
+        "ledger": [e.as_json() for e in trace.ledger] if trace else [],
+        "memory": _memory(trace) if trace else None,
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},
         },
     }
+
+
+def _memory(trace: Trace) -> dict[str, Any]:
+    """What lives at the peak, by kind; the kinds add up to it."""
+    usage = trace.memory
+    return {**usage.at_peak, "peak": usage.peak, "peak_phase": usage.phase, "peak_module": usage.module}

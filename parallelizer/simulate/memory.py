@@ -65,6 +65,7 @@ class MemoryTracker(TorchDispatchMode):
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, Any] = {}
+        self.operator = ""
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
@@ -76,6 +77,7 @@ class MemoryTracker(TorchDispatchMode):
         if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
             return NotImplemented
         self._poll()
+        self.operator = str(func)
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]

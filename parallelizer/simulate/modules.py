@@ -14,6 +14,7 @@ class Running:
 
     def __init__(self, model: nn.Module) -> None:
         self.active: list[str] = [""]
+        self.failed = ""
         self.handles: list[Any] = []
         for path, module in model.named_modules():
             if path:
@@ -45,6 +46,8 @@ class Running:
 
     def _leave(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if output is None and not self.failed:
+                self.failed = path  # the innermost forward that raised is the first to be left without an output
             self._pop(path)
             for tensor in tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():

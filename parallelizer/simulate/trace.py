@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import nn
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
+from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.mesh import build_mesh
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
@@ -58,8 +61,8 @@ class Trace:
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
     """One training step as `rank` of the program's world, in children of this process. `model` is on meta and left as it is.
 
-    Equal layers are traced in two short models unless `fold` is false. Raises WorldError when the step cannot run on fake
-    tensors.
+    Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic that names the module and
+    the operator when the step cannot run on fake tensors.
     """
     run = longest_run(program, model) if fold else None
     if run is not None:
@@ -81,6 +84,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     """Run two steps in a fake world, which this process enters for good, and record the second, when optimizer states exist."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     apply(program, model, mesh)
@@ -93,7 +97,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         memory.adopt(model.buffers(), "buffers")
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
-        with memory:
+        with memory, _explained(program, running, memory):
             for part in parts:
                 memory.adopt(part.values(), "batch")
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
@@ -105,6 +109,27 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
             _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
     return Recording(tuple(ledger.entries), before, tuple(changes))
+
+
+@contextmanager
+def _explained(program: Program, running: Running, memory: MemoryTracker) -> Iterator[None]:
+    """Turn whatever a step raises on fake tensors into a diagnostic with the module and the operator."""
+    try:
+        yield
+    except Exception as error:
+        where = running.failed or running.current
+        rule = next((a.rule for a in program if a.module == where), None)
+        reason = (str(error).strip().split("\n") or [""])[0] or type(error).__name__
+        raise PlanError([
+            Diagnostic(
+                "trace-failed",
+                f"the step cannot run on fake tensors: {where or 'the root'} at {memory.operator or 'no operator'}: "
+                f"{type(error).__name__}: {reason}",
+                rule.span if rule else None,
+                "values decide its course there (`.item()`, a shape from data, a kernel of its own); what needs no trace is shown",
+                "warning",
+            )
+        ]) from error
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:

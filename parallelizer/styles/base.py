@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,13 +43,15 @@ class Target:
 class Sharding:
     """What a style does to one module: parameters' placements, and the ParallelStyle that brings it about.
 
-    `axes` are the axes of the mesh that the ParallelStyle is applied with; `divided` are attributes that it divides.
+    `axes` are the axes of the mesh that the ParallelStyle is applied with, none when it has nothing to do on this mesh;
+    `divided` has the attributes that it divides, with their whole values.
     """
 
     style: ParallelStyle
     axes: tuple[str, ...]
     params: ParamPlacements = field(default_factory=dict)
     packed: Mapping[str, Packing] = field(default_factory=dict)
+    divided: Mapping[str, int] = field(default_factory=dict)
 
 
 class StyleError(Exception):
@@ -106,30 +109,34 @@ def style(
 
 def forward_names(module: nn.Module) -> tuple[str, ...] | None:
     """The parameter names of a module's forward, or None when it takes anything (`*args`, `**kwargs`)."""
-    import inspect
-
-    parameters = list(inspect.signature(module.forward).parameters.values())
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
-        return None
-    return tuple(p.name for p in parameters)
+    named, anything = _forward_signature(module)
+    return None if anything else named
 
 
 def named_inputs(target: Target) -> dict[str, Flow]:
-    """The `input` option with a bare placement bound to the first parameter of forward. Raises StyleError on unknown names."""
+    """The `input` option with a bare placement bound to the first parameter of forward: `""` if it has `*args` only.
+
+    Raises StyleError on names that forward cannot take.
+    """
     flows: Mapping[str, Flow] = target.options.get("input") or {}
-    if not flows:
-        return {}
-    names = forward_names(target.module)
+    named, anything = _forward_signature(target.module)
     bound = {}
     for name, flow in flows.items():
         if name == "":
-            name = names[0] if names else ""
-        elif names is not None and name not in names:
+            name = named[0] if named else ""
+        elif name not in named and not anything:
             raise StyleError(
                 "unknown-input",
                 f"forward of {target.path or 'the root'} ({type(target.module).__name__}) has no parameter {name!r}",
-                f"it takes {', '.join(names) or 'nothing'}",
+                f"it takes {', '.join(named) or 'nothing'}",
                 "input",
             )
         bound[name] = flow
     return bound
+
+
+def _forward_signature(module: nn.Module) -> tuple[tuple[str, ...], bool]:
+    """The names of forward's parameters, and whether it takes others too."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(p.name for p in parameters if p.kind not in open_ended), any(p.kind in open_ended for p in parameters)

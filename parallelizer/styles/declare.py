@@ -38,6 +38,11 @@ class StyleDeclaration:
 _INPUT = OptionKind("input", "how an input arrives and is wanted, by parameter name of forward")
 _OUTPUT = OptionKind("output", "how an output comes out and leaves, by index or key")
 _LOCAL = OptionKind("bool", "hand on a plain tensor (true) or a DTensor (false): torch's use_local_output")
+_INPUT_GRAD = OptionKind(
+    "choice",
+    "of a replicated input handed on as a plain tensor: partial: sum its gradients over the axis; replicate: do not",
+    ("partial", "replicate"),
+)
 _AXIS = OptionKind("axis", "the mesh axis it stands on")
 _PACKED = OptionKind("parts", "the parts of a fused dimension (ratios or attribute names); each is split by itself")
 _DIVIDE = OptionKind("names", "attributes of the module that are divided by the axis size")
@@ -78,13 +83,16 @@ for _declaration in (
         },
         takes_parameters=True,
     ),
-    StyleDeclaration("prepare-input", "io", "tp", "lay out inputs anew", {"input": _INPUT, "local": _LOCAL, "axis": _AXIS}),
+    StyleDeclaration(
+        "prepare-input", "io", "tp", "lay out inputs anew", {"input": _INPUT, "local": _LOCAL, "grad": _INPUT_GRAD, "axis": _AXIS}
+    ),
     StyleDeclaration("prepare-output", "io", "tp", "lay out outputs anew", {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS}),
     StyleDeclaration(
         "prepare-io", "io", "tp", "lay out inputs and outputs anew",
         {
             "input": _INPUT, "output": _OUTPUT, "local": _LOCAL, "axis": _AXIS,
             "local_input": OptionKind("bool", "hand plain tensors to the module: torch's use_local_input"),
+            "grad": _INPUT_GRAD,
         },
     ),
     StyleDeclaration(

@@ -6,30 +6,36 @@ signature of forward, so that both ways of calling match one rule.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.placement import to_torch
-from parallelizer.plan import Flow, Placement
+from parallelizer.plan import REPLICATE, Flow, Placement
 from parallelizer.styles.base import Sharding, StyleError, Target, implements, named_inputs
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """Flows with every placement resolved, and whether plain tensors are handed on."""
+    """Flows with every placement resolved, and whether plain tensors are handed on.
+
+    `partial_gradients`: where a plain input stands for a replicated one, its gradients are parts to be summed over the axis.
+    """
 
     input: Mapping[str, Flow] = field(default_factory=dict)
     output: Mapping[str, Flow] = field(default_factory=dict)
     local_input: bool = False
     local_output: bool = True
+    partial_gradients: bool = False
 
 
 class PrepareIO(ParallelStyle):
@@ -55,10 +61,8 @@ class SplitSequence(ParallelStyle):
         from parallelizer.context.sequence import relay
 
         group = device_mesh.get_group()
-        if self.layouts.input:
-            _hook_inputs(module, self.layouts.input, lambda x, flow: relay(x, flow, group))
-        if self.layouts.output:
-            _hook_outputs(module, self.layouts.output, lambda x, flow: relay(x, flow, group))
+        _hook_inputs(module, self.layouts.input, lambda x, flow: relay(x, flow, group))
+        _hook_outputs(module, self.layouts.output, lambda x, flow: relay(x, flow, group))
         return module
 
 
@@ -72,63 +76,93 @@ def hook_layouts(module: nn.Module, mesh: DeviceMesh, layouts: Layouts, axis: st
         placements[index] = to_torch(placement)
         return placements
 
-    def convert(tensor: torch.Tensor, flow: Flow, local: bool) -> torch.Tensor:
+    def laid_out(tensor: torch.Tensor, flow: Flow) -> DTensor:
         if not isinstance(tensor, DTensor):
-            arrives = place(flow.arrives) if flow.arrives else [Replicate()] * mesh.ndim
-            tensor = DTensor.from_local(tensor, mesh, arrives, run_check=False)
-        if flow.wanted is not None:
-            tensor = tensor.redistribute(placements=place(flow.wanted))
-        return tensor.to_local() if local else tensor
+            tensor = DTensor.from_local(tensor, mesh, place(flow.arrives or REPLICATE), run_check=False)
+        return tensor if flow.wanted is None else tensor.redistribute(placements=place(flow.wanted))
 
-    if layouts.input:
-        _hook_inputs(module, layouts.input, lambda x, flow: convert(x, flow, layouts.local_input))
-    if layouts.output:
-        _hook_outputs(module, layouts.output, lambda x, flow: convert(x, flow, layouts.local_output))
+    def convert_input(tensor: torch.Tensor, flow: Flow) -> torch.Tensor:
+        wanted = laid_out(tensor, flow)
+        if not layouts.local_input:
+            return wanted
+        gradient = list(wanted.placements)
+        if layouts.partial_gradients and gradient[index].is_replicate():
+            gradient[index] = Partial()
+        return wanted.to_local(grad_placements=gradient)
+
+    def convert_output(tensor: torch.Tensor, flow: Flow) -> torch.Tensor:
+        wanted = laid_out(tensor, flow)
+        return wanted.to_local() if layouts.local_output else wanted
+
+    _hook_inputs(module, layouts.input, convert_input)
+    _hook_outputs(module, layouts.output, convert_output)
 
 
-def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Any) -> None:
+Convert = Callable[[torch.Tensor, Flow], torch.Tensor]
+
+
+def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert) -> None:
+    """Convert named inputs before anything that was hooked earlier sees them: styles are applied from the inside out."""
     signature = inspect.signature(module.forward)
+    kinds = {p.kind: p.name for p in signature.parameters.values()}
+    others, keywords = kinds.get(inspect.Parameter.VAR_POSITIONAL), kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if "" in flows:  # forward takes *args: the first positional one
-            return (convert(args[0], flows[""]), *args[1:]), kwargs
         bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
         for name, flow in flows.items():
-            if isinstance(bound.arguments.get(name), torch.Tensor):
-                bound.arguments[name] = convert(bound.arguments[name], flow)
+            if name == "" and others and given.get(others):  # forward takes *args: the first of them
+                first, *rest = given[others]
+                given[others] = (_converted(first, name), *rest)
+            elif name in signature.parameters:
+                given[name] = _converted(given.get(name), name)
+            elif keywords and name in given.get(keywords, {}):
+                given[keywords] = {**given[keywords], name: _converted(given[keywords][name], name)}
+            else:
+                raise RuntimeError(f"a call of {type(module).__name__} has no input {name!r} that a plan's `input` names")
         return bound.args, bound.kwargs
 
-    module.register_forward_pre_hook(before, with_kwargs=True)
+    def _converted(value: Any, name: str) -> Any:
+        if value is None:  # an optional input
+            return None
+        if not isinstance(value, torch.Tensor):
+            raise RuntimeError(f"the input {name!r} of {type(module).__name__} is no tensor but a {type(value).__name__}, which a "
+                               "plan's `input` cannot lay out")
+        return convert(value, flows[name])
+
+    if flows:
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
 
 
-def _hook_outputs(module: nn.Module, flows: Mapping[str, Flow], convert: Any) -> None:
+def _hook_outputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert) -> None:
+    """Convert outputs after everything that was hooked earlier."""
+
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         for key, flow in flows.items():
-            output = _replaced(output, key, lambda x, flow=flow: convert(x, flow), module)
+            output = _replaced(output, key, functools.partial(convert, flow=flow), module)
         return output
 
-    module.register_forward_hook(after)
+    if flows:
+        module.register_forward_hook(after)
 
 
-def _replaced(output: Any, key: str, convert: Any, module: nn.Module) -> Any:
+def _replaced(output: Any, key: str, convert: Callable[[torch.Tensor], torch.Tensor], module: nn.Module) -> Any:
     """The output with one tensor in it converted; the container is copied, never changed in place."""
     if isinstance(output, torch.Tensor) and key in ("", "0"):
         return convert(output)
     if isinstance(output, tuple | list) and (key == "" or key.isdigit()):
         index = int(key or 0)
-        if index < len(output):
+        if index < len(output) and isinstance(output[index], torch.Tensor):
             items = [convert(x) if i == index else x for i, x in enumerate(output)]
             return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     if isinstance(output, dict):
         name = key if key else next(iter(output), "")
-        if name in output:
-            import copy
-
+        if isinstance(output.get(name), torch.Tensor):
             changed = copy.copy(output)
             changed[name] = convert(output[name])
             return changed
-    raise RuntimeError(f"the output of {type(module).__name__} ({type(output).__name__}) has no entry {key!r} that a plan's "
-                       f"`output` names")
+    raise RuntimeError(f"the output of {type(module).__name__} ({type(output).__name__}) has no tensor {key or 'first'!r}, which a "
+                       "plan's `output` names")
 
 
 def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
@@ -146,6 +180,7 @@ def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
         output=options.get("output") or {} if outputs else {},
         local_input=bool(options.get("local_input", local if not outputs else False)),
         local_output=True if local is None else local,
+        partial_gradients=options.get("grad") == "partial",
     )
     missing = [o for o, on in (("input", inputs), ("output", outputs)) if on and not getattr(layouts, o)]
     if len(missing) == inputs + outputs:
@@ -154,8 +189,19 @@ def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
     check_flows(target, layouts.input, "input")
     check_flows(target, layouts.output, "output")
     if target.axis == "cp":
+        _check_split(layouts.input, "input")
+        _check_split(layouts.output, "output")
         return Sharding(SplitSequence(layouts), ("cp",))
     return Sharding(PrepareIO(layouts, target.axis), (target.axis,))
+
+
+def _check_split(flows: Mapping[str, Flow], option: str) -> None:
+    """Over cp a plain tensor is split or gathered, and nothing in it tells how it lies. Raises StyleError."""
+    for flow in flows.values():
+        kinds = {p.kind for p in (flow.arrives, flow.wanted) if p is not None}
+        if kinds != {"replicate", "shard"}:
+            raise StyleError("wrong-layout", f"`{flow}` does not say how to split or gather the sequence over cp",
+                             "write shard(1) -> replicate, or replicate -> shard(1)", option)
 
 
 @implements("prepare-input")
