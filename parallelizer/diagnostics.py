@@ -7,7 +7,7 @@ span, and carries the fix in `help`. Rendering is separate (`render`, `as_json`)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note"]
@@ -66,6 +66,24 @@ def _span_json(span: Span | None) -> dict[str, Any] | None:
     return {"file": span.file, "line": span.line, "column": span.column, "end_column": span.end_column}
 
 
+@dataclass
+class Findings:
+    """Collects diagnostics while reading goes on, so that all of a file's come at once."""
+
+    items: list[Diagnostic] = field(default_factory=list)
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        help: str | None = None,
+        related: Sequence[Related] = (),
+    ) -> None:
+        """Add an error."""
+        self.items.append(Diagnostic(code, message, span, help, related=tuple(related)))
+
+
 class PlanError(Exception):
     """What a user wrote is wrong. Carries every diagnostic that was found, sorted by position."""
 
@@ -90,6 +108,11 @@ def one_line(diagnostic: Diagnostic) -> str:
     where = f"{diagnostic.span}: " if diagnostic.span else ""
     tail = f" ({diagnostic.help})" if diagnostic.help else ""
     return f"{where}{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}{tail}"
+
+
+def quoted(text: str, limit: int = 60) -> str:
+    """A text as messages show it: in quotes, without control characters, and not much longer than `limit`."""
+    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
 
 
 def counts(diagnostics: Sequence[Diagnostic]) -> str:

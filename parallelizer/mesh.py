@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torch.distributed import ProcessGroup
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallelizer import torch_private
@@ -19,6 +19,8 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
 
     Raises ValueError when the world has another size. Collective: every rank calls it.
     """
+    if mesh.world_size != dist.get_world_size():
+        raise ValueError(f"the mesh has {mesh.world_size} ranks ({mesh}), the world has {dist.get_world_size()}")
     names = [a for a in AXES if mesh.sizes[a] > 1]
     if not mesh.fsdp_axes:
         names = [a for a in AXES if a in names or a == "dp_shard"]
@@ -99,7 +101,7 @@ def fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
     return sharded
 
 
-def data_groups(device_mesh: DeviceMesh) -> list[ProcessGroup]:
+def data_groups(device_mesh: DeviceMesh) -> list[dist.ProcessGroup]:
     """The groups above one rank whose ranks see different tokens: sums over all of them are sums over all tokens."""
     if describe(device_mesh).size(*DATA_AXES) == 1:
         return []

@@ -2,165 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from parallelizer.diagnostics import Findings
 from parallelizer.placement import PlacementError, parse_flow, parse_placement
 from parallelizer.plan import AXES, Flow, Placement
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode
+from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, kind
 from parallelizer.styles.declare import OptionKind
-from parallelizer.suggest import nearest
-
-if TYPE_CHECKING:
-    from parallelizer.parse import Findings
+from parallelizer.suggest import did_you_mean
 
 PLACEMENT_HELP = "a placement is replicate, shard(0), shard(1), ..., partial, or the name of a layout"
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,2}(_[0-9]{3}){1,5}|[1-9][0-9]{0,17}")
 
-def parse(kind: OptionKind, node: Node, findings: Findings) -> Any:
-    """The value of an option; a node of the wrong form adds a diagnostic and gives None."""
-    if isinstance(node, Scalar) and "${" in node.text:
-        findings.error("interpolation", "an interpolation inside a rule", node.span, "a plan is data: write the value itself")
-        return None
-    return _CONVERTERS[kind.kind](kind, node, findings)
+
+def parse(declared: OptionKind, node: Node, findings: Findings) -> Any:
+    """The value of an option. A node of the wrong form adds a diagnostic, and the value means nothing."""
+    return _CONVERTERS[declared.kind](declared, node, findings)
 
 
 def boolean(node: Node, findings: Findings) -> bool:
     """`true` or `false`."""
-    if isinstance(node, Scalar) and node.text in ("true", "false", "True", "False"):
-        return node.text.lower() == "true"
-    findings.error("wrong-type", f"{_text(node)} is neither true nor false", node.span, "write true or false")
-    return False
+    value = _truth(node)
+    if value is None:
+        findings.error(
+            "wrong-type", f"{kind(node)} is neither true nor false", node.span, "write true or false"
+        )
+    return bool(value)
 
 
-def _bool(kind: OptionKind, node: Node, findings: Findings) -> bool:
+def whole_number(node: Node) -> int | None:
+    """The number that a scalar's digits spell, as in 1000000 or 1_000_000; None for everything else."""
+    return int(node.text) if isinstance(node, Scalar) and _WHOLE.fullmatch(node.text) else None
+
+
+def check_key(key: Scalar, findings: Findings) -> None:
+    """Report a key that YAML would not read as text."""
+    if key.yaml_type == "str":
+        return
+    if key.text:
+        read_as = _READ_AS.get(key.yaml_type, key.yaml_type)
+        message = f"YAML reads the key `{key.text}` as {read_as}, not as text"
+        findings.error("yaml-retyped", message, key.span, f'put it in quotes: "{key.text}"')
+    else:
+        findings.error("yaml-retyped", "there is no key before the colon", key.span, '"" is the root module')
+
+
+_READ_AS = {
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "null": "null",
+    "merge": "a merge",
+    "timestamp": "a date",
+    "value": "a default value",
+}
+
+
+def _truth(node: Node) -> bool | None:
+    return {"true": True, "false": False}.get(node.text.lower()) if isinstance(node, Scalar) else None
+
+
+def _bool(declared: OptionKind, node: Node, findings: Findings) -> bool:
     return boolean(node, findings)
 
 
-def _int(kind: OptionKind, node: Node, findings: Findings) -> int | None:
-    if isinstance(node, Scalar):
-        digits = node.text.replace("_", "")
-        if digits.isdigit() and (digits == "0" or not digits.startswith("0")):
-            return int(digits)
-    findings.error("wrong-type", f"{_text(node)} is no whole number", node.span, "write digits, as in 1000000 or 1_000_000")
-    return None
+def _int(declared: OptionKind, node: Node, findings: Findings) -> int | None:
+    number = whole_number(node)
+    if number is None:
+        help_text = "write digits, as in 1000000 or 1_000_000"
+        findings.error("wrong-type", f"{kind(node)} is no whole number", node.span, help_text)
+    return number
 
 
-def _bool_or_int(kind: OptionKind, node: Node, findings: Findings) -> bool | int | None:
-    if isinstance(node, Scalar) and node.text.isdigit():
-        return _int(kind, node, findings)
-    if isinstance(node, Scalar) and node.text in ("true", "false", "True", "False"):
-        return boolean(node, findings)
-    findings.error("wrong-type", f"{_text(node)} is neither true, false nor a number", node.span)
-    return None
+def _bool_or_int(declared: OptionKind, node: Node, findings: Findings) -> bool | int | None:
+    truth = _truth(node)
+    value = whole_number(node) if truth is None else truth
+    if value is None:
+        message = f"{kind(node)} is neither true, false nor a whole number"
+        findings.error("wrong-type", message, node.span, "write true, false, or a number of ranks")
+    return value
 
 
-def _choice(kind: OptionKind, node: Node, findings: Findings) -> str | None:
-    return _one_of(node, kind.choices, "unknown-value", "value", findings)
+def _choice(declared: OptionKind, node: Node, findings: Findings) -> str | None:
+    return _one_of(node, declared.choices, "unknown-value", "value", findings)
 
 
-def _dtype(kind: OptionKind, node: Node, findings: Findings) -> str | None:
+def _dtype(declared: OptionKind, node: Node, findings: Findings) -> str | None:
     return _one_of(node, DTYPES, "unknown-value", "dtype", findings)
 
 
-def _axis(kind: OptionKind, node: Node, findings: Findings) -> str | None:
+def _axis(declared: OptionKind, node: Node, findings: Findings) -> str | None:
     return _one_of(node, AXES, "unknown-axis", "axis", findings)
 
 
-def _one_of(node: Node, names: tuple[str, ...], code: str, what: str, findings: Findings) -> str | None:
+def _one_of(node: Node, names: Sequence[str], code: str, what: str, findings: Findings) -> str | None:
     if isinstance(node, Scalar) and node.text in names:
         return node.text
-    near = nearest(node.text, names, 1) if isinstance(node, Scalar) else []
-    hint = (f"did you mean {near[0]}? " if near else "") + f"there are {', '.join(names)}"
-    findings.error(code, f"there is no {what} {_text(node)}", node.span, hint)
+    text = node.text if isinstance(node, Scalar) else ""
+    message, help_text = f"{kind(node)} is no {what}", did_you_mean(text, names, "there are")
+    findings.error(code if isinstance(node, Scalar) else "wrong-type", message, node.span, help_text)
     return None
 
 
-def _names(kind: OptionKind, node: Node, findings: Findings) -> tuple[str, ...]:
+def _names(declared: OptionKind, node: Node, findings: Findings) -> tuple[str, ...]:
     items = node.items if isinstance(node, SequenceNode) else (node,)
     names = []
     for item in items:
         if isinstance(item, Scalar) and item.text.isidentifier():
             names.append(item.text)
         else:
-            findings.error("wrong-type", f"{_text(item)} is no attribute name", item.span)
+            help_text = "write the names of attributes of the module, as in [num_heads]"
+            findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
     return tuple(names)
 
 
-def _parts(kind: OptionKind, node: Node, findings: Findings) -> tuple[int | str, ...] | None:
+def _parts(declared: OptionKind, node: Node, findings: Findings) -> tuple[int | str, ...] | None:
+    help_text = "as in [1, 1] or [q_size, kv_size, kv_size]"
     if not isinstance(node, SequenceNode) or len(node.items) < 2:
-        findings.error("wrong-type", "`packed` takes a list of at least two parts", node.span, "as in [1, 1] or [q_size, kv_size, kv_size]")
+        findings.error("wrong-type", "`packed` takes a list of at least two parts", node.span, help_text)
         return None
     parts: list[int | str] = []
     for item in node.items:
-        if isinstance(item, Scalar) and item.text.isdigit() and int(item.text) > 0:
-            parts.append(int(item.text))
+        if number := whole_number(item):
+            parts.append(number)
         elif isinstance(item, Scalar) and item.text.isidentifier():
             parts.append(item.text)
         else:
-            findings.error("wrong-type", f"{_text(item)} is neither a ratio nor an attribute name", item.span)
+            message = f"{kind(item)} is neither a ratio nor an attribute name"
+            findings.error("wrong-type", message, item.span, help_text)
     return tuple(parts)
 
 
-def _placement(kind: OptionKind, node: Node, findings: Findings) -> Placement | None:
+def _placement(declared: OptionKind, node: Node, findings: Findings) -> Placement | None:
+    return placement(node, findings)
+
+
+def placement(node: Node, findings: Findings) -> Placement | None:
+    """One placement; None with a diagnostic for anything else."""
     if not isinstance(node, Scalar):
-        findings.error("wrong-type", "one placement is wanted here", node.span, PLACEMENT_HELP)
+        message = f"one placement is wanted here, not {kind(node)}"
+        findings.error("wrong-type", message, node.span, PLACEMENT_HELP)
         return None
     try:
-        return parse_placement(node.text, node.span)
+        return parse_placement(node.text, node.part)
     except PlacementError as error:
-        findings.error("unknown-placement", str(error), node.span, PLACEMENT_HELP)
+        span = node.part(error.start, error.end)
+        findings.error("unknown-placement", str(error), span, PLACEMENT_HELP)
         return None
 
 
-def _flows(output: bool) -> Callable[[OptionKind, Node, Findings], dict[str, Flow]]:
-    def convert(kind: OptionKind, node: Node, findings: Findings) -> dict[str, Flow]:
-        entries = [(k.text, v) for k, v in node] if isinstance(node, MappingNode) else [("", node)]
-        flows = {}
-        for name, value in entries:
-            if not isinstance(value, Scalar):
-                findings.error("wrong-type", "a placement, or two with an arrow between them, is wanted here", value.span, PLACEMENT_HELP)
-                continue
-            try:
-                flows[name] = parse_flow(value.text, output=output, span=value.span)
-            except PlacementError as error:
-                findings.error("unknown-placement", str(error), value.span, PLACEMENT_HELP)
-        return flows
-
-    return convert
+def _input(declared: OptionKind, node: Node, findings: Findings) -> dict[str, Flow]:
+    """By parameter name of forward; a bare flow stands under `""`."""
+    if isinstance(node, MappingNode):
+        for key, _ in node:
+            if not key.text.isidentifier():
+                help_text = "write the name that the parameter has in `def forward`"
+                findings.error("wrong-type", f"{kind(key)} is no parameter name", key.span, help_text)
+            else:
+                check_key(key, findings)
+    return _flows(node, findings, output=False)
 
 
-def _params(kind: OptionKind, node: Node, findings: Findings) -> dict[str, dict[str, Placement]]:
-    """By parameter and axis. A bare placement stands on the style's axis, written as the axis `""`; a rule whose glob names a
-    parameter gives the placement without the name, written as the parameter `""`."""
-    if isinstance(node, MappingNode) and not any(k.text in AXES for k, _ in node):
-        return {k.text: _by_axis(v, findings) for k, v in node}
-    return {"": _by_axis(node, findings)}
+def _output(declared: OptionKind, node: Node, findings: Findings) -> dict[str, Flow]:
+    """By index or key; a bare flow stands under `""`."""
+    if isinstance(node, MappingNode):
+        for key, _ in node:
+            if whole_number(key) is None:
+                check_key(key, findings)
+    return _flows(node, findings, output=True)
+
+
+def _flows(node: Node, findings: Findings, *, output: bool) -> dict[str, Flow]:
+    entries = [(k.text, v) for k, v in node] if isinstance(node, MappingNode) else [("", node)]
+    if not entries:
+        findings.error("wrong-type", "an empty map says nothing", node.span, PLACEMENT_HELP)
+    flows = {}
+    for name, value in entries:
+        if not isinstance(value, Scalar):
+            message = f"a placement, or two with an arrow between them, is wanted here, not {kind(value)}"
+            findings.error("wrong-type", message, value.span, PLACEMENT_HELP)
+            continue
+        try:
+            flows[name] = parse_flow(value.text, output=output, place=value.part)
+        except PlacementError as error:
+            span = value.part(error.start, error.end)
+            findings.error("unknown-placement", str(error), span, PLACEMENT_HELP)
+    return flows
+
+
+def _params(declared: OptionKind, node: Node, findings: Findings) -> dict[str, dict[str, Placement]]:
+    """By parameter and axis.
+
+    A bare placement stands on the style's axis, written as the axis `""`; a rule whose glob names a parameter
+    gives placements without a name, written as the parameter `""`.
+    """
+    if not isinstance(node, MappingNode) or any(key.text in AXES for key, _ in node):
+        return {"": _by_axis(node, findings)}
+    if not node.entries:
+        help_text = "write params: {weight: shard(0)}"
+        findings.error("wrong-type", "an empty map names no parameter", node.span, help_text)
+    for key, _ in node:
+        check_key(key, findings)
+    return {key.text: _by_axis(value, findings) for key, value in node}
 
 
 def _by_axis(node: Node, findings: Findings) -> dict[str, Placement]:
     if not isinstance(node, MappingNode):
-        placement = _placement(OptionKind("placement", ""), node, findings)
-        return {"": placement} if placement else {}
+        here = placement(node, findings)
+        return {"": here} if here else {}
     placements = {}
     for key, value in node:
-        if key.text not in AXES:
-            _one_of(key, AXES, "unknown-axis", "axis", findings)
-            continue
-        placement = _placement(OptionKind("placement", ""), value, findings)
-        if placement:
-            placements[key.text] = placement
+        axis = _one_of(key, AXES, "unknown-axis", "axis", findings)
+        here = placement(value, findings)
+        if axis and here:
+            placements[axis] = here
     return placements
 
 
-def _text(node: Node) -> str:
-    if isinstance(node, Scalar):
-        return repr(node.text)
-    return "a map" if isinstance(node, MappingNode) else "a list"
-
-
-_CONVERTERS: dict[str, Callable[[OptionKind, Node, Any], Any]] = {
+_CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
     "bool": _bool,
     "int": _int,
     "bool-or-int": _bool_or_int,
@@ -170,7 +233,7 @@ _CONVERTERS: dict[str, Callable[[OptionKind, Node, Any], Any]] = {
     "names": _names,
     "parts": _parts,
     "placement": _placement,
-    "input": _flows(output=False),
-    "output": _flows(output=True),
+    "input": _input,
+    "output": _output,
     "params": _params,
 }

@@ -1,18 +1,25 @@
-"""Placements as text: `replicate`, `shard(1)`, `partial`, a layout's name, and `a -> b`."""
+"""Placements as text: `replicate`, `shard(1)`, `partial`, a layout's name, and `a -> b`; and as torch's."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Span
+from parallelizer.diagnostics import Span, quoted
 from parallelizer.plan import PARTIAL, REPLICATE, Flow, Placement, shard
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import placement_types
 
-_SHARD = re.compile(r"shard\(\s*(-?\d{1,2})\s*\)")
+RESERVED = ("replicate", "partial", "shard")
+"""Words that no layout can be called."""
+
+_SHARD = re.compile(r"shard\(\s*(-?[0-9]{1,2})\s*\)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+
+Place = Callable[[int, int], Span]
+"""Where a part of a text stands, by its first character and one past its last."""
 
 
 class PlacementError(ValueError):
@@ -23,45 +30,42 @@ class PlacementError(ValueError):
         self.start, self.end = start, end
 
 
-def parse_placement(text: str, span: Span | None = None, offset: int = 0) -> Placement:
-    """One placement. `span` is that of the whole text, `offset` where this part begins in it.
+def is_layout_name(text: str) -> bool:
+    """Whether a layout can be called so, and be told from a placement."""
+    return _NAME.fullmatch(text) is not None and text not in RESERVED
 
+
+def parse_placement(text: str, place: Place | None = None, offset: int = 0) -> Placement:
+    """One placement; a word that is none of the language's is taken for a layout's name.
+
+    `place` gives the placement its span; `offset` is where `text` begins in the text that `place` knows.
     Raises PlacementError with the columns of the wrong part.
     """
     body = text.strip()
     start = offset + len(text) - len(text.lstrip())
-    here = _part(span, start, len(body))
-    if body == "replicate":
-        return Placement("replicate", span=here)
-    if body == "partial":
-        return Placement("partial", span=here)
+    end = start + len(body)
+    span = place(start, end) if place else None
+    if body in ("replicate", "partial"):
+        return Placement(body, span=span)
     if match := _SHARD.fullmatch(body):
-        return Placement("shard", int(match[1]), span=here)
-    if body.startswith("shard"):
-        raise PlacementError(f"{body!r} is no placement", start, start + len(body))
-    if _NAME.fullmatch(body):
-        return Placement("layout", name=body, span=here)
-    raise PlacementError(f"{body!r} is no placement" if body else "a placement is missing", start, start + max(len(body), 1))
+        return Placement("shard", int(match[1]), span=span)
+    if is_layout_name(body):
+        return Placement("layout", name=body, span=span)
+    message = f"{quoted(body)} is no placement" if body else "a placement is missing"
+    raise PlacementError(message, start if body else offset, end if body else offset + max(len(text), 1))
 
 
-def parse_flow(text: str, *, output: bool, span: Span | None = None) -> Flow:
+def parse_flow(text: str, *, output: bool, place: Place | None = None) -> Flow:
     """`a -> b`, or one placement: how an input arrives, how an output leaves. Raises PlacementError."""
     parts = text.split("->")
     if len(parts) > 2:
         start = len(parts[0]) + 2 + len(parts[1])
         raise PlacementError("a second `->`", start, start + 2)
     if len(parts) == 1:
-        placement = parse_placement(text, span)
+        placement = parse_placement(text, place)
         return Flow(wanted=placement) if output else Flow(arrives=placement)
-    return Flow(parse_placement(parts[0], span), parse_placement(parts[1], span, len(parts[0]) + 2))
-
-
-def _part(span: Span | None, start: int, length: int) -> Span | None:
-    if span is None:
-        return None
-    # A quoted scalar's span includes its opening quote; its text does not.
-    quote = 1 if span.end_column - span.column >= length + 2 and start == 0 else 0
-    return Span(span.file, span.line, span.column + start + quote, span.column + start + quote + length)
+    wanted = parse_placement(parts[1], place, len(parts[0]) + 2)
+    return Flow(parse_placement(parts[0], place), wanted)
 
 
 def to_torch(placement: Placement) -> placement_types.Placement:

@@ -196,19 +196,25 @@ def enter_group(
 
     Without a `store` the group is found through torchrun's environment variables. A CPU rank has one torch
     thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent
-    has. On CUDA the rank takes the GPU of its `local_rank`; tensors on the CPU go over gloo.
+    has. On CUDA the rank takes the GPU of its `local_rank`, or the only one that its launcher lets it see;
+    tensors on the CPU go over gloo.
     """
     timeout = timedelta(seconds=collective_timeout)
-    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    place = torch.device("cpu") if device == "cpu" else torch.device("cuda", local_rank)
-    if place.type == "cuda":
+    if device == "cuda":
+        place = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(place)
         dist.init_process_group(
-            backend, timeout=timeout, store=store, rank=rank, world_size=world_size, device_id=place
+            "cpu:gloo,cuda:nccl",
+            timeout=timeout,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            device_id=place,
         )
     else:
+        place = torch.device("cpu")
         torch.set_num_threads(1)
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", timeout=timeout, store=store, rank=rank, world_size=world_size)
     met = torch.ones(1, device=place)
     dist.all_reduce(met)
     if int(met.item()) != dist.get_world_size():

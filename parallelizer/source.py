@@ -1,18 +1,23 @@
 """YAML text to a tree of nodes that know their file, line and column.
 
-Plans are data from strangers: this reader builds nothing but text, refuses tags, anchors and aliases, and bounds size and
-depth before anything is built. It walks the parser's events with its own stack, because PyYAML's composer recurses.
+Plans are data from strangers: this reader builds nothing but text, refuses tags, anchors and aliases, and
+bounds size and depth before anything is built. It walks the parser's events with its own stack, because
+PyYAML's composer recurses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer import yaml_mistakes
+from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span, quoted
+from parallelizer.yaml_mistakes import Position
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -21,11 +26,16 @@ MAX_NODES = 50_000
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar's text as written, before YAML gives it a type. `plain` tells that it stood without quotes."""
+    """A scalar's text, before YAML gives it a type.
+
+    `plain` tells that it stood without quotes; `verbatim`, that every character of the text stands in the
+    file as it is (no escapes, one line), so that a part of the text has a place of its own.
+    """
 
     text: str
     plain: bool
     span: Span
+    verbatim: bool = False
 
     @property
     def yaml_type(self) -> str:
@@ -34,6 +44,13 @@ class Scalar:
             return "str"
         tag: str = _RESOLVER.resolve(yaml.ScalarNode, self.text, (True, False))
         return tag.rsplit(":", 1)[-1]
+
+    def part(self, start: int, end: int) -> Span:
+        """Where `text[start:end]` stands, one column at least; the whole scalar if that cannot be told."""
+        if not self.verbatim:
+            return self.span
+        first = self.span.column + (0 if self.plain else 1)
+        return replace(self.span, column=first + start, end_column=first + max(end, start + 1))
 
 
 @dataclass(frozen=True)
@@ -45,6 +62,10 @@ class MappingNode:
 
     def __iter__(self) -> Iterator[tuple[Scalar, Node]]:
         return iter(self.entries)
+
+    def key(self, text: str) -> Scalar | None:
+        """A key as it was written, or None."""
+        return next((k for k, _ in self.entries if k.text == text), None)
 
     def get(self, key: str) -> Node | None:
         """The value of a key, or None."""
@@ -64,172 +85,202 @@ Node = Scalar | MappingNode | SequenceNode
 _RESOLVER = yaml.SafeLoader("")
 
 
-@dataclass
-class _Open:
-    """A collection whose end event has not come yet."""
-
-    mapping: bool
-    span: Span
-    items: list[Node]
-
-
 @dataclass(frozen=True)
-class _Place:
-    """Turns marks of the text into spans of the file; a text inside another one starts at `origin`."""
+class Place:
+    """Turns positions in a text into spans: of `file`, or of the scalar that stands around the text."""
 
     file: str
-    origin: Span | None
+    around: Scalar | None = None
 
-    def span(self, start: yaml.Mark, end: yaml.Mark) -> Span:
-        column, width = start.column + 1, max(end.column - start.column, 1)
-        line = start.line + 1
-        if end.line != start.line:
-            width = 1
-        if self.origin is None:
-            return Span(self.file, line, column, column + width)
-        if line == 1:
-            column += self.origin.column - 1
-        return Span(self.file, line + self.origin.line - 1, column, column + width)
+    def span(self, at: Position, length: int) -> Span:
+        """So many columns from a position on, one at least."""
+        if self.around is None:
+            return Span(self.file, at.line + 1, at.column + 1, at.column + 1 + max(length, 1))
+        return self.around.part(at.column, at.column + length) if at.line == 0 else self.around.span
 
 
-def read(text: str, file: str, origin: Span | None = None) -> Node | None:
+def read(text: str, file: str, *, trusted: bool = False) -> Node | None:
     """Read one YAML document. Returns None for an empty one.
 
-    `origin` places a text that stands inside another file (a rule in a preset's list, an override).
-    Raises PlanError with one diagnostic: the text cannot be read beyond the first of these mistakes.
+    In a `trusted` one, a file of the configuration, anchors and tags are passed over, and an alias is a text.
+    Raises PlanError with one diagnostic: a text cannot be read beyond the first mistake in its YAML.
     """
-    place = _Place(file, origin)
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        raise _error("yaml-limit", f"the file is larger than {MAX_BYTES:,} bytes", Span(file))
-    try:
-        return _build(text, place)
-    except yaml.MarkedYAMLError as error:
-        raise PlanError([_syntax(error, text, place)]) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
-        raise _error(
-            "yaml-syntax", f"the character {error.character!r} is not allowed in YAML", Span(file, line, column, column + 1)
-        ) from None
+    return _read(text, Place(file), trusted)
+
+
+def read_inside(scalar: Scalar) -> Node | None:
+    """As `read`, for YAML that stands inside a scalar: a rule in a preset's list, or in an override."""
+    return _read(scalar.text, Place(scalar.span.file, scalar), trusted=False)
 
 
 def read_file(path: str, shown: str) -> Node | None:
-    """Read a file; `shown` is its name in diagnostics. Raises PlanError when it cannot be read or is empty."""
+    """Read a file; `shown` is its name in diagnostics. Returns None when it is empty. Raises PlanError."""
+    return read(read_text(path, shown), shown)
+
+
+def read_text(path: str, shown: str) -> str:
+    """The text of a file. Raises PlanError when it cannot be opened or is not UTF-8."""
     try:
         with open(path, "rb") as stream:
             data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise _error("file-unreadable", f"cannot read {shown}: {reason}", Span(shown)) from None
+    if len(data) > MAX_BYTES:
+        raise _too_large(shown)
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise _error("yaml-syntax", f"byte {error.start} is not UTF-8 text", Span(shown, line)) from None
-    return read(text, shown)
+        line = data[: error.start].decode("utf-8-sig").split("\n")
+        span = Span(shown, len(line), len(line[-1]) + 1, len(line[-1]) + 2)
+        help_text = "save the file in the encoding UTF-8"
+        raise _error("yaml-syntax", f"byte {error.start} is not UTF-8 text", span, help_text) from None
 
 
-def shown_path(path: Path) -> str:
+def shown_path(path: str | Path) -> str:
     """A path as a user would type it: relative where it lies below the working directory."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _read(text: str, place: Place, trusted: bool) -> Node | None:
+    if len(text) > MAX_BYTES:
+        raise _too_large(place.file)
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        raise PlanError([yaml_mistakes.unreadable_character(error, text, place.span)]) from None
+    try:
+        return _build(loader, text, place, trusted)
+    except yaml.MarkedYAMLError as error:
+        raise PlanError([yaml_mistakes.explain(error, text, place.span)]) from None
+    except (ValueError, OverflowError):
+        # PyYAML computes an escape such as "\UFFFFFFFF" without looking at the result.
+        at = Position.of(loader.get_mark())
+        raise _error("yaml-syntax", "a number here is too large", place.span(at, 1)) from None
 
 
-def _build(text: str, place: _Place) -> Node | None:
+@dataclass
+class _Open:
+    """A collection whose end event has not come yet; `key` waits for its value."""
+
+    start: yaml.CollectionStartEvent
+    items: list[Node] = field(default_factory=list)
+    entries: dict[str, tuple[Scalar, Node]] = field(default_factory=dict)
+    key: Scalar | None = None
+
+    @property
+    def is_map(self) -> bool:
+        return isinstance(self.start, yaml.MappingStartEvent)
+
+    def close(self, span: Span) -> Node:
+        return (
+            MappingNode(tuple(self.entries.values()), span)
+            if self.is_map
+            else SequenceNode(tuple(self.items), span)
+        )
+
+
+def _build(loader: yaml.SafeLoader, text: str, place: Place, trusted: bool) -> Node | None:
     stack: list[_Open] = []
     root: Node | None = None
     count = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    while loader.check_event():
+        event: Any = loader.get_event()
+        start = Position.of(event.start_mark)
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise _error("yaml-syntax", "a second document starts here", place.span(event.start_mark, event.end_mark),
-                             "one file holds one plan: remove the `---` line")
+                help_text = "a file is one document: remove the line `---`"
+                raise _error("yaml-syntax", "a second document starts here", place.span(start, 3), help_text)
         if not isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
             continue
-        span = place.span(event.start_mark, event.end_mark)
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _unquoted(text, event, span)
-        if getattr(event, "tag", None) is not None:
-            raise _error("yaml-tag", f"the tag {event.tag!r} is not allowed", span,
-                         "a plan is data: quote the text if it begins with `!`")
+        if not trusted:
+            _refuse_machinery(event, text, place)
         node: Node
-        if isinstance(event, yaml.ScalarEvent):
-            node = Scalar(event.value, event.style is None, span)
-        elif isinstance(event, yaml.CollectionStartEvent):
-            stack.append(_Open(isinstance(event, yaml.MappingStartEvent), span, []))
+        if isinstance(event, yaml.CollectionStartEvent):
+            stack.append(_Open(event))
             if len(stack) > MAX_DEPTH:
-                raise _error("yaml-limit", f"nested deeper than {MAX_DEPTH} levels", span)
+                message = f"nested deeper than {MAX_DEPTH} levels"
+                raise _error("yaml-limit", message, place.span(start, 1), "a plan needs five")
             continue
+        if isinstance(event, yaml.ScalarEvent):
+            node = Scalar(
+                event.value, event.style is None, _span(event, event, place), _is_verbatim(event, text)
+            )
+        elif isinstance(event, yaml.AliasEvent):
+            node = Scalar(f"*{event.anchor}", True, _span(event, event, place))
         else:
-            node = _close(stack.pop(), text)
+            opened = stack.pop()
+            start = Position.of(opened.start.start_mark)
+            node = opened.close(
+                _span(opened.start, event if opened.start.flow_style else opened.start, place)
+            )
         count += 1
         if count > MAX_NODES:
-            raise _error("yaml-limit", f"more than {MAX_NODES:,} values", node.span)
-        if stack:
-            stack[-1].items.append(node)
-        else:
+            raise _error(
+                "yaml-limit", f"more than {MAX_NODES:,} values", place.span(start, 1), "split the file"
+            )
+        if not stack:
             root = node
+        elif not stack[-1].is_map:
+            stack[-1].items.append(node)
+        elif stack[-1].key is not None:
+            stack[-1].entries[stack[-1].key.text] = (stack[-1].key, node)
+            stack[-1].key = None
+        elif isinstance(node, Scalar):
+            _refuse_twice(node, stack[-1].entries)
+            stack[-1].key = node
+        else:
+            raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
     return None if isinstance(root, Scalar) and root.plain and root.text == "" else root
 
 
-def _close(opened: _Open, text: str) -> Node:
-    if not opened.mapping:
-        return SequenceNode(tuple(opened.items), opened.span)
-    entries: list[tuple[Scalar, Node]] = []
-    seen: dict[str, Scalar] = {}
-    for key, value in zip(opened.items[::2], opened.items[1::2], strict=True):
-        if not isinstance(key, Scalar):
-            raise _error("unquoted-glob", "this key is a list or a map", key.span,
-                         "a glob that begins with `[` or `{` needs quotes")
-        if key.text in seen:
-            raise _error("duplicate-key", f"the key {key.text!r} stands twice", key.span,
-                         f"it was first written in line {seen[key.text].span.line}; keep one of the two")
-        seen[key.text] = key
-        entries.append((key, value))
-    return MappingNode(tuple(entries), opened.span)
+def _refuse_machinery(event: Any, text: str, place: Place) -> None:
+    """Raise for anchors, aliases and tags."""
+    start = Position.of(event.start_mark)
+    if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
+    if getattr(event, "tag", None) is not None:
+        written = yaml_mistakes.word_at(text, start)
+        if any(character in written for character in ".*") or yaml_mistakes.glob_start(text, start) != start:
+            raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
+        help_text = "a plan is data: leave the tag out, or quote a text that begins with `!`"
+        raise _error(
+            "yaml-tag", f"the tag `{written}` is not allowed", place.span(start, len(written)), help_text
+        )
 
 
-def _unquoted(text: str, event: yaml.Event, span: Span) -> PlanError:
-    line = text.split("\n")[event.start_mark.line]
-    written = line[event.start_mark.column :].split(":")[0].split()[0]
-    kind = "alias" if isinstance(event, yaml.AliasEvent) else "anchor"
-    return _error(
-        "unquoted-glob",
-        f"YAML reads {written} as an {kind}, not as text",
-        replace(span, end_column=span.column + len(written)),
-        f'put it in quotes: "{written}"; plans have no anchors or aliases',
-    )
+def _refuse_twice(key: Scalar, entries: Mapping[str, tuple[Scalar, Node]]) -> None:
+    if key.text in entries:
+        first = Related(entries[key.text][0].span, "it was first written here")
+        message = f"the key {quoted(key.text)} stands twice"
+        raise PlanError(
+            [Diagnostic("duplicate-key", message, key.span, "keep one of the two", related=(first,))]
+        )
 
 
-def _syntax(error: yaml.MarkedYAMLError, text: str, place: _Place) -> Diagnostic:
-    mark = error.problem_mark or error.context_mark
-    if mark is None:
-        return Diagnostic("yaml-syntax", str(error), Span(place.file))
-    lines = text.split("\n")
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    span = place.span(mark, mark)
-    problem = (error.problem or "this is not YAML").replace("could not found", "could not find")
-    help_text = None
-    if "\t" in line[: mark.column + 1]:
-        problem, help_text = "a tab stands where YAML wants spaces", "indent with spaces"
-    elif line.lstrip()[:1] in ("*", "&", "!", "[", "{", "%", "@", "`"):
-        key = line.strip().split(": ")[0].rstrip(":")
-        start = len(line) - len(line.lstrip())
-        span = place.span(_at(mark, start), _at(mark, start + len(key)))
-        return Diagnostic("unquoted-glob", f"a key that begins with {key[:1]!r} is YAML syntax, not text", span,
-                          f'put it in quotes: "{key}"')
-    elif "mapping values are not allowed" in problem:
-        problem, help_text = "a second `:` stands in this line", "indent what belongs to the key, or quote the text"
-    elif "found undefined alias" in problem:
-        help_text = "quote a glob that begins with `*`"
-    return Diagnostic("yaml-syntax", problem, span, help_text)
+def _span(first: Any, last: Any, place: Place) -> Span:
+    """From the beginning of one event to the end of another; the beginning alone if lines lie between."""
+    start, end = Position.of(first.start_mark), Position.of(last.end_mark)
+    return place.span(start, end.column - start.column if start.line == end.line else 1)
 
 
-def _at(mark: yaml.Mark, column: int) -> yaml.Mark:
-    return yaml.Mark(mark.name, mark.index, mark.line, column, None, 0)
+def _is_verbatim(event: Any, text: str) -> bool:
+    quotes = 0 if event.style is None else 1
+    start, end = event.start_mark.index + quotes, event.end_mark.index - quotes
+    return event.style in (None, "'", '"') and text[start:end] == event.value
+
+
+def kind(node: Node) -> str:
+    """What a node is, in words."""
+    if isinstance(node, Scalar):
+        return quoted(node.text) if node.text or not node.plain else "nothing"
+    return "a map" if isinstance(node, MappingNode) else "a list"
+
+
+def _too_large(file: str) -> PlanError:
+    return _error("yaml-limit", f"the file is larger than {MAX_BYTES:,} bytes", Span(file), "split the file")
 
 
 def _error(code: str, message: str, span: Span, help_text: str | None = None) -> PlanError:

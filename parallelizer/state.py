@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Program
+    from parallelizer.program import Program
     from parallelizer.context.buffers import LocalBuffers
     from parallelizer.styles.packing import Packing
 

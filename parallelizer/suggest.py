@@ -42,6 +42,13 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
     return [candidate for distance, candidate in found if distance <= farthest][:n]
 
 
+def did_you_mean(text: str, known: Iterable[str], what: str) -> str:
+    """Help for an unknown name: the nearest of `known`, if one is near, and behind `what` all of them."""
+    names = list(known)
+    near = nearest(text, names, n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"{what} {', '.join(names) or 'none'}"
+
+
 def _distance(a: str, b: str, limit: int) -> int:
     """Edits between two words, a swap of neighbours being one; `limit + 1` if they are more than `limit`."""
     if abs(len(a) - len(b)) > limit:

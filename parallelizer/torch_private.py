@@ -163,3 +163,9 @@ def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.
     """Replace every parameter and buffer by `function` of it, as `to_empty` does, which takes one device for all of them.
     `Module._apply` is what FSDP watches to take up the new ones; there is no public spelling."""
     module._apply(function)
+
+
+def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many references a tensor and its storage have, from C++ and Python. Autograd decides by them whether a gradient may be
+    written into; there is no public way to ask."""
+    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

@@ -39,7 +39,7 @@ class Watch:
 
     job: Job
     strangers: frozenset[BaseProcess]
-    """Processes that were there before."""
+    """Child processes that were there before."""
     processes: dict[int, BaseProcess] = field(default_factory=dict)
     """The ranks' processes by process id, from the moment that they were first seen, dead or alive."""
     deaths: dict[int, float] = field(default_factory=dict)
@@ -64,12 +64,15 @@ class Watch:
         return {rank: self.note("born", rank) for rank in self.ranks("born")}
 
     def children(self) -> list[BaseProcess]:
-        """Our ranks' processes that live.
+        """Our ranks' processes that live: every new child until there are as many as ranks, then those.
 
         Looking for them reaps those that have ended, which the agent wants to do itself. So this is for the
         time of starting and the time of ending; should the agent stumble then, the notes are believed.
         """
-        return [p for p in multiprocessing.active_children() if p not in self.strangers]
+        children = [p for p in multiprocessing.active_children() if p not in self.strangers]
+        if len(self.processes) < self.job.ranks:
+            return children
+        return [p for p in children if p.pid in self.processes]
 
 
 def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: threading.Event) -> None:

@@ -12,11 +12,15 @@ from parallelizer.diagnostics import Span
 
 @dataclass(frozen=True)
 class Entry:
-    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole numbers their range."""
+    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole numbers their range.
+
+    `ignore` is the value that takes a token out of the loss, where the entry has one.
+    """
 
     shape: tuple[str | int, ...]
     dtype: str = "int64"
     range: tuple[int, int] = (0, 2)
+    ignore: int | None = None
 
     def sequence_dim(self) -> int | None:
         """The dimension that counts tokens, or None."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,14 +26,15 @@ from tests.ranks import run_ranks
 
 
 def children(of: int) -> set[int]:
-    """Process ids whose parent is `of`, zombies left out."""
+    """Process ids whose parent is `of`; neither zombies nor Python's resource tracker, which stays."""
     found = set()
     for entry in Path("/proc").iterdir():
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            tracker = b"resource_tracker" in (entry / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
-        if int(parent) == of and state != "Z":
+        if int(parent) == of and state != "Z" and not tracker:
             found.add(int(entry.name))
     return found
 
@@ -112,13 +115,6 @@ def test_arguments_and_worker_are_inherited_not_pickled() -> None:
 
 
 @pytest.mark.ranks
-def test_two_ranks_take_less_than_two_seconds() -> None:
-    begin = time.monotonic()
-    run_ranks(dist.get_rank, 2)
-    assert time.monotonic() - begin < 2
-
-
-@pytest.mark.ranks
 def test_a_rank_that_finishes_early_does_not_disturb_the_others() -> None:
     def worker() -> int:
         others = dist.new_group([1, 2])
@@ -180,6 +176,21 @@ def test_ranks_can_be_started_from_another_thread() -> None:
     thread.start()
     thread.join()
     assert results == [0, 1]
+
+
+@pytest.mark.ranks
+def test_processes_of_others_are_left_alone() -> None:
+    context = multiprocessing.get_context("fork")
+    before, during = (context.Process(target=time.sleep, args=(100,)) for _ in range(2))
+    before.start()
+    timer = threading.Timer(0.5, during.start)
+    timer.start()
+    run_ranks(time.sleep, 2, 1)
+    timer.join()
+    assert before.is_alive() and during.is_alive()
+    for process in (before, during):
+        process.kill()
+        process.join()
 
 
 # Ranks that fail
@@ -260,7 +271,7 @@ def test_a_plan_error_crosses_with_its_diagnostics() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_killed_rank_is_named_with_the_signal(number: signal.Signals) -> None:
     def worker() -> None:
         if dist.get_rank() == 1:
@@ -282,8 +293,10 @@ def test_others_that_do_not_notice_a_killed_rank_are_ended(short_grace: None) ->
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(100)
 
+    begin = time.monotonic()
     with pytest.raises(LaunchError, match=r"^rank 1 of 3 was killed by SIGKILL"):
         run_ranks(worker, 3)
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.ranks
@@ -329,8 +342,10 @@ def test_a_rank_that_is_stopped_at_the_start_is_ended(
         real(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dist, "init_process_group", stop)
+    begin = time.monotonic()
     with pytest.raises(LaunchError, match=r"^rank 1 of 2 had not reached its first all-reduce after 1 s"):
         run_ranks(dist.get_rank, 2, timeout=1)
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.ranks
@@ -358,6 +373,47 @@ def test_a_plan_error_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(PlanError):
         start(worker, ranks=1, device="cpu", max_restarts=3)
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+@pytest.mark.ranks
+def test_a_fork_that_fails_leaves_none_of_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, forks = os.fork, iter(range(100))
+
+    def fork() -> int:
+        if next(forks) == 2:
+            raise OSError("no more processes")
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(LaunchError, match="could not be started: OSError: no more processes"):
+        run_ranks(dist.get_rank, 4)
+
+
+@pytest.mark.ranks
+def test_a_collective_that_takes_too_long_fails() -> None:
+    def worker() -> None:
+        if dist.get_rank() == 0:
+            time.sleep(100)
+        dist.barrier()
+
+    with pytest.raises(LaunchError, match=r"rank 1 of 2 failed .*[Tt]imed out"):
+        start(worker, ranks=2, device="cpu", collective_timeout=1)
+
+
+def spawned_worker(text: str) -> tuple[int, str]:
+    if text == "fail" and dist.get_rank() == 1:
+        raise ValueError("boom")
+    dist.barrier()
+    return dist.get_rank(), text
+
+
+@pytest.mark.ranks
+def test_spawned_ranks_as_on_cuda_behave_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = launch.LaunchConfig
+    monkeypatch.setattr(launch, "LaunchConfig", lambda **config: real(**{**config, "start_method": "spawn"}))
+    assert run_ranks(spawned_worker, 2, "text") == [(0, "text"), (1, "text")]
+    with pytest.raises(LaunchError, match=r"rank 1 of 2 failed \(exit code 1\): ValueError: boom"):
+        run_ranks(spawned_worker, 2, "fail")
 
 
 def test_a_process_with_a_process_group_does_not_fork(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,9 +458,10 @@ PARENT = """
 def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen]:
     script = tmp_path / "parent.py"
     script.write_text(textwrap.dedent(PARENT))
-    how = getattr(request, "param", "sleep")
+    (tmp_path / "notes").mkdir()
     process = subprocess.Popen(
-        [sys.executable, str(script), how],
+        [sys.executable, str(script), request.param],
+        env={**os.environ, "TMPDIR": str(tmp_path / "notes")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -414,7 +471,8 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.3)
     yield process
-    os.killpg(process.pid, signal.SIGKILL)  # its ranks too, should they have outlived it
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # its ranks too, should they have outlived it
     process.communicate()
 
 
@@ -431,15 +489,17 @@ def parent(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subproces
     indirect=["parent"],
 )
 def test_a_signal_ends_every_rank_without_noise(
-    parent: subprocess.Popen, number: signal.Signals, to_group: bool, said: str
+    parent: subprocess.Popen, number: signal.Signals, to_group: bool, said: str, tmp_path: Path
 ) -> None:
     ranks = children(parent.pid)
     assert len(ranks) == 4
     begin = time.monotonic()
     (os.killpg if to_group else os.kill)(parent.pid, number)
     out, err = parent.communicate(timeout=15)
-    assert time.monotonic() - begin < 10
+    # Only ranks that do not want to end are given time.
+    assert time.monotonic() - begin < (10 if "stubborn" in parent.args else watch_ranks.GRACE)  # type: ignore[operator]
     assert (out, err) == (said, "")
+    assert list((tmp_path / "notes").iterdir()) == []
     assert gone(ranks, within=0.1)
 
 

@@ -10,16 +10,20 @@ from parallelizer.checks.batch_size import batch_size
 from parallelizer.checks.buffers import buffers
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.initializers import initializers
+from parallelizer.checks.placed_twice import placed_twice
 from parallelizer.checks.sequence_length import sequence_length
+from parallelizer.checks.tied_parameters import tied_parameters
 from parallelizer.checks.unreduced_gradients import unreduced_gradients
 from parallelizer.checks.unused_axes import unused_axes
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
     from parallelizer.diagnostics import Diagnostic
 
 CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     unused_axes,
+    placed_twice,
+    tied_parameters,
     unreduced_gradients,
     buffers,
     batch_size,

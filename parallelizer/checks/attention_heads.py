@@ -6,18 +6,21 @@ names play no part. Where the projections around a call are split over tp, query
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.plan import REPLICATE, Placement
+from parallelizer.styles.base import forward_names
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Application, Compilation
+    from parallelizer.program import Application, Compilation
+    from parallelizer.workload import Workload
 
 
 class _Calls(TorchFunctionMode):
@@ -41,60 +44,51 @@ class _Calls(TorchFunctionMode):
 def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     """Query and key-value heads must divide by tp where projections are split over it."""
     tp = state.mesh.sizes["tp"]
-    split = {a.module: a for a in state.applications if a.slot == "params" and "tp" in a.axes and a.style in ("colwise", "rowwise")}
+    split = {a.module: a for a in state.applications if a.slot == "params" and any(_on_tp(p) for p in a.params.values())}
     if tp == 1 or state.workload is None or not split or not any(p.is_meta for p in state.parameters.values()):
         return
-    wrong: dict[tuple[str, int], tuple[str, Application, int]] = {}
-    for path, (queries, keys) in _heads(state).items():
-        application = _projection(path, split)
-        if application is None:
+    wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
+    for path, (queries, keys) in _heads(state, state.workload).items():
+        projection = _projection(path, state, split)
+        if projection is None:
             continue
         for what, heads in (("query", queries), ("key-value", keys)):
             if heads % tp:
-                first, rule, count = wrong.get((what, heads), (path, application, 0))
-                wrong[what, heads] = (first, rule, count + 1)
-    for (what, heads), (path, application, count) in wrong.items():
-        more = f" ({count - 1} more like it)" if count > 1 else ""
+                wrong.setdefault((what, heads), []).append((path, projection))
+    for (what, heads), places in wrong.items():
+        path, projection = places[0]
+        more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
         legal = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         span = state.mesh.spans.get("tp")
         yield Diagnostic("heads-not-divisible", f"{path} has {heads} {what} heads, which tp={tp} does not divide{more}", span,
-                         f"tp may be {', '.join(legal)}", related=(Related(application.rule.span, "this rule splits its projections"),))
+                         f"tp may be {', '.join(legal)}", related=(Related(projection.rule.span, "this rule splits its projections"),))
 
 
-def _heads(state: Compilation) -> dict[str, tuple[int, int]]:
-    work = state.workload
-    if work is None:
-        return {}
+def _on_tp(placements: Mapping[str, Placement]) -> bool:
+    return placements.get("tp", REPLICATE).dim is not None
+
+
+def _heads(state: Compilation, work: Workload) -> dict[str, tuple[int, int]]:
+    """Query and key heads by the path of the innermost module that calls attention; none when the model does not run on meta."""
     calls = _Calls()
-    handles = []
-    for path, module in state.modules.items():
-        handles.append(module.register_forward_pre_hook(lambda *_, path=path: calls.inside.append(path)))
-        handles.append(module.register_forward_hook(lambda *_: calls.inside.pop() and None, always_call=True))
-    names = _forward_inputs(state.model)
+    names = forward_names(state.model)
     batch = {k: v for k, v in work.example(1, work.seq_len, "meta").items() if names is None or k in names}
     try:
+        model = copy.deepcopy(state.model)  # its forward may leave things behind
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, path=path: calls.inside.append(path))
+            module.register_forward_hook(lambda *_: calls.inside.pop() and None, always_call=True)
         with torch.no_grad(), calls:
-            state.model(**batch)
+            model(**batch)
     except Exception:
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay unknown.
         return {}
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls.heads
 
 
-def _forward_inputs(model: nn.Module) -> tuple[str, ...] | None:
-    from parallelizer.styles.base import forward_names
-
-    return forward_names(model)
-
-
-def _projection(path: str, split: dict[str, Application]) -> Application | None:
-    """The nearest module around the call under which projections are split."""
-    while True:
-        prefix = f"{path}." if path else ""
-        found = next((a for m, a in split.items() if m.startswith(prefix) or m == path), None)
-        if found or not path:
-            return found if path else None
+def _projection(path: str, state: Compilation, split: Mapping[str, Application]) -> Application | None:
+    """A split projection in the nearest module around the call that has parameters; None where they are whole."""
+    while path and not any(True for _ in state.modules[path].parameters()):
         path = path.rpartition(".")[0]
+    prefix = f"{path}." if path else ""
+    return next((a for module, a in split.items() if module == path or module.startswith(prefix)), None)

@@ -9,7 +9,7 @@ from parallelizer.diagnostics import Diagnostic, Related
 from parallelizer.plan import BATCH_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def batch_size(state: Compilation) -> Iterator[Diagnostic]:

@@ -12,7 +12,7 @@ from parallelizer.styles.base import forward_names
 from parallelizer.suggest import nearest, suggest
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def buffers(state: Compilation) -> Iterator[Diagnostic]:
@@ -27,7 +27,8 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         elif entries is not None and buffer.dim is not None and buffer.dim >= len(entries[name].shape):
             yield Diagnostic("unknown-dim", f"{name} has {len(entries[name].shape)} dimensions, not one of number {buffer.dim}",
                              buffer.span, f"its shape is [{', '.join(map(str, entries[name].shape))}]")
-    if state.mesh.sizes["cp"] == 1:
+    inside = any(a.slot == "io" and "cp" in a.axes for a in state.applications)
+    if state.mesh.sizes["cp"] == 1 or inside:  # inside: the sequence is split by a rule, somewhere in the model
         return
     attention = next((a for a in state.applications if a.slot == "attention"), None)
     if attention is None:

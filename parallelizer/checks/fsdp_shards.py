@@ -5,39 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from parallelizer.diagnostics import Diagnostic
-from parallelizer.plan import full_name
+from parallelizer.plan import DATA_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Application, Compilation
+    from parallelizer.program import Application, Compilation
 
 
 def fsdp_shards(state: Compilation) -> Iterator[Diagnostic]:
-    """`reshard_after_forward` as a number is refused by torch for parameters that are tensor-sharded, and must divide the axis."""
-    sharded = {
-        full_name(a.module, name) for a in state.applications if a.slot == "params" for name in a.params
-    }
+    """Units run a forward of their own, and `reshard_after_forward` as a number is for data axes only, which it must divide."""
     for application in state.applications:
         if application.slot == "fsdp":
-            yield from _reshard(state, application, sharded)
+            yield from _container(state, application)
+            yield from _reshard(state, application)
 
 
-def _reshard(state: Compilation, application: Application, sharded: set[str]) -> Iterator[Diagnostic]:
+def _container(state: Compilation, application: Application) -> Iterator[Diagnostic]:
+    module = state.modules[application.module]
+    if type(module).forward is nn.Module.forward:
+        yield Diagnostic("style-module", f"{application.module} ({type(module).__name__}) has no forward that fsdp could gather for",
+                         application.rule.span, f"give the rule to the modules inside: `{application.module}.*`")
+
+
+def _reshard(state: Compilation, application: Application) -> Iterator[Diagnostic]:
     number = application.options.get("reshard_after_forward")
     if number is None or isinstance(number, bool):
         return
-    use = next(u for u in application.rule.uses if u.style == "fsdp")
-    option = use.options.get("reshard_after_forward")
-    span = option.span if option else use.span
-    ranks = state.mesh.size(*state.mesh.fsdp_axes)
+    span, ranks = application.spans["reshard_after_forward"], state.mesh.size(*state.mesh.fsdp_axes)
     if not 1 < number < ranks or ranks % number:
-        legal = [str(n) for n in range(2, ranks) if ranks % n == 0]
+        legal = ["true", "false", *(str(n) for n in range(2, ranks) if ranks % n == 0)]
         yield Diagnostic("reshard-size", f"reshard_after_forward={number} is no smaller group of {ranks} ranks", span,
-                         f"true, false{', ' if legal else ''}{', '.join(legal)} are possible")
+                         f"it may be {', '.join(legal)}")
         return
-    for name in application.params:
-        full = full_name(application.module, name)
-        if full in sharded:
-            yield Diagnostic("reshard-size", f"reshard_after_forward={number}, and {full} is a DTensor on a tensor axis", span,
-                             "torch refuses a number there: write true or false")
-            return
+    # Torch makes the smaller groups from this rank's own data ranks, as if there were no others.
+    other = [f"{a}={n}" for a, n in state.mesh.sizes.items() if n > 1 and a not in DATA_AXES]
+    if other:
+        yield Diagnostic("reshard-size", f"reshard_after_forward={number} beside {', '.join(other)}", span,
+                         "a number is possible where no axis but the data axes is above 1: write true or false")

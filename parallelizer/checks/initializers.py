@@ -9,7 +9,7 @@ from parallelizer.diagnostics import Diagnostic
 from parallelizer.fold import fold_paths
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def initializers(state: Compilation) -> Iterator[Diagnostic]:

@@ -10,7 +10,7 @@ from parallelizer.diagnostics import Diagnostic, Related
 from parallelizer.plan import Flow, Placement
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def sequence_length(state: Compilation) -> Iterator[Diagnostic]:

@@ -10,7 +10,7 @@ from parallelizer.fold import fold_paths
 from parallelizer.plan import DATA_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:

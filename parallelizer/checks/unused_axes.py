@@ -9,7 +9,7 @@ from parallelizer.diagnostics import Diagnostic
 from parallelizer.plan import AXES, DATA_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.compiler import Compilation
+    from parallelizer.program import Compilation
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:

@@ -6,8 +6,10 @@ operator; those few are looked at before each operator, so that they are freed b
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +18,21 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parallelizer import phase
+from parallelizer import phase, torch_private
 from parallelizer.simulate.modules import Running
+from parallelizer.simulate.scratch import scratch_bytes
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered", "collectives", "temporaries", "batch")
 
-HIDDEN: Mapping[str, int] = {"_scaled_dot_product_flash_attention_for_cpu": 74_240}
-"""Bytes a thread that a fused kernel allocates inside itself, where no operator shows it; tested against the allocator."""
-
-
 ALIASING = ("wait_tensor", "_wrap_tensor_autograd")
 """Operators that hand their input on; under fake tensors they make a tensor of their own."""
+
+
+ALONE = (4, 2)
+"""The use counts, seen from inside the innermost mode, of a gradient that autograd alone holds."""
+
+_WRAPPERS = ("/_compile.py", "/eval_frame.py")
+"""What torch puts around `__torch_dispatch__`."""
 
 
 @dataclass
@@ -81,8 +87,7 @@ class MemoryTracker(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._schema.name.split("::")[1]
-        hidden = HIDDEN.get(name, 0)
-        if name in ALIASING:
+        if name in ALIASING or self._accumulates(func, args, kwargs):
             self._alias(args[0], result)
             return result
         if name.startswith(("all_gather_copy_in", "chunk_cat")) or func.namespace in ("c10d", "_c10d_functional"):
@@ -96,11 +101,27 @@ class MemoryTracker(TorchDispatchMode):
                 self._see(leaf, category)
         if name == "empty":  # FSDP makes the tensors so that it resizes later
             self.resizable[result.untyped_storage()._cdata] = weakref.ref(result.untyped_storage())
-        if hidden:
-            block = Block(hidden, "temporaries", phase.current())
-            self._event(hidden, block)
-            self._event(-hidden, block)
+        scratch = scratch_bytes(func, args, kwargs, result)
+        if scratch:
+            block = Block(scratch, "temporaries", phase.current())
+            self._event(scratch, block)
+            self._event(-scratch, block)
         return result
+
+    def _accumulates(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether autograd adds a gradient to one that nobody else holds: it then writes into that one, but not under a mode."""
+        if func is not torch.ops.aten.add.Tensor or kwargs or torch.is_grad_enabled():
+            return False
+        caller = sys._getframe(2)
+        while caller.f_code.co_filename.endswith(_WRAPPERS):
+            caller = caller.f_back
+        if caller.f_code.co_name != "_engine_run_backward":
+            return False
+        old, new = args
+        return (
+            isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.shape == new.shape
+            and torch_private.use_counts(old) == ALONE and _is_dense(old)
+        )
 
     def _see(self, tensor: torch.Tensor, category: str, relabel: bool = False) -> None:
         storage = tensor.untyped_storage()
@@ -151,6 +172,33 @@ class MemoryTracker(TorchDispatchMode):
     def _event(self, delta: int, block: Block) -> None:
         if delta:
             self.events.append(Event(delta, block, phase.current(), self.running.current))
+
+
+@contextmanager
+def counted_random_states(memory: MemoryTracker) -> Iterator[None]:
+    """Let the tracker see the states of the CPU's generator that checkpointing saves: no operator makes them."""
+    original = torch.random.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        state = original()
+        memory.adopt([state], "activations")
+        return state
+
+    torch.random.get_rng_state = torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.random.get_rng_state = torch.get_rng_state = original
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie side by side in some order of the dimensions, as autograd asks of what it writes into."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _locals(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.mesh import build_mesh
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
-from parallelizer.simulate.memory import Change, MemoryTracker, Usage, outline, settled, usage
+from parallelizer.simulate.memory import Change, MemoryTracker, Usage, counted_random_states, outline, settled, usage
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.world import enter_fake_world, in_children
 from parallelizer.step import Loss, train_step
@@ -97,14 +97,15 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         memory.adopt(model.buffers(), "buffers")
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
-        with memory, _explained(program, running, memory):
-            for part in parts:
-                memory.adopt(part.values(), "batch")
-            train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+        for part in parts:
+            memory.adopt(part.values(), "batch")
+        with _explained(program, running, memory), counted_random_states(memory):
+            with memory:
+                train_step(model, parts, recipe.loss, optimizer, recipe.clip)
             _label(memory, model, optimizer)
             running.restart()
             start = len(memory.events)
-            with ledger:
+            with ledger, memory:  # the memory's innermost: it looks at who holds a tensor
                 train_step(model, parts, recipe.loss, optimizer, recipe.clip)
             _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)

@@ -33,9 +33,8 @@ def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[st
     `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit around it, unless
     there is none.
     """
-    paths = sorted(options, key=lambda p: (-_depth(p), p))
-    order = {name: i for i, (name, _) in enumerate(model.named_modules())}
-    paths.sort(key=lambda p: (-_depth(p), order.get(p, 0)))
+    # Stable: modules of one depth stay in the model's order.
+    paths = sorted((name for name, _ in model.named_modules() if name in options), key=_depth, reverse=True)
     owned: dict[str, list[str]] = {}
     taken: set[str] = set()
     sizes = {name: p.numel() for name, p in model.named_parameters()}
@@ -48,9 +47,13 @@ def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[st
     return owned
 
 
-def assign(
-    name: str, param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], sizes: Mapping[str, int], ranks: int
-) -> Assignment:
+def changes_precision_or_place(options: Mapping[str, Any], params: Sequence[nn.Parameter]) -> bool:
+    """Whether a unit has something to do on a single data rank too."""
+    dtype = DTYPES.get(options.get("param_dtype") or "")
+    return bool(options.get("cpu_offload")) or (dtype is not None and any(p.dtype != dtype for p in params))
+
+
+def assign(param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], ranks: int) -> Assignment:
     """The dimension of one parameter that is sharded over `ranks`, after tensor parallelism has taken its part."""
     if param.numel() < options.get("min_size", 0):
         return Assignment(REPLICATE, "too small")

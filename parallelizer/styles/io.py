@@ -115,7 +115,8 @@ def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert)
                 first, *rest = given[others]
                 given[others] = (_converted(first, name), *rest)
             elif name in signature.parameters:
-                given[name] = _converted(given.get(name), name)
+                if name in given:
+                    given[name] = _converted(given[name], name)
             elif keywords and name in given.get(keywords, {}):
                 given[keywords] = {**given[keywords], name: _converted(given[keywords][name], name)}
             else:

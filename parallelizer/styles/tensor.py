@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,15 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from parallelizer.placement import to_torch
-from parallelizer.plan import AXES, REPLICATE, Flow, Placement, shard
-from parallelizer.styles.base import ParamPlacements, Sharding, StyleError, Target, implements, named_inputs
+from parallelizer.plan import AXES, REPLICATE, Flow, Placement, full_name, shard
+from parallelizer.styles.base import ParamPlacements, Sharding, StyleError, Target, forward_names, implements, named_inputs
 from parallelizer.styles.io import Layouts, check_flows, hook_layouts
 from parallelizer.styles.local import run_on_locals
 from parallelizer.styles.packing import Packing
+
+
+TENSOR_AXES = ("ep", "tp")
+"""The axes that parameters may be placed on by tensor styles."""
 
 
 class ShardParams(ParallelStyle):
@@ -66,7 +71,7 @@ class ShardParams(ParallelStyle):
 @implements("shard-params")
 def shard_params(target: Target) -> Sharding:
     """Parameters placed as written; `input` and `output` lay tensors out as for the prepare styles."""
-    written = target.options["params"]
+    written = target.options.get("params") or {}
     if target.param is not None:
         if set(written) != {""}:
             raise StyleError("wrong-type", "the glob names a parameter, and `params` names others",
@@ -139,10 +144,9 @@ def _linear(
             f"{target.options['style']} knows nn.Linear and nn.Embedding; {target.path} is a {type(module).__name__}",
             "use shard-params and say which dimension: {style: shard-params, params: {weight: shard(0)}}",
         )
-    own = {n for n, p in module.named_parameters(recurse=False)}
+    own = {n for n, _ in module.named_parameters(recurse=False)}
     params = {n: {axis: REPLICATE if d is None else shard(d)} for n, d in dims.items() if n in own}
     local = target.options.get("local")
-    wanted_in = flow_in.wanted
     if not target.options.get("packed") and not target.options.get("divide") and own == set(params):
         native = torch_class(
             input_layouts=to_torch(flow_in.arrives or REPLICATE),
@@ -151,9 +155,17 @@ def _linear(
         )
         _check_sizes(target, params)
         return Sharding(native, (axis,), params)
-    inputs = (named_inputs(target) and next(iter(named_inputs(target)))) or "input"
-    layouts = Layouts({inputs: Flow(flow_in.arrives, wanted_in)}, {"": flow_out}, False, True if local is None else local)
-    return _sharding(target, params, layouts)
+    if target.options.get("packed"):
+        _check_packed_layouts(target, flow_in, flow_out)
+    name = next(iter(named_inputs(target)), None) or (forward_names(module) or ("",))[0]
+    return _sharding(target, params, Layouts({name: flow_in}, {"": flow_out}, False, True if local is None else local))
+
+
+def _check_packed_layouts(target: Target, flow_in: Flow, flow_out: Flow) -> None:
+    """Packed features are in packed order: gathered or dealt out anew they would not be in their own."""
+    flow, option = (flow_out.wanted, "output") if target.options["style"] == "colwise" else (flow_in.arrives, "input")
+    if flow != shard(-1):
+        raise StyleError("wrong-layout", f"the packed features of {target.path} cannot lie as {flow}", "leave them as shard(-1)", option)
 
 
 def _one_input(target: Target, wanted: Placement) -> Flow:
@@ -187,20 +199,35 @@ def _layouts(target: Target, inputs: Mapping[str, Flow], outputs: Mapping[str, F
 
 
 def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) -> Sharding:
+    if layouts is not None and target.param is None:
+        # Forward runs on DTensors, which do not mix with plain tensors: what is not named is replicated.
+        params = {**{n: {} for n, _ in target.module.named_parameters(recurse=False)}, **params}
     _check_sizes(target, params)
-    used = {a for by_axis in params.values() for a in by_axis} | {target.axis}
-    axes = tuple(a for a in AXES if a in used and target.sizes[a] > 1)
-    packed = _packings(target, params)
-    divide = {}
+    packed, divided = _packings(target, params), _divided(target)
+    params = {n: {a: p for a, p in by_axis.items() if target.sizes[a] > 1} for n, by_axis in params.items()}
+    used = {a for by_axis in params.values() for a in by_axis}
+    if layouts is not None or divided:
+        used.add(target.axis)
+    style = ShardParams(
+        params, axis=target.axis, packed=packed, divide={n: target.degree for n in divided}, layouts=layouts
+    )
+    return Sharding(style, tuple(a for a in AXES if a in used and target.sizes[a] > 1), params, packed, divided)
+
+
+def _divided(target: Target) -> dict[str, int]:
+    """The attributes to be divided, whole."""
+    divided = {}
     for name in target.options.get("divide") or ():
         value = getattr(target.module, name, None)
-        if not isinstance(value, int):
+        if not isinstance(value, int) or isinstance(value, bool):
             raise StyleError("unknown-attribute", f"{target.path} has no whole number {name!r} to divide", None, "divide")
         if value % target.degree:
             raise _uneven(target, f"{target.path}.{name}", value, target.degree, "divide")
-        divide[name] = target.degree
-    style = ShardParams(params, axis=target.axis, packed=packed, divide=divide, layouts=layouts)
-    return Sharding(style, axes, params, packed)
+        divided[name] = value
+    if divided and target.param is not None:
+        raise StyleError("wrong-type", f"the glob names the parameter {target.param}, and `divide` takes attributes of a module",
+                         "let the glob name the module", "divide")
+    return divided
 
 
 def _on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -215,13 +242,10 @@ def _on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dic
         if placement.dim is not None and not -own[name].ndim <= placement.dim < own[name].ndim:
             raise StyleError("unknown-dim", f"{name} has {own[name].ndim} dimensions, not one of number {placement.dim}",
                              f"its shape is {list(own[name].shape)}", "params")
-        if axis in ("dp_replicate", "dp_shard", "cp", "pp"):
-            raise StyleError("unknown-axis", f"shard-params does not stand on {axis}", "fsdp shards over the data axes", "params")
-    return {
-        a: Placement("shard", p.dim % own[name].ndim) if p.dim is not None else p
-        for a, p in placements.items()
-        if target.sizes[a] > 1
-    }
+        if axis not in TENSOR_AXES:
+            raise StyleError("unknown-axis", f"parameters are not placed on {axis}", f"write {' or '.join(TENSOR_AXES)}; fsdp "
+                             "shards over the data axes", "params")
+    return {a: shard(p.dim % own[name].ndim) if p.dim is not None else p for a, p in placements.items()}
 
 
 def _check_sizes(target: Target, params: ParamPlacements) -> None:
@@ -230,39 +254,43 @@ def _check_sizes(target: Target, params: ParamPlacements) -> None:
     for name, by_axis in params.items():
         for dim in {p.dim for p in by_axis.values() if p.dim is not None}:
             axes = [a for a, p in by_axis.items() if p.dim == dim]
-            ranks = 1
-            for axis in axes:
-                ranks *= target.sizes[axis]
-            size = own[name].shape[dim]
+            ranks, size = math.prod(target.sizes[a] for a in axes), own[name].shape[dim]
             if size % ranks:
-                raise _uneven(target, f"dimension {dim} of {_join(target.path, name)}", size, ranks, None, " x ".join(axes))
+                raise _uneven(target, f"dimension {dim} of {full_name(target.path, name)}", size, ranks, None, " x ".join(axes))
 
 
 def _packings(target: Target, params: ParamPlacements) -> dict[str, Packing]:
-    ratios = target.options.get("packed")
-    if not ratios:
-        return {}
+    """How the dimension that lies on the style's axis is packed, for each parameter that has one there."""
+    written = target.options.get("packed") or ()
+    values = [_part(target, part) for part in written]
     own = dict(target.module.named_parameters(recurse=False))
-    values = []
-    for part in ratios:
-        value = getattr(target.module, part, None) if isinstance(part, str) else part
-        if not isinstance(value, int) or value < 1:
-            raise StyleError("unknown-attribute", f"{target.path} has no positive whole number {part!r}", None, "packed")
-        values.append(value)
     packed = {}
     for name, by_axis in params.items():
-        for axis, placement in by_axis.items():
-            if placement.dim is None:
-                continue
-            size, total = own[name].shape[placement.dim], sum(values)
-            if size % total:
-                raise _uneven(target, f"dimension {placement.dim} of {_join(target.path, name)}", size, total, "packed", "its parts")
-            parts = tuple(size // total * v for v in values)
-            for part in parts:
-                if part % target.sizes[axis]:
-                    raise _uneven(target, f"a part of {_join(target.path, name)}", part, target.sizes[axis], "packed", axis)
-            packed[name] = Packing(placement.dim, parts, target.sizes[axis])
+        dim = by_axis.get(target.axis, REPLICATE).dim
+        if dim is None or not values:
+            continue
+        axes = [a for a, p in by_axis.items() if p.dim == dim]
+        ranks, over = math.prod(target.sizes[a] for a in axes), " x ".join(axes)
+        what, size, total = full_name(target.path, name), own[name].shape[dim], sum(values)
+        if size % total:
+            raise _uneven(target, f"dimension {dim} of {what}", size, total, "packed", "the sum of its parts")
+        sizes = tuple(size // total * value for value in values)
+        for part, value, length in zip(written, values, sizes, strict=True):
+            # A number of heads, say: its part may divide where it does not.
+            if isinstance(part, str) and value % ranks:
+                raise _uneven(target, full_name(target.path, part), value, ranks, "packed", over)
+            if length % ranks:
+                raise _uneven(target, f"a part of {what}", length, ranks, "packed", over)
+        if ranks > 1:
+            packed[name] = Packing(dim, sizes, ranks)
     return packed
+
+
+def _part(target: Target, part: int | str) -> int:
+    value = getattr(target.module, part, None) if isinstance(part, str) else part
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise StyleError("unknown-attribute", f"{target.path} has no positive whole number {part!r}", None, "packed")
+    return value
 
 
 def _uneven(target: Target, what: str, size: int, ranks: int, option: str | None, axes: str | None = None) -> StyleError:
@@ -270,7 +298,3 @@ def _uneven(target: Target, what: str, size: int, ranks: int, option: str | None
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
     return StyleError("not-divisible", f"{what} is {size:,}, which {axes or target.axis}={ranks} does not divide",
                       f"sizes that divide it: {shown}", option)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

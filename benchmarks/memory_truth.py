@@ -1,0 +1,154 @@
+"""The predicted peak of memory against the CPU allocator's, over plans, models, meshes, precisions and ranks.
+
+    python -m benchmarks.memory_truth [--only TEXT] [--phases]
+
+Each case is traced in the fake world, and run in a second process with real tensors and kernels on one rank whose peers do not
+exist, under torch's profiler; both for two steps, of which the second counts. One thread. A case is equal when the peaks are, to
+the byte; `--phases` lists the highest points of single phases that differ too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.simulate.memory import usage
+from parallelizer.simulate.trace import record, trace
+from parallelizer.simulate.world import in_children
+from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
+
+CONFIGS = Path(__file__).parents[1] / "tests" / "simulate" / "configs"
+LLAMA = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
+GPT = (f"hydra.searchpath=[file://{CONFIGS}]", "model=gpt", f"plan={CONFIGS}/plans/gpt.yaml", "train.seq_len=32", "train.batch_size=8")
+
+FULL, SELECTIVE = 'rules=["{}.*: checkpoint"]', 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
+MESHES = {
+    "single": (),
+    "dp2": ("parallel.mesh.dp_replicate=2",),
+    "fsdp2": ("parallel=fsdp2",),
+    "fsdp3": ("parallel.mesh.dp_shard=3", "train.batch_size=6"),
+    "fsdp4": ("parallel=fsdp4",),
+    "hsdp2x2": ("parallel=hsdp2x2",),
+    "tp2": ("parallel=tp2",),
+    "tp4": ("parallel=tp4",),
+    "cp2": ("parallel=cp2",),
+    "cp4": ("parallel=cp4",),
+    "fsdp2_tp2": ("parallel=fsdp2_tp2",),
+    "cp2_tp2": ("parallel=cp2_tp2",),
+    "fsdp2_cp2": ("parallel.mesh.dp_shard=2", "parallel.mesh.cp=2"),
+    "fsdp2_cp2_tp2": ("parallel=fsdp2_cp2_tp2",),
+    "hsdp2x2_tp2": ("parallel.mesh.dp_replicate=2", "parallel.mesh.dp_shard=2", "parallel.mesh.tp=2"),
+    "tp8_cp2": ("parallel=tp8_cp2",),
+}
+TENSOR = ("tp2", "tp4", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2")
+BFLOAT16 = "train.dtype=bfloat16"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration as overrides, and the rank whose memory is compared. `fold` traces short models for equal layers."""
+
+    name: str
+    overrides: tuple[str, ...]
+    rank: int = 0
+    fold: bool = False
+
+
+def llama(name: str, mesh: str, *more: str, rank: int = 0, fold: bool = False) -> Case:
+    """A case of the recipe's model."""
+    return Case(f"{mesh} {name}".strip(), (*LLAMA, *MESHES[mesh], *more), rank, fold)
+
+
+def gpt(name: str, mesh: str, *more: str, rank: int = 0) -> Case:
+    """A case of a model with LayerNorm, biases, a fused projection and tied embeddings."""
+    return Case(f"{mesh} gpt {name}".strip(), (*GPT, *MESHES[mesh], *more), rank)
+
+
+def cases() -> Iterator[Case]:
+    """Every case, in the order of the table."""
+    for mesh in MESHES:
+        yield llama("", mesh)
+        yield llama("bf16", mesh, BFLOAT16)
+        yield llama("checkpoint", mesh, FULL.format("layers"))
+        yield llama("bf16 selective", mesh, BFLOAT16, SELECTIVE.format("layers"))
+    for mesh in TENSOR:
+        yield llama("llama_tp", mesh, "plan=llama_tp")
+        yield llama("llama_tp bf16 checkpoint", mesh, "plan=llama_tp", BFLOAT16, FULL.format("layers"))
+    for mesh in ("fsdp2", "hsdp2x2", "fsdp2_tp2"):
+        for reshard in ("true", "false"):
+            yield llama(f"reshard {reshard}", mesh, f"++parallel.styles.fsdp.reshard_after_forward={reshard}")
+    for mesh in ("single", "fsdp2", "tp2", "cp2", "fsdp2_cp2_tp2"):
+        yield llama("accumulate 2", mesh, "train.accumulate=2")
+        yield llama("bf16 accumulate 2 checkpoint", mesh, "train.accumulate=2", BFLOAT16, FULL.format("layers"))
+    for mesh in ("fsdp2", "fsdp2_tp2"):
+        yield llama("min_size", mesh, "++parallel.styles.fsdp.min_size=5000")
+        yield llama("bf16 min_size", mesh, "++parallel.styles.fsdp.min_size=5000", BFLOAT16)
+        yield llama("shard_dim largest", mesh, "++parallel.styles.fsdp.shard_dim=largest")
+        yield llama("tied", mesh, "+model.tie_embeddings=true")
+        yield llama("cpu_offload", mesh, "++parallel.styles.fsdp.cpu_offload=true")
+        yield llama("no clipping", mesh, "train.clip=null")
+        yield llama("unfused", mesh, "optim.fused=false")
+        yield llama("reduce bf16", mesh, BFLOAT16, "parallel.styles.fsdp.reduce_dtype=bfloat16")
+    yield llama("keep_gathered", "cp2", "++parallel.styles.context-parallel.keep_gathered=true")
+    yield llama("long", "single", "train.seq_len=256", "train.batch_size=1")
+    yield llama("long bf16", "cp2", "train.seq_len=256", "train.batch_size=1", BFLOAT16)
+    for mesh, rank in (("fsdp3", 2), ("fsdp4", 3), ("cp2", 1), ("cp4", 2), ("fsdp2_tp2", 3), ("fsdp2_cp2_tp2", 7), ("tp8_cp2", 15)):
+        yield llama(f"rank {rank}", mesh, rank=rank)
+        yield llama(f"bf16 checkpoint rank {rank}", mesh, BFLOAT16, FULL.format("layers"), rank=rank)
+    for mesh in ("single", "fsdp2", "fsdp3", "hsdp2x2", "tp2", "fsdp2_tp2"):
+        yield gpt("", mesh)
+        yield gpt("bf16", mesh, BFLOAT16)
+        yield gpt("checkpoint", mesh, FULL.format("blocks"))
+    for mesh in ("single", "fsdp2_tp2", "cp2"):
+        yield llama("10 layers folded", mesh, "model.n_layers=10", fold=True)
+        yield llama("10 layers folded checkpoint", mesh, "model.n_layers=10", FULL.format("layers"), fold=True)
+
+
+def compare(case: Case) -> tuple[dict[str, int], dict[str, int]]:
+    """Predicted and measured highest points by phase. In children of this process."""
+    setup = from_config(*compose_config(case.overrides))
+    model = setup.build_model()
+    program = setup.compile(model)
+    recipe = setup.recipe()
+    if case.fold:
+        predicted = trace(program, model, recipe, case.rank).memory
+        (measured,) = in_children([(measured_peaks, program, model, recipe, case.rank)])
+    else:
+        recording, measured = in_children([(f, program, model, recipe, case.rank) for f in (record, measured_peaks)])
+        predicted = usage(recording.before, recording.changes)
+    return predicted_peaks(predicted), measured
+
+
+def main() -> None:
+    """Compare every case and print the table, the number of equal ones and the worst error."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--phases", action="store_true", help="list the highest points of phases that differ")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin, done, equal, worst, phases = time.time(), 0, 0, (0.0, ""), 0
+    print(f"{'case':<44}{'measured':>12}{'predicted':>12}{'difference':>12}")
+    for case in cases():
+        if options.only not in case.name:
+            continue
+        predicted, measured = compare(case)
+        error = predicted["peak"] - measured["peak"]
+        different = differences(predicted, measured)
+        done, equal, phases = done + 1, equal + (not error), phases + (not different)
+        worst = max(worst, (abs(error) / measured["peak"], case.name))
+        print(f"{case.name:<44}{measured['peak']:>12,}{predicted['peak']:>12,}{error:>12,}", flush=True)
+        if options.phases and different:
+            print(f"    {different}")
+    print(f"\n{equal} of {done} peaks equal to the byte; worst error {worst[0]:.2e} ({worst[1] or 'none'})")
+    print(f"{phases} of {done} equal in every phase's highest point; {time.time() - begin:.0f} s, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""How the modules of a model call each other, from one forward on the meta device: how each is called, what it returns, and which
+tensor goes from where to where.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parallelizer.simulate.world import WorldError, in_children
+from parallelizer.step import forward
+from parallelizer.workload import Workload
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a module is called: each argument's name in forward's signature, and whether it is a tensor. The first of `*args` is called
+    `""`, as in plans, the others `*`. `outputs` is None for a tensor, the length of a tuple, and -1 for anything else."""
+
+    positional: tuple[tuple[str, bool], ...]
+    keywords: Mapping[str, bool]
+    outputs: int | None
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A tensor at a module's border: it leaves as an output or arrives as the input called `name`."""
+
+    module: str
+    leaves: bool
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Journey:
+    """The borders that one tensor crosses, in order, and the modules whose own code reads it in an operator."""
+
+    passages: tuple[Passage, ...]
+    read_in: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Calls:
+    """`by_module` has None for a module that is called in several ways; modules never called are missing. `returned_by` are the
+    modules, outermost last, that return what the model returns."""
+
+    by_module: Mapping[str, Call | None]
+    journeys: tuple[Journey, ...]
+    returned_by: tuple[str, ...]
+
+
+def observe(model: nn.Module, workload: Workload) -> Calls | None:
+    """Run `model`, which is on meta and left as it is, once on two short rows in a child of this process.
+
+    None when it does not run so: values decide its course, or it has an operator without a meta kernel.
+    """
+    try:
+        (calls,) = in_children([(_observe, model, workload)])
+    except WorldError:
+        return None
+    result: Calls = calls
+    return result
+
+
+def _observe(model: nn.Module, workload: Workload) -> Calls:
+    watch = _Watch(model)
+    with torch.no_grad(), watch:
+        output = forward(model, workload.example(2, workload.seq_len, "meta"))
+    return watch.calls(output)
+
+
+@dataclass
+class _Trail:
+    tensor: torch.Tensor  # held, so that nothing else gets its id
+    passages: list[Passage] = field(default_factory=list)
+    read_in: set[str] = field(default_factory=set)
+
+
+class _Watch(TorchDispatchMode):
+    """Notes calls and tensors while it is active."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.seen: dict[str, list[Call]] = {}
+        self.trails: dict[int, _Trail] = {}
+        self.running = [""]
+        for path, module in model.named_modules():
+            signature = inspect.signature(module.forward)
+            module.register_forward_pre_hook(self._enter(path, signature), with_kwargs=True)
+            module.register_forward_hook(self._leave(path, _positional_names(signature)), with_kwargs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if id(leaf) in self.trails:
+                self.trails[id(leaf)].read_in.add(self.running[-1])
+        return func(*args, **(kwargs or {}))
+
+    def calls(self, output: Any) -> Calls:
+        by_module = {
+            p: found[0] if all(c == found[0] for c in found) else None for p, found in self.seen.items()
+        }
+        last = self.trails.get(id(output))
+        returned = tuple(p.module for p in last.passages if p.leaves) if last else ()
+        journeys = tuple(Journey(tuple(t.passages), frozenset(t.read_in)) for t in self.trails.values())
+        return Calls(by_module, journeys, returned)
+
+    def _note(self, tensor: Any, passage: Passage) -> None:
+        if isinstance(tensor, torch.Tensor):
+            self.trails.setdefault(id(tensor), _Trail(tensor)).passages.append(passage)
+
+    def _enter(self, path: str, signature: inspect.Signature) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            for name, value in signature.bind(*args, **kwargs).arguments.items():
+                if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                    name, value = "", next(iter(value), None)
+                self._note(value, Passage(path, False, name))
+            self.running.append(path)
+
+        return hook
+
+    def _leave(self, path: str, names: list[str]) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.running.pop()
+            outputs = (
+                len(output) if isinstance(output, tuple) else None if isinstance(output, torch.Tensor) else -1
+            )
+            called = [*names, "", *"*" * len(args)][: len(args)]
+            positional = tuple((n, isinstance(a, torch.Tensor)) for n, a in zip(called, args, strict=True))
+            keywords = {k: isinstance(v, torch.Tensor) for k, v in kwargs.items()}
+            self.seen.setdefault(path, []).append(Call(positional, keywords, outputs))
+            if isinstance(output, tuple | list):
+                for index, value in enumerate(output):
+                    self._note(value, Passage(path, True, str(index)))
+            elif isinstance(output, dict):
+                for key, value in output.items():
+                    self._note(value, Passage(path, True, str(key)))
+            else:
+                self._note(output, Passage(path, True))
+
+        return hook
+
+
+def _positional_names(signature: inspect.Signature) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in kinds]

@@ -1,0 +1,32 @@
+"""A rule may name a parameter beside one that names its module: no parameter may be placed by both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.plan import full_name
+
+if TYPE_CHECKING:
+    from parallelizer.diagnostics import Span
+    from parallelizer.program import Application, Compilation
+
+
+def placed_twice(state: Compilation) -> Iterator[Diagnostic]:
+    """One style places a parameter; what is wrong in the same way is reported once for each pair of rules."""
+    first: dict[str, Application] = {}
+    seen: set[tuple[Span, Span]] = set()
+    for application in state.applications:
+        if application.slot != "params":
+            continue
+        for name in application.params:
+            full = full_name(application.module, name)
+            other = first.setdefault(full, application)
+            pair = (other.rule.span, application.rule.span)
+            if other is application or pair in seen:
+                continue
+            seen.add(pair)
+            yield Diagnostic("placed-twice", f"{application.style} places {full}, and {other.style} does so too", application.rule.span,
+                             "name other parameters in one of the rules, or empty a slot with `none`",
+                             related=(Related(other.rule.span, f"this is the rule with {other.style}"),))

@@ -1,0 +1,89 @@
+"""The first pass: which rule wins each slot of each module. Rules that match nothing, and rules that win nothing, are found here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parallelizer.diagnostics import Related
+from parallelizer.parse_rule import slot_of
+from parallelizer.plan import Rule
+from parallelizer.program import Compilation, Slot
+from parallelizer.styles.declare import STYLES
+from parallelizer.suggest import suggest
+from parallelizer.tied_parameters import parameter_names
+
+def match(state: Compilation) -> None:
+    """Fill `state.winners`: on one module and one slot the later rule wins."""
+    paths, names = list(state.modules), list(parameter_names(state.model))
+    beaten_by: dict[int, Rule] = {}
+    for rule in state.plan.rules:
+        targets = _targets(state, rule, paths, names)
+        if targets is None:
+            continue
+        _report_unmatched(state, rule, bool(targets), [*paths, *names])
+        emptied = 0
+        for path, param in targets:
+            slots = state.winners.setdefault(path, {})
+            for slot in _emptied(rule, param, slots):
+                beaten_by[id(slots.pop(slot)[0])] = rule
+                emptied += 1
+            for use in rule.uses:
+                name, axis = slot_of(use)
+                for slot in _replaced((name, param or axis), slots):
+                    beaten_by[id(slots.pop(slot)[0])] = rule
+                slots[name, param or axis] = (rule, use)
+        if targets and not rule.uses and not emptied and not rule.optional:
+            state.find("shadowed-rule", f"`{rule.key}` finds nothing to empty", rule.span,
+                       "remove the rule, or put it behind those that fill the slots", severity="warning")
+    _report_losers(state, beaten_by)
+
+
+def _targets(state: Compilation, rule: Rule, paths: list[str], names: list[str]) -> list[tuple[str, str | None]] | None:
+    """The modules that a rule names, or else the parameters, with the module of each; None after an error."""
+    modules: list[tuple[str, str | None]] = [(path, None) for path in rule.glob.select(paths)]
+    if modules:
+        return modules
+    found = rule.glob.select(names)
+    misfit = next((u for u in rule.uses if not STYLES[u.style].takes_parameters), None)
+    if found and misfit:
+        state.find("style-on-parameter", f"`{rule.key}` names a parameter, and {misfit.style} takes a module", misfit.span,
+                   f"name its module: {found[0].rpartition('.')[0]}")
+        return None
+    return [(path, leaf) for path, _, leaf in (name.rpartition(".") for name in found)]
+
+
+def _emptied(rule: Rule, param: str | None, slots: Iterable[Slot]) -> list[Slot]:
+    """What a rule takes away from one target: of a parameter only what was given to it by name."""
+    return [s for s in slots if s[0] in rule.empties and (param is None or s == ("params", param))]
+
+
+def _replaced(new: Slot, slots: Iterable[Slot]) -> list[Slot]:
+    """What a new winner takes the place of: a style for all of a module's parameters also that of single ones."""
+    return [s for s in slots if s == new or (new == ("params", None) and s[0] == "params")]
+
+
+def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list[str]) -> None:
+    if rule.optional:
+        return
+    if not matched:
+        near = suggest(rule.key, names)
+        hint = "; ".join(f"`{g}` matches {n}" for g, n in near) if near else "`python -m parallelizer plan` lists the modules"
+        state.find("unmatched-glob", f"`{rule.key}` matches no module", rule.span, f"did you mean {hint}" if near else hint)
+        return
+    for alternative in rule.glob.unmatched(names):
+        near = suggest(alternative, names)
+        hint = f"did you mean `{near[0][0]}`?" if near else "take it out of the braces"
+        state.find("unmatched-alternative", f"`{alternative}`, one alternative of `{rule.key}`, matches no module", rule.span, hint)
+
+
+def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
+    winning = {id(rule) for slots in state.winners.values() for rule, _ in slots.values()}
+    for rule in state.plan.rules:
+        later = beaten_by.get(id(rule))
+        if later is None or id(rule) in winning or rule.optional:
+            continue
+        # A plan that extends another replaces rules on purpose.
+        severity = "warning" if later.span.file == rule.span.file else "note"
+        state.find("shadowed-rule", f"`{rule.key}` never wins: later rules take every slot that it fills", rule.span,
+                   "remove the rule, or put it behind the others", severity=severity,
+                   related=(Related(later.span, "this one wins"),))

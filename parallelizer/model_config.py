@@ -1,0 +1,78 @@
+"""What a model config says of the model and of the batches that it is fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from parallelizer.diagnostics import quoted
+from parallelizer.reading import Reading, is_whole
+
+if TYPE_CHECKING:
+    from parallelizer.workload import Entry, Workload
+
+MODEL_HELP = "a model config says _target_ with its arguments, plan, batch and loss"
+ENTRY_HELP = "write {shape: [batch, sequence], dtype: int64, range: [0, 256]}"
+
+
+def read_model(reading: Reading) -> dict[str, Any]:
+    """The model's config in plain Python; what it lacks is reported."""
+    before = len(reading.findings.items)
+    model = reading.get("model")
+    if not isinstance(model, Mapping):
+        if len(reading.findings.items) == before:
+            reading.error("model-build", "no model is configured", "model", "set model=<name>")
+        return {}
+    for key in ("_target_", "batch", "loss"):
+        if not model.get(key):
+            reading.error("model-build", f"the model config has no `{key}`", "model", MODEL_HELP)
+    return {str(k): v for k, v in model.items()}
+
+
+def read_workload(reading: Reading, model: Mapping[str, Any]) -> Workload | None:
+    """The batches of a step; None, reported, when a size is missing or wrong."""
+    from parallelizer.workload import Workload
+
+    batch = model.get("batch") or {}
+    if not isinstance(batch, Mapping):
+        reading.error("wrong-type", "model.batch takes a map of entries", "model.batch", ENTRY_HELP)
+        batch = {}
+    entries = {str(name): _entry(reading, str(name), written) for name, written in batch.items()}
+    read = {key: reading.whole_number(f"train.{key}", f"train.{key}", 1) for key in _SIZES}
+    sizes = {key: size for key, size in read.items() if size is not None}
+    if len(sizes) < len(_SIZES):
+        return None
+    known = {name: entry for name, entry in entries.items() if entry is not None}
+    return Workload(known, **sizes, spans={key: reading.span(f"train.{key}") for key in _SIZES})
+
+
+_SIZES = ("batch_size", "seq_len", "accumulate")
+
+
+def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
+    """What the model config says of one batch entry; None, reported, when it does not describe a tensor."""
+    import torch
+
+    from parallelizer.workload import Entry
+
+    says = written if isinstance(written, Mapping) else {}
+    shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))
+    bounds, ignore = says.get("range", [0, 2]), says.get("ignore")
+    if not isinstance(shape, list) or not all(d in ("batch", "sequence") or is_whole(d) for d in shape):
+        key, wrong = "shape", "has no shape of the words batch and sequence, and numbers"
+    elif not isinstance(getattr(torch, dtype, None), torch.dtype):
+        key, wrong = "dtype", f"has the dtype {quoted(dtype)}, which torch does not know"
+    elif not _is_range(bounds):
+        key, wrong = "range", "has no range of two whole numbers, the first one below the second"
+    elif ignore is not None and not is_whole(ignore):
+        key, wrong = "ignore", "has an `ignore` that is no whole number"
+    else:
+        return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore)
+    here = f"model.batch.{name}"
+    span = reading.origins.span(f"{here}.{key}") or reading.span(here)
+    reading.findings.error("wrong-type", f"{here} {wrong}", span, ENTRY_HELP)
+    return None
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_whole, value)) and value[0] < value[1]

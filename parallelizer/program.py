@@ -1,0 +1,98 @@
+"""The compiler's data: what it hands on between its passes, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from parallelizer.diagnostics import Diagnostic, Span
+from parallelizer.plan import Mesh, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
+from parallelizer.styles.base import ParamPlacements
+from parallelizer.styles.packing import Packing
+from parallelizer.workload import Workload
+
+Slot = tuple[str, str | None]
+"""A slot of a module; the second part is the axis for `io`, the parameter's name for a rule that names one."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """One style applied to one module, with the rule it came from.
+
+    `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are the placements
+    it gives to parameters, named relative to the module; for fsdp under the folded axis, with `reasons` why a parameter stays
+    whole. `divided` has the whole values of attributes that it divides. `act` is the ParallelStyle of a tensor style.
+    """
+
+    module: str
+    slot: str
+    style: str
+    axes: tuple[str, ...]
+    rule: Rule
+    options: Mapping[str, Any] = field(default_factory=dict)
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    params: ParamPlacements = field(default_factory=dict)
+    packed: Mapping[str, Packing] = field(default_factory=dict)
+    divided: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    act: ParallelStyle | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """The compiler's output: applications in order, and what they were compiled from.
+
+    `diagnostics` holds warnings and notes; errors are raised instead.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    applications: tuple[Application, ...]
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    def __iter__(self) -> Iterator[Application]:
+        return iter(self.applications)
+
+    def __len__(self) -> int:
+        return len(self.applications)
+
+    def of_slot(self, *slots: str) -> list[Application]:
+        """The applications of one slot or several, in order."""
+        return [a for a in self.applications if a.slot in slots]
+
+
+@dataclass
+class Compilation:
+    """What the passes hand on to each other.
+
+    `modules` and `parameters` are by name, each once; `winners` are by module and slot.
+    """
+
+    plan: Plan
+    model: nn.Module
+    mesh: Mesh
+    workload: Workload | None
+    defaults: Mapping[str, StyleDefaults]
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
+    winners: dict[str, dict[Slot, tuple[Rule, StyleUse]]] = field(default_factory=dict)
+    applications: list[Application] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+    def find(self, code: str, message: str, span: Span | None, help_text: str | None = None, **more: Any) -> None:
+        """Add a diagnostic."""
+        self.diagnostics.append(Diagnostic(code, message, span, help_text, **more))
+
+
+def tensor_placements(applications: list[Application] | tuple[Application, ...]) -> dict[str, dict[str, Placement]]:
+    """Placements that tensor styles give, by full parameter name and axis."""
+    found: dict[str, dict[str, Placement]] = {}
+    for application in applications:
+        if application.slot == "params":
+            for name, by_axis in application.params.items():
+                found.setdefault(full_name(application.module, name), {}).update(by_axis)
+    return found

@@ -1,0 +1,74 @@
+"""A composed configuration, read key by key: what cannot be read is reported, and reading goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from parallelizer.diagnostics import Findings, Span, quoted
+from parallelizer.origins import NOWHERE, Origins
+from parallelizer.source import MappingNode
+
+
+@dataclass
+class Reading:
+    """A composed configuration, and what is found wrong in it."""
+
+    config: DictConfig
+    origins: Origins
+    findings: Findings = field(default_factory=Findings)
+
+    def span(self, key: str) -> Span:
+        """The place that set a key."""
+        return self.origins.span(key) or NOWHERE
+
+    def error(self, code: str, message: str, key: str, help_text: str) -> None:
+        """Report the value of a key."""
+        self.findings.error(code, message, self.span(key), help_text)
+
+    def unknown(self, code: str, message: str, key: str, help_text: str) -> None:
+        """Report a key itself."""
+        self.findings.error(code, message, self.origins.key_span(key) or self.span(key), help_text)
+
+    def get(self, key: str, default: Any = None, *, resolve: bool = True) -> Any:
+        """The value of a dotted key in plain Python; `default` if it is not there, None if it has none."""
+        try:
+            value = OmegaConf.select(self.config, key, default=default)
+            return OmegaConf.to_container(value, resolve=resolve) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            reason = str(error).split("\n")[0]
+            message = f"the value of {key} cannot be worked out: {reason}"
+            self.error("interpolation", message, key, "write the value, or a key that exists")
+            return None
+
+    def mapping(self, key: str, *, resolve: bool = True) -> MappingNode:
+        """The map under a key, as nodes; an empty one when nothing stands there, or something else."""
+        value = self.get(key, resolve=resolve)
+        if isinstance(value, Mapping):
+            node = self.origins.node(key, value)
+            if isinstance(node, MappingNode):
+                return node
+        elif value is not None:
+            message = f"{key} takes a map, not {quoted(str(value))}"
+            self.error("wrong-type", message, key, f"set its parts, as in {key}.<name>=<value>")
+        return MappingNode((), NOWHERE)
+
+    def whole_number(self, key: str, what: str, default: int | None = None) -> int | None:
+        """The number, from 1, under a key; None, reported about `what`, for anything else."""
+        before = len(self.findings.items)
+        value = self.get(key, default)
+        if is_whole(value) and value >= 1:
+            return int(value)
+        if len(self.findings.items) == before:
+            shown = "missing" if value is None else quoted(value) if isinstance(value, str) else str(value)
+            self.error("wrong-type", f"{what} is {shown}", key, "it is a whole number from 1")
+        return None
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,144 @@
+"""From winning rules to applications: options and layouts filled in, each style asked what it does, FSDP's units drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.mesh import folded_name
+from parallelizer.plan import AXES, SLOTS, Flow, Option, Placement, Rule, StyleDefaults, StyleUse
+from parallelizer.program import Application, Compilation, Slot, tensor_placements
+from parallelizer.styles import fsdp
+from parallelizer.styles.base import FUNCTIONS, Sharding, StyleError, Target
+from parallelizer.styles.declare import STYLES
+from parallelizer.suggest import nearest
+
+AXES_OF_SLOT = {"params": ("ep", "tp"), "io": ("cp", "ep", "tp"), "attention": ("cp",)}
+"""The axes that styles of a slot may stand on."""
+
+
+@dataclass(frozen=True)
+class Winner:
+    """One style on one module, its options filled in from the preset."""
+
+    path: str
+    slot: Slot
+    rule: Rule
+    use: StyleUse
+    written: Mapping[str, Option]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {name: option.value for name, option in self.written.items()}
+
+
+def resolve(state: Compilation) -> None:
+    """Every application but fsdp's. What is wrong in the same way on several modules is reported once."""
+    failures: dict[tuple[Any, ...], list[Diagnostic]] = {}
+    for winner in _winners(state):
+        slot, use = winner.slot[0], winner.use
+        if slot == "fsdp":
+            continue
+        options = {k: _resolved(v, state, use) for k, v in winner.options.items()}
+        axis = options.get("axis") or STYLES[use.style].axis
+        application = Application(
+            winner.path, slot, use.style, (), winner.rule, options, {k: o.span for k, o in winner.written.items()}
+        )
+        try:
+            if axis is not None:
+                application = _on_axis(state, application, axis, winner.slot[1] if slot == "params" else None)
+        except StyleError as error:
+            key = (error.code, winner.rule.span, error.option)
+            failures.setdefault(key, []).append(_failure(state, error, winner, axis))
+            continue
+        if application.axes or axis is None:
+            state.applications.append(application)
+    for first, *others in failures.values():
+        message = f"{first.message} ({len(others)} more like it)" if others else first.message
+        state.diagnostics.append(dataclasses.replace(first, message=message))
+
+
+def _on_axis(state: Compilation, application: Application, axis: str, param: str | None) -> Application:
+    """The application on the axes above 1 that its style stands on; none where there is nothing to do. Raises StyleError."""
+    possible = AXES_OF_SLOT.get(application.slot, AXES)
+    if axis not in possible:
+        raise StyleError("unknown-axis", f"{application.style} does not stand on {axis}", f"it stands on {' or '.join(possible)}", "axis")
+    act, axes = None, (axis,)
+    more: dict[str, Any] = {}
+    if application.slot in ("params", "io"):
+        options = {**application.options, "style": application.style}
+        module = state.modules[application.module]
+        result = FUNCTIONS[application.style](Target(module, application.module, param, options, axis, state.mesh.sizes))
+        sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
+        act, axes = sharding.style, sharding.axes
+        more = {"params": sharding.params, "packed": sharding.packed, "divided": sharding.divided}
+    above = tuple(a for a in axes if state.mesh.sizes[a] > 1)
+    return dataclasses.replace(application, axes=above, act=act, **more)
+
+
+def _winners(state: Compilation) -> Iterator[Winner]:
+    """In the order of modules, then slots; io from the innermost axis out, as it is applied. Styles switched off are left out."""
+    for path in state.modules:
+        slots = state.winners.get(path, {})
+        for slot in sorted(slots, key=_slot_order):
+            rule, use = slots[slot]
+            defaults = state.defaults.get(use.style, StyleDefaults())
+            if not defaults.off:
+                yield Winner(path, slot, rule, use, {**defaults.options, **use.options})
+
+
+def _slot_order(slot: Slot) -> tuple[int, int, str]:
+    name, detail = slot
+    return SLOTS.index(name), -AXES.index(detail) if name == "io" and detail else 0, detail or ""
+
+
+def _failure(state: Compilation, error: StyleError, winner: Winner, axis: str | None) -> Diagnostic:
+    option = winner.written.get(error.option or "")
+    set_here = state.mesh.spans.get(axis or "") if error.code == "not-divisible" else None
+    related = (Related(set_here, f"{axis}={state.mesh.sizes[axis or '']} is set here"),) if set_here else ()
+    return Diagnostic(error.code, error.message, option.span if option else winner.use.span, error.help, related=related)
+
+
+def _resolved(value: Any, state: Compilation, use: StyleUse) -> Any:
+    """The value with every layout's name replaced by its placement."""
+    if isinstance(value, Placement) and value.kind == "layout":
+        layouts = state.plan.layouts
+        if value.name in layouts:
+            return dataclasses.replace(layouts[value.name], span=value.span)
+        near = nearest(value.name or "", layouts, 1)
+        hint = (f"did you mean {near[0]}? " if near else "") + f"the layouts are {', '.join(layouts) or 'none'}"
+        state.find("unknown-layout", f"there is no layout {value.name!r}", value.span or use.span, hint)
+        return dataclasses.replace(value, kind="replicate")
+    if isinstance(value, Flow):
+        return Flow(_resolved(value.arrives, state, use), _resolved(value.wanted, state, use))
+    if isinstance(value, Mapping):
+        return {k: _resolved(v, state, use) for k, v in value.items()}
+    return value
+
+
+def shard_data(state: Compilation) -> None:
+    """What each FSDP unit gathers, and on which dimension each of its parameters is sharded."""
+    winners = {winner.path: winner for winner in _winners(state) if winner.slot[0] == "fsdp"}
+    mesh = state.mesh
+    axes = tuple(a for a in ("dp_replicate", *mesh.fsdp_axes) if mesh.sizes[a] > 1)
+    tensor = tensor_placements(state.applications)
+    for path, names in fsdp.units(state.model, {p: w.options for p, w in winners.items()}).items():
+        winner, options = winners[path], winners[path].options
+        if not axes and not fsdp.changes_precision_or_place(options, [state.parameters[n] for n in names]):
+            continue
+        params, reasons = {}, {}
+        for name in names:
+            relative = name[len(path) + 1 :] if path else name
+            assigned = fsdp.assign(state.parameters[name], options, tensor.get(name, {}), mesh.size(*mesh.fsdp_axes))
+            params[relative] = {folded_name(mesh): assigned.placement}
+            if assigned.reason:
+                reasons[relative] = assigned.reason
+        spans = {k: o.span for k, o in winner.written.items()}
+        state.applications.append(
+            Application(path, "fsdp", "fsdp", axes, winner.rule, options, spans, params, reasons=reasons)
+        )

@@ -1,0 +1,134 @@
+"""What a configuration asks for, once it has been read: plan, mesh, workload, and how to build the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from parallelizer.diagnostics import Diagnostic, PlanError, in_order
+from parallelizer.origins import Origins
+from parallelizer.plan import Mesh, Plan, StyleDefaults
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from parallelizer.compiler import Program
+    from parallelizer.simulate.trace import Recipe
+    from parallelizer.workload import Workload
+
+MODEL_KEYS = ("plan", "batch", "loss", "tiny")
+"""The keys of a model config that are ours; the others are `_target_` and its arguments."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a configuration asks for. `model` is the model's config, `loss_path` the dotted path of its loss.
+
+    `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are findings about the configuration that do not forbid the launch.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    defaults: Mapping[str, StyleDefaults]
+    workload: Workload
+    model: Mapping[str, Any]
+    loss_path: str
+    device: str
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    clip: float | None = None
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    origins: Origins = field(default_factory=Origins)
+    warnings: tuple[Diagnostic, ...] = ()
+
+    def build_model(self) -> nn.Module:
+        """The configured model on the meta device. Raises PlanError when it cannot be built."""
+        import torch
+        from hydra.utils import instantiate
+        from torch import nn
+
+        arguments = {k: v for k, v in self.model.items() if k not in MODEL_KEYS}
+        try:
+            with torch.device("meta"):
+                model = instantiate(arguments, _convert_="all")
+        except Exception as error:  # whatever the constructor of somebody's model raises
+            raise self._model_error(error) from None
+        if not isinstance(model, nn.Module):
+            message = f"{arguments.get('_target_')} makes a {type(model).__name__}, not a torch.nn.Module"
+            raise self._error("model-build", message, "model._target_", "name the model's class")
+        return model
+
+    def loss(self) -> Callable[..., Any]:
+        """The loss function. Raises PlanError when the path names none."""
+        from hydra.utils import get_method
+
+        try:
+            function: Callable[..., Any] = get_method(self.loss_path)
+            return function
+        except Exception as error:  # whatever the import of somebody's module raises
+            message = f"model.loss={self.loss_path} is no function: {_reason(error)}"
+            help_text = "name a function (output of the model, batch) -> loss"
+            raise self._error("model-build", message, "model.loss", help_text) from None
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The configured optimizer: `optim._target_` is a function of the model and the `optim` config. A fused AdamW where
+        nothing is configured. Raises PlanError when the path names no function."""
+        import torch
+        from hydra.utils import get_method
+
+        if not self.optim.get("_target_"):
+            return torch.optim.AdamW(model.parameters(), fused=True)
+        try:
+            build = get_method(self.optim["_target_"])
+        except Exception as error:  # whatever the import of somebody's module raises
+            message = f"optim._target_={self.optim['_target_']} is no function: {_reason(error)}"
+            help_text = "name a function (model, optim config) -> optimizer"
+            raise self._error("optim-invalid", message, "optim._target_", help_text) from None
+        optimizer: torch.optim.Optimizer = build(model, self.optim)
+        return optimizer
+
+    def recipe(self) -> Recipe:
+        """What a dry run of one step needs beside the program."""
+        from parallelizer.simulate.trace import Recipe
+
+        return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
+
+    def compile(self, model: nn.Module, *, force: bool = False) -> Program:
+        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be made."""
+        from parallelizer.compiler import compile as compile_plan
+
+        program = compile_plan(
+            self.plan, model, self.mesh, workload=self.workload, defaults=self.defaults, force=force
+        )
+        return dataclasses.replace(program, diagnostics=in_order((*self.warnings, *program.diagnostics)))
+
+    def _model_error(self, error: Exception) -> PlanError:
+        cause = error.__cause__ or error
+        target = self.model.get("_target_")
+        argument = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
+        if argument and argument[1] in self.model:
+            message = f"{target} takes no argument {argument[1]!r}"
+            return self._error(
+                "model-build", message, f"model.{argument[1]}", "remove it, or correct its name"
+            )
+        message = f"the model cannot be built: {_reason(cause)}"
+        return self._error(
+            "model-build", message, "model._target_", f"check model._target_={target} and its arguments"
+        )
+
+    def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
+        return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])
+
+
+def _reason(error: BaseException) -> str:
+    """An exception in one line, without Hydra's advice about its environment variable."""
+    text = re.sub(r",? ?set env var HYDRA_FULL_ERROR=1[^\n]*|\s*full_key: \S*", "", str(error))
+    text = " ".join(text.split()) or type(error).__name__
+    return (
+        text
+        if type(error).__name__ in ("InstantiationException", "ValueError")
+        else f"{type(error).__name__}: {text}"
+    )

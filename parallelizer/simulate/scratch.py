@@ -1,0 +1,117 @@
+"""What CPU kernels allocate inside themselves, where no operator shows it: a small table, held to the allocator by a test.
+
+Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. Not in the table: oneDNN's
+scratchpad of a matrix product in 16 bits, which depends on the processor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Kernel = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
+
+UNPROMOTED = ("copy_", "masked_fill", "masked_fill_", "where")
+"""Pointwise operators that read their operands as they are."""
+
+REDUCED = (torch.bfloat16, torch.float16)
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """What one call of an operator allocates beside its result."""
+    name = func._schema.name.split("::")[1]
+    kernel = KERNELS.get(name)
+    if kernel is not None:
+        return kernel(args, kwargs, result)
+    if torch.Tag.pointwise in func.tags and name not in UNPROMOTED:
+        return _operands(func, args)
+    return 0
+
+
+def _operands(func: Any, args: tuple[Any, ...]) -> int:
+    """Operands of a pointwise operator are brought to one dtype, each in a copy; a number is made a tensor first."""
+    as_tensors = [a for a, s in zip(args, func._schema.arguments, strict=False) if _is_operand(func, a, s)]
+    numbers = [a for a in as_tensors if not isinstance(a, torch.Tensor)]
+    tensors = [a for a in as_tensors if isinstance(a, torch.Tensor)]
+    if not tensors or (not numbers and all(t.dtype == tensors[0].dtype for t in tensors)):
+        return 0
+    common = tensors[0].dtype
+    if len(as_tensors) > 1:
+        common = torch.result_type(as_tensors[0], as_tensors[1])
+    copied = sum(t.numel() * common.itemsize for t in tensors if t.dtype != common)
+    return copied + sum(8 + (common.itemsize if common != _dtype_of(n) else 0) for n in numbers)
+
+
+def _is_operand(func: Any, value: Any, argument: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (str(argument.type) == "Tensor" or (func._overloadname == "Scalar" and argument.name == "other"))
+
+
+def _dtype_of(number: int | float) -> torch.dtype:
+    """How torch wraps a Python number."""
+    return torch.float64 if isinstance(number, float) else torch.int64
+
+
+def _rows_at_once(rows: int) -> int:
+    """How many queries the attention kernels take in one go."""
+    block = 256 if rows >= 768 else 64 if rows >= 192 else 32
+    return min(block, rows)
+
+
+def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Scores, their row maxima and sums, and the output of one block of queries, in float32 at least; scores again in 16 bits."""
+    q, k = args[0], args[1]
+    rows, keys, size = _rows_at_once(q.size(2)), min(512, k.size(2)), q.size(3)
+    wide = 8 if q.dtype == torch.float64 else 4
+    return rows * (keys + 2 + size) * wide + (rows * keys * 2 if q.dtype in REDUCED else 0)
+
+
+def _attention_backward(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Scores and their gradients, and a row sum; a dense copy of the output's gradient unless it is dense."""
+    grad, q, k = args[0], args[1], args[2]
+    rows, keys = _rows_at_once(q.size(2)), min(512, k.size(2))
+    wide = 8 if q.dtype == torch.float64 else 4
+    copied = 0 if grad.transpose(1, 2).is_contiguous() else grad.numel() * grad.element_size()
+    return 2 * rows * keys * (wide + (2 if q.dtype in REDUCED else 0)) + rows * wide + copied
+
+
+def _sum(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """The input in the dtype that sums are made in, if it is another."""
+    return args[0].numel() * result.element_size() if args[0].dtype != result.dtype else 0
+
+
+def _mean(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """As a sum; then it is divided by a number."""
+    return max(_sum(args, kwargs, result), 8 + result.element_size())
+
+
+def _foreach_number(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """One tensor after the other; the number anew for each."""
+    tensors, number = args[:2]
+    if isinstance(number, torch.Tensor) or not tensors:
+        return 0
+    return max(8 + (t.element_size() if t.dtype != _dtype_of(number) else 0) for t in tensors)
+
+
+def _chunk_cat(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    """What does not divide is padded, all at once; what has another dtype than the output is copied, one after the other."""
+    tensors, dim, chunks, out = (*args, *(kwargs[k] for k in ("tensors", "dim", "num_chunks", "out")[len(args) :]))
+    padded = [math.ceil(t.size(dim) / chunks) * chunks * t.numel() // max(t.size(dim), 1) * t.element_size() for t in tensors]
+    uneven = sum(p for p, t in zip(padded, tensors, strict=True) if t.size(dim) % chunks)
+    return uneven + max((p for p, t in zip(padded, tensors, strict=True) if t.dtype != out.dtype), default=0)
+
+
+KERNELS: Mapping[str, Kernel] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "sum": _sum,
+    "mean": _mean,
+    "chunk_cat": _chunk_cat,
+    "_foreach_add_": _foreach_number,
+    "_foreach_mul_": _foreach_number,
+}

@@ -1,0 +1,148 @@
+"""The verdict: which errors there are, and the bound that rounding explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from parallelizer.plan import Mesh
+from parallelizer.verify.observe import STEPS, Observation
+from parallelizer.verify.slices import batch_index
+
+MARGIN = 16.0
+"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every sum, the calibrating run
+that of linears and of the batch only."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared quantity: its relative error (Frobenius, against the reference) and its bound."""
+
+    what: str
+    name: str
+    step: int
+    error: float
+    bound: float
+
+    @property
+    def passed(self) -> bool:
+        """An error that is not a number is no pass."""
+        return self.error <= self.bound
+
+    @property
+    def share(self) -> float:
+        """The error as a share of its bound: at most 1 for a pass."""
+        return self.error / self.bound if math.isfinite(self.error) else math.inf
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Every comparison, the constant of the rule, and what replicas should hold alike and do not."""
+
+    differences: tuple[Difference, ...]
+    constant: float
+    unequal: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return not self.unequal and all(d.passed for d in self.differences)
+
+    def of(self, what: str) -> list[Difference]:
+        """The differences of one kind."""
+        return [d for d in self.differences if d.what == what]
+
+    def worst(self, count: int = 3) -> list[Difference]:
+        """The differences nearest to their bounds, or furthest over them; each quantity once."""
+        once: dict[tuple[str, str], Difference] = {}
+        for difference in sorted(self.differences, key=lambda d: -d.share):
+            once.setdefault((difference.what, difference.name), difference)
+        return list(once.values())[:count]
+
+
+def relative_error(value: torch.Tensor | None, reference: torch.Tensor | None) -> float:
+    """||value - reference|| / ||reference||, in float64; infinite where one is missing, of another shape or not finite."""
+    if value is None or reference is None:
+        return 0.0 if value is None and reference is None else math.inf
+    if value.shape != reference.shape:
+        return math.inf
+    value, reference = value.double(), reference.double()
+    norm = reference.norm().item()
+    error = (value - reference).norm().item()
+    if not math.isfinite(error):
+        return math.inf
+    return error / norm if norm else (0.0 if error == 0 else math.inf)
+
+
+def judge(
+    reference: Observation, other_order: Observation, ranks: Sequence[Observation], mesh: Mesh, tokens: int, dtype: torch.dtype
+) -> Verdict:
+    """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
+
+    n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the width it came through;
+    c is the largest constant that the run in another order of summation needed, at least 1, times `MARGIN`. Initial values and
+    buffers are no sums: they must be equal. Whole tensors are rank 0's; logits and bits are looked at on every rank.
+    """
+    eps = torch.finfo(dtype).eps
+    calibrated = [e / (eps * math.sqrt(n)) for *_, e, n in _sums([other_order], reference, None, tokens) if math.isfinite(e)]
+    constant = MARGIN * max([1.0, *calibrated])
+    differences = [
+        Difference(what, name, step, error, constant * eps * math.sqrt(n))
+        for what, name, step, error, n in _sums(ranks, reference, mesh, tokens)
+    ]
+    for what, mine, theirs in (
+        ("initial value", ranks[0].start, reference.start), *(("buffer", r.buffers, reference.buffers) for r in ranks)
+    ):
+        differences += [Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()]
+    return Verdict(tuple(differences), constant, tuple(unequal(ranks)))
+
+
+def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str, tuple[int, int]]:
+    """Parts of parameters of which two ranks hold copies with other bits, with those ranks; `moment` 0 is the start."""
+    found: dict[str, tuple[int, int]] = {}
+    moments = range(STEPS + 1) if moment is None else [moment]
+    for when in moments:
+        first: dict[str, tuple[int, str]] = {}
+        for rank, seen in enumerate(ranks):
+            for key, bits in seen.bits[when].items():
+                holder, theirs = first.setdefault(key, (rank, bits))
+                if theirs != bits:
+                    found.setdefault(key, (holder, rank))
+    return found
+
+
+def _sums(
+    ranks: Sequence[Observation], reference: Observation, mesh: Mesh | None, tokens: int
+) -> Iterator[tuple[str, str, int, float, int]]:
+    """(what, name, step, error, n) of everything that a sum went into. Without a mesh the one run has the batch turned around."""
+    run = ranks[0]
+    for step in range(STEPS):
+        for what, of, theirs in (
+            ("loss", [r.losses for r in ranks], reference.losses), ("gradient norm", [r.norms for r in ranks], reference.norms)
+        ):
+            yield what, "", step, max(_scalar_error(mine[step], theirs[step]) for mine in of), tokens
+        for name, gradient in reference.gradients[step].items():
+            n = tokens * (gradient.shape[-1] if gradient is not None and gradient.ndim else 1)
+            yield "gradient", name, step, relative_error(run.gradients[step].get(name), gradient), n
+            yield "parameter", name, step, relative_error(run.parameters[step].get(name), reference.parameters[step][name]), n
+    for key, state in reference.states.items():
+        n = tokens * (state.shape[-1] if state.ndim else 1)
+        yield "optimizer state", key, STEPS - 1, relative_error(run.states.get(key), state), n
+    if reference.logits is not None:
+        n = tokens * reference.logits.shape[-1]
+        for rank, seen in enumerate(ranks):
+            if mesh is None:
+                yield "logits", "", STEPS - 1, relative_error(seen.logits, reference.logits), n
+                continue
+            index, count = batch_index(mesh, rank)
+            rows = reference.logits.chunk(count)[index] if reference.logits.shape[0] % count == 0 else reference.logits
+            yield "logits", "", STEPS - 1, relative_error(seen.logits, rows), n
+
+
+def _scalar_error(value: float, reference: float) -> float:
+    error = abs(value - reference)
+    if not math.isfinite(error):
+        return math.inf
+    return error / abs(reference) if reference else (0.0 if error == 0 else math.inf)

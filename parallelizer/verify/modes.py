@@ -1,0 +1,94 @@
+"""Function modes for proofs: everything in float64, attention written out, sums in another order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+_LOW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class _Mode(TorchFunctionMode):
+    """A function mode that stays on in backward, where a checkpoint runs parts of forward again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.backward:
+            return self._backward(*args, **kwargs)
+        return self.call(func, args, kwargs)
+
+    def _backward(self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+        # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked a second time.
+        edge = torch.autograd.graph.get_gradient_edge(tensor)
+        start = torch.ones_like(tensor) if gradient is None else gradient
+        with self:
+            torch.autograd.backward(edge, start, *args, **kwargs)
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the mode makes of one call."""
+        raise NotImplementedError
+
+
+class Float64(_Mode):
+    """Lifts explicit casts to a narrower float to float64: models that upcast norms, rotary tables or losses to float32 otherwise
+    prove nothing below 1e-7."""
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
+            return args[0].double()
+        if kwargs.get("dtype") in _LOW:
+            kwargs["dtype"] = torch.float64
+        if func in (torch.Tensor.to, torch.Tensor.type):
+            args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _LOW else a for a in args)
+        return func(*args, **kwargs)
+
+
+class PlainAttention(_Mode):
+    """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself."""
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return plain_attention(*args, **kwargs) if func is F.scaled_dot_product_attention else func(*args, **kwargs)
+
+
+def plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """As torch documents `scaled_dot_product_attention`; [..., heads, rows, size]."""
+    if dropout_p:
+        raise ValueError("a proof runs without dropout: set it to 0, or the model to eval mode")
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.size(-1)) if scale is None else scale)
+    if is_causal:
+        allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    return (weights / torch.where(total > 0, total, 1)) @ value  # a row that may see nothing gets zeros
+
+
+class OtherOrder(_Mode):
+    """Every linear sums its inputs in two halves, the second first: a change of rounding and of nothing else."""
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is F.linear and not kwargs and args[0].size(-1) > 1:
+            x, weight, *bias = args
+            half = x.size(-1) // 2
+            y = F.linear(x[..., half:], weight[:, half:]) + F.linear(x[..., :half], weight[:, :half])
+            return y + bias[0] if bias and bias[0] is not None else y
+        return func(*args, **kwargs)

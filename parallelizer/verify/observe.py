@@ -1,0 +1,211 @@
+"""One run of two steps and an evaluation, and everything of it that is compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from parallelizer.applier import apply
+from parallelizer.context.buffers import restore_buffers, shard_batch, unshard
+from parallelizer.initialize import materialize
+from parallelizer.mesh import batch_rank, build_mesh
+from parallelizer.plan import Plan
+from parallelizer.compiler import Program
+from parallelizer.state import state_of
+from parallelizer.step import forward, train_step
+from parallelizer.verify.subject import Subject
+
+STEPS = 2
+UNCLIPPED = 1e30
+"""The bound of the first step's gradient norm: clipping would let one wrong gradient scale all others."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Observation:
+    """What one run computed. Lists are by step; `outputs` has the evaluation behind the steps.
+
+    Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step), `states` (of the optimizer,
+    after the last step, by `parameter:key`), and `buffers`. On one rank's side only: `outputs` and `output_gradients` by module path
+    in order of execution, `logits`, `plain` (gradients that are no DTensors), and `bits`, digests of the local parameters at the
+    start and after each step, by `parameter axis=index` for the axes that shard it.
+    """
+
+    start: Tensors = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    gradients: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
+    parameters: list[Tensors] = field(default_factory=list)
+    states: Tensors = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+    logits: torch.Tensor | None = None
+    outputs: list[Tensors] = field(default_factory=list)
+    output_gradients: list[Tensors] = field(default_factory=list)
+    plain: list[Tensors] = field(default_factory=list)
+    bits: list[dict[str, str]] = field(default_factory=list)
+
+
+Modes = Sequence[TorchFunctionMode]
+
+
+def unsharded(subject: Subject, seed: int, modes: Modes, dtype: torch.dtype, flip: bool) -> Observation:
+    """The run of one process. `flip` turns the rows of every batch around, which changes the order of sums and nothing else."""
+    with _entered(modes), _default_dtype(dtype):
+        model = subject.build().to(dtype)
+        if _on_meta(model):
+            materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
+        return _observe(model, subject, seed, None, flip)
+
+
+def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
+    """One rank's run under the program, in an initialised world of its mesh's size."""
+    with _entered(modes), _default_dtype(dtype):
+        mesh = build_mesh(subject.mesh, "cpu")
+        model = subject.build().to(dtype)
+        meta = _on_meta(model)
+        apply(program, model, mesh)
+        if meta:
+            materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
+        return _observe(model, subject, seed, mesh, False)
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(t.is_meta for t in [*model.parameters(), *model.buffers()])
+
+
+def _observe(model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | None, flip: bool) -> Observation:
+    seen = Observation()
+    optimizer = subject.optimizer(model)
+    params = dict(model.named_parameters())
+    seen.start = {n: full(p, model, n) for n, p in params.items()}
+    seen.bits.append(_digests(params))
+    for step in range(STEPS):
+        whole = subject.batch(seed + step)
+        if flip:
+            whole = {k: v.flip(0) for k, v in whole.items()}
+        parts = rank_parts(whole, subject.accumulate, subject.plan, mesh)
+        with _recording(model, seen):
+            done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
+        seen.losses.append(done.loss.item())
+        seen.norms.append(done.grad_norm.item())
+        gradients = {n: p.grad for n, p in params.items()}
+        seen.gradients.append({n: None if g is None else full(g, model, n) for n, g in gradients.items()})
+        seen.plain.append({n: g.detach().clone() for n, g in gradients.items() if g is not None and not isinstance(g, DTensor)})
+        seen.parameters.append({n: full(p, model, n) for n, p in params.items()})
+        seen.bits.append(_digests(params))
+    seen.states = _states(optimizer, model)
+    with torch.no_grad(), _recording(model, seen):
+        logits = forward(model, rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0])
+    if isinstance(logits, torch.Tensor):
+        logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
+        seen.logits = (unshard(logits, mesh) if mesh is not None and subject.plan.batch else logits).detach().clone()
+    restore_buffers(model)
+    seen.buffers = {n: _local(b.detach()) for n, b in model.named_buffers()}
+    return seen
+
+
+def rank_parts(batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None) -> list[Tensors]:
+    """This rank's rows and tokens of a global batch, in the parts that gradients are accumulated over."""
+    index, ranks = batch_rank(mesh) if mesh is not None else (0, 1)
+    rows = next(iter(batch.values())).shape[0] // parts // ranks
+    result = []
+    for part in range(parts):
+        first = (part * ranks + index) * rows
+        local = {k: v[first : first + rows] for k, v in batch.items()}
+        result.append(shard_batch(local, plan, mesh) if mesh is not None else local)
+    return result
+
+
+def full(tensor: torch.Tensor, model: nn.Module, name: str) -> torch.Tensor:
+    """The whole tensor in its original order. Collective for a DTensor."""
+    whole = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    state = state_of(model)
+    packing = state.packed.get(name) if state else None
+    return (packing.unpack(whole) if packing else whole).clone()
+
+
+def _states(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
+    found = {}
+    for name, param in model.named_parameters():
+        for key, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}:{key}"] = full(value, model, name) if value.ndim else value.detach().clone()
+    return found
+
+
+def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """A digest of each parameter's local bits, with the coordinates of the axes that shard it: equal keys must have equal bits."""
+    found = {}
+    for name, param in params.items():
+        where = []
+        local = _local(param.detach())
+        if isinstance(param, DTensor):
+            coordinate = param.device_mesh.get_coordinate() or ()
+            axes = param.device_mesh.mesh_dim_names or ()
+            where = [f"{a}={c}" for a, c, p in zip(axes, coordinate, param.placements, strict=True) if not isinstance(p, Replicate)]
+        bits = hashlib.sha256(local.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        found[" ".join([name, *where])] = bits
+    return found
+
+
+@contextmanager
+def _recording(model: nn.Module, seen: Observation) -> Iterator[None]:
+    """Keep each module's first output tensor and its gradient, of its first call."""
+    outputs: Tensors = {}
+    gradients: Tensors = {}
+    seen.outputs.append(outputs)
+    seen.output_gradients.append(gradients)
+
+    def keep(path: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            first = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()), None)
+            if first is None or path in outputs:
+                return
+            outputs[path] = _local(first.detach())
+            if first.requires_grad:
+                first.register_hook(lambda gradient: _keep(path, gradient))
+
+        return hook
+
+    def _keep(path: str, gradient: torch.Tensor) -> None:
+        gradients.setdefault(path, _local(gradient.detach()))
+
+    handles = [module.register_forward_hook(keep(path)) for path, module in model.named_modules() if path]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()
+
+
+@contextmanager
+def _entered(modes: Modes) -> Iterator[None]:
+    with ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        yield
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,169 @@
+"""The proof of one plan on one mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallelizer import launch
+from parallelizer.compiler import Program
+from parallelizer.config import Setup
+from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
+from parallelizer.plan import Mesh, Option, StyleDefaults
+from parallelizer.simulate.world import in_children
+from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, unequal
+from parallelizer.verify.locate import Divergence, locate
+from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
+from parallelizer.verify.observe import Observation, sharded, unsharded
+from parallelizer.verify.subject import Subject
+from parallelizer.verify.tiny import shrink
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+"""float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and only reported."""
+
+START_TIMEOUT = 120.0
+COLLECTIVE_TIMEOUT = 60.0
+"""Seconds: a plan that is wrong may well make its ranks wait for each other."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's, and `divergence` says
+    where a failing run first differs."""
+
+    mesh: Mesh
+    dtype: str
+    verdict: Verdict
+    losses: tuple[float, float]
+    divergence: Divergence | None = None
+    unequal: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = field(default=())
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether this is a proof, and no report of drift."""
+        return self.dtype != "bfloat16"
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict.passed or not self.is_verdict
+
+    def worst(self, count: int = 3) -> list[Difference]:
+        """The parameters nearest to their bounds, or furthest over them, each once."""
+        kinds = ("gradient", "parameter", "initial value", "optimizer state")
+        once: dict[str, Difference] = {}
+        for difference in sorted((d for d in self.verdict.differences if d.what in kinds), key=lambda d: -d.share):
+            once.setdefault(difference.name.partition(":")[0], difference)
+        return list(once.values())[:count]
+
+
+def prove(
+    setup: Setup,
+    *,
+    full_mesh: bool = False,
+    seed: int = 0,
+    force: bool = False,
+    dtype: str = "float64",
+    accumulate: int | None = None,
+    seq_len: int | None = None,
+) -> Proof:
+    """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
+
+    Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless `force`; LaunchError when a
+    rank fails.
+    """
+    real = setup.compile(setup.build_model(), force=force)
+    subject, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
+    proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
+    return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
+
+
+def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64") -> Proof:
+    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on."""
+    torch.set_num_threads(1)
+    master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
+    subject = _in_precision(subject, dtype)
+    program = subject.compile(subject.build(), force=force)
+    if has_errors(program.diagnostics) and not force:
+        raise PlanError(program.diagnostics)
+    with _quiet():
+        reference, other = _references(subject, seed, master)
+        ranks = _ranks(subject, program, seed, master)
+    verdict = judge(reference, other, ranks, subject.mesh, subject.tokens, master)
+    proof = Proof(subject.mesh, dtype, verdict, (reference.losses[0], ranks[0].losses[0]), diagnostics=program.diagnostics)
+    if proof.passed:
+        return proof
+    return dataclasses.replace(proof, divergence=locate(program, reference, ranks, verdict), unequal=tuple(unequal(ranks)))
+
+
+def _in_precision(subject: Subject, dtype: str) -> Subject:
+    """The subject with fsdp computing in `dtype`: no proof in float64 can have mixed precision."""
+    fsdp = subject.defaults.get("fsdp", StyleDefaults())
+    if fsdp.off:
+        return subject
+    options = {k: v for k, v in fsdp.options.items() if k not in ("param_dtype", "reduce_dtype")}
+    if dtype == "bfloat16":
+        where = subject.plan.rules[0].span if subject.plan.rules else None
+        options |= {"param_dtype": Option("bfloat16", where), "reduce_dtype": Option("float32", where)}  # type: ignore[arg-type]
+    return dataclasses.replace(subject, defaults={**subject.defaults, "fsdp": StyleDefaults(options)})
+
+
+def _references(subject: Subject, seed: int, dtype: torch.dtype) -> tuple[Observation, Observation]:
+    """The unsharded run, and the same in another order of summation, side by side."""
+    lift = (Float64(),) if dtype == torch.float64 else ()
+    first, second = in_children(
+        [
+            (unsharded, subject, seed, (*lift, PlainAttention()), dtype, False),
+            (unsharded, subject, seed, (*lift, PlainAttention(), OtherOrder()), dtype, True),
+        ]
+    )
+    return first, second
+
+
+def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
+    """Every rank's observation. They travel through files: results through the launcher must be small."""
+    world = subject.mesh.world_size
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+        worker = functools.partial(_rank, subject, program, seed, dtype, folder)
+        launch.start(
+            worker, ranks=world, device="cpu", start_timeout=START_TIMEOUT, collective_timeout=COLLECTIVE_TIMEOUT
+        )
+        return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
+
+
+def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
+    with _quiet():
+        seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
+    rank = dist.get_rank()
+    if rank:
+        # Whole tensors are the same everywhere: rank 0's are compared, of the others only what is theirs.
+        seen.start, seen.gradients, seen.parameters, seen.states = {}, [], [], {}
+    torch.save(seen, Path(folder) / f"{rank}.pt")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice on speed: small models on small meshes are no place for it."""
+    log = logging.getLogger("torch.distributed.tensor")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)
+
+
+__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject"]

@@ -1,0 +1,48 @@
+"""What a proof runs: a model with its plan, loss, optimizer and batches, small enough for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from parallelizer.compiler import Program
+from parallelizer.compiler import compile as compile_plan
+from parallelizer.initialize import Initializer
+from parallelizer.plan import Mesh, Plan, StyleDefaults
+from parallelizer.step import Loss
+from parallelizer.workload import Workload
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under a plan on a mesh, and how it is trained.
+
+    `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the whole batch of the step
+    that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate` parts of every rank share out.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    build: Callable[[], nn.Module]
+    loss: Loss
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    batch: Callable[[int], dict[str, torch.Tensor]]
+    rows: int
+    seq_len: int
+    accumulate: int = 1
+    clip: float | None = None
+    initializer: Initializer | None = None
+    defaults: Mapping[str, StyleDefaults] = field(default_factory=dict)
+    workload: Workload | None = None
+
+    def compile(self, model: nn.Module, *, force: bool = False) -> Program:
+        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be made."""
+        return compile_plan(self.plan, model, self.mesh, workload=self.workload, defaults=self.defaults, force=force)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the whole batch."""
+        return self.rows * self.seq_len

@@ -1,0 +1,83 @@
+"""The tiny form of a configuration: fewer layers, smaller widths, small axes, and a batch that shows what an even one hides."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from parallelizer.config import Setup
+from parallelizer.plan import BATCH_AXES, Mesh
+from parallelizer.verify.subject import Subject
+from parallelizer.workload import Workload
+
+SMALL = 2
+"""What axes above it are shrunk to."""
+
+
+def small_mesh(mesh: Mesh) -> Mesh:
+    """The mesh with no axis above `SMALL`."""
+    return Mesh({axis: min(size, SMALL) for axis, size in mesh.sizes.items()}, mesh.spans)
+
+
+def shrink(
+    setup: Setup, *, full_mesh: bool = False, accumulate: int | None = None, seq_len: int | None = None
+) -> tuple[Subject, tuple[str, ...]]:
+    """A configuration made small, and what was changed, in words.
+
+    The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two rows in each part,
+    and the sequence is short and no power of two. `seq_len` is rounded up to what the mesh divides.
+    """
+    mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
+    changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
+    tiny: Mapping[str, object] = setup.model.get("tiny") or {}
+    changes += [f"{k} {setup.model.get(k)} -> {v}" for k, v in tiny.items() if setup.model.get(k) != v]
+    parts = accumulate or setup.workload.accumulate
+    step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
+    length = step * max(3 if seq_len is None else 1, math.ceil((seq_len or 12) / step))
+    workload = dataclasses.replace(
+        setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
+    )
+    small = dataclasses.replace(setup, mesh=mesh, model={**setup.model, **tiny}, workload=workload)
+    return subject_of(small), tuple(changes)
+
+
+def subject_of(setup: Setup) -> Subject:
+    """A configuration as it stands, as the subject of a proof."""
+    work = setup.workload
+    return Subject(
+        plan=setup.plan,
+        mesh=setup.mesh,
+        build=functools.partial(_build, setup),
+        loss=setup.loss(),
+        optimizer=setup.build_optimizer,
+        batch=functools.partial(proof_batch, work),
+        rows=work.batch_size,
+        seq_len=work.seq_len,
+        accumulate=work.accumulate,
+        clip=setup.clip,
+        defaults=setup.defaults,
+        workload=work,
+    )
+
+
+def _build(setup: Setup) -> nn.Module:
+    return setup.build_model()
+
+
+def proof_batch(workload: Workload, seed: int) -> dict[str, torch.Tensor]:
+    """A global batch whose rows all differ, with unequal numbers of valid tokens in every row where an entry can be masked."""
+    batch = workload.example(workload.batch_size, workload.seq_len, "cpu", seed)
+    for name, entry in workload.entries.items():
+        if entry.ignore is None:
+            continue
+        for row in range(workload.batch_size):
+            masked = (row * 3 + 1) % max(2, workload.seq_len - 2)
+            start = (row * 5) % workload.seq_len
+            where = torch.arange(start, start + masked) % workload.seq_len
+            batch[name][row, where] = entry.ignore
+    return batch

@@ -1,0 +1,399 @@
+"""The exported code does what the compiled plan does: the same placements and the same collectives, entry by entry."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from parallelizer.applier import apply
+from parallelizer.calls import observe
+from parallelizer.compiler import compile as compile_plan
+from parallelizer.compose import compose_config
+from parallelizer.config import config_folder, from_config
+from parallelizer.diagnostics import PlanError, Span
+from parallelizer.mesh import build_mesh, data_groups
+from parallelizer.parse import parse_rule_text
+from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.program import Program
+from parallelizer.show.export import export
+from parallelizer.simulate.ledger import Entry, Ledger
+from parallelizer.simulate.modules import Running
+from parallelizer.simulate.trace import local_parts
+from parallelizer.simulate.world import enter_fake_world, in_children
+from parallelizer.state import ParallelState, remember
+from parallelizer.step import train_step
+from parallelizer.workload import Entry as BatchEntry
+from parallelizer.workload import Workload
+
+PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
+
+Placements = dict[str, tuple[Any, ...]]
+Result = tuple[Placements, tuple[Entry, ...]]
+
+
+# --- the shipped presets and plans ------------------------------------------------------------------
+
+
+def shipped(preset: str, plan: str, *overrides: str) -> Any:
+    mesh = from_config(
+        *compose_config([f"parallel={preset}", "train.batch_size=2048", "train.seq_len=2048"])
+    ).mesh
+    rows = mesh.size("dp_replicate", "dp_shard")
+    fixed = ["model.dim=64", "model.hidden_dim=64", f"train.batch_size={rows}", "train.seq_len=64"]
+    return from_config(*compose_config([f"parallel={preset}", f"plan={plan}", *fixed, *overrides]))
+
+
+@pytest.mark.parametrize("plan", ["llama", "llama_tp"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_shipped_plan_places_and_sends_the_same(preset: str, plan: str) -> None:
+    setup = shipped(preset, plan)
+    model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    compiled, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == compiled
+
+
+@pytest.mark.parametrize("plan", ["llama", "llama_tp"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_nothing_but_context_parallelism_imports_this_package(preset: str, plan: str) -> None:
+    setup = shipped(preset, plan)
+    model = setup.build_model()
+    code = export(setup.compile(model), model, observe(model, setup.workload))
+    imported = {m.split(".")[0] for m in imports(code)}
+    expected = {"__future__", "torch"} | ({"parallelizer"} if setup.mesh.sizes["cp"] > 1 else set())
+    assert imported - {"functools", "collections", "typing"} == expected
+    assert ("Context parallelism imports its runtime" in " ".join(code.split())) == (
+        setup.mesh.sizes["cp"] > 1
+    )
+    assert private_names(code) <= {"__future__", "__dict__"}
+
+
+def test_the_code_runs_where_this_package_is_not_installed(tmp_path: Path) -> None:
+    setup = shipped("fsdp2_tp2", "llama_tp", "rules=['layers.*: checkpoint']")
+    model = setup.build_model()
+    (tmp_path / "parallel.py").write_text(export(setup.compile(model), model, observe(model, setup.workload)))
+    source = Path(__file__).resolve().parents[2] / "recipes" / "models" / "llama.py"
+    (tmp_path / "llama.py").write_text(source.read_text())
+    (tmp_path / "main.py").write_text(MAIN)
+    done = subprocess.run(
+        [sys.executable, "-I", "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["64", "DTensor"]
+
+
+MAIN = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "parallelizer":
+            raise ImportError("parallelizer is not installed here")
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, ".")
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import llama, parallel
+
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+torch.manual_seed(0)
+model = llama.Llama(vocab_size=64, dim=64, n_layers=2, n_heads=8, n_kv_heads=8, hidden_dim=64, max_seq_len=32)
+parallel.parallelize(model, parallel.build_mesh("cpu"))
+logits = model(torch.zeros(1, 32, dtype=torch.int64))
+logits.sum().backward()
+print(logits.shape[-1], type(model.norm.weight.grad).__name__)
+"""
+
+
+# --- styles that the shipped plans do not use --------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """A gated layer whose gate and value are one matrix, beside a table of its own."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.width = dim
+        self.norm = nn.LayerNorm(dim)
+        self.both = nn.Linear(dim, 2 * dim)
+        self.down = nn.Linear(dim, dim)
+        self.scale = nn.Parameter(torch.empty(dim))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Tensor, *, bias: Tensor | None = None) -> Tensor:
+        gate, value = self.both(self.norm(x)).split(self.width, -1)
+        return x + self.down(F.silu(gate) * value) * self.scale
+
+
+class Stack(nn.Module):
+    """Layers called by keyword, one of them of another width, and an output that is the embedding again."""
+
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.layers = nn.ModuleDict({str(i): Gated(16) for i in range(layers)})
+        self.head = nn.Linear(16, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers.values():
+            x = layer(x=x)
+        return self.head(x)
+
+
+WORKLOAD = Workload(
+    {"input_ids": BatchEntry(("batch", "sequence")), "labels": BatchEntry(("batch", "sequence"))}, 4, 8
+)
+
+
+def token_loss(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    labels = batch["labels"]
+    return F.cross_entropy(output.flatten(0, 1), labels.flatten(), reduction="sum"), (labels >= 0).sum()
+
+
+CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
+    "packed and divided": (
+        {"tp": 2},
+        [
+            "layers.*.both: {style: colwise, packed: [1, 1]}",
+            "layers.*: {style: shard-params, params: {scale: replicate}, divide: [width]}",
+            "layers.*.down: rowwise",
+        ],
+        {},
+    ),
+    "parameters on local shards": (
+        {"tp": 2},
+        [
+            "layers.*.norm: {style: replicate, grad: replicate}",
+            "layers.{1..3}.down: replicate",
+            "layers.0.down: {style: shard-params, params: {weight: shard(0), bias: shard(0)}, input: replicate, output: shard(-1) -> replicate}",
+        ],
+        {},
+    ),
+    "inputs by keyword": (
+        {"tp": 2},
+        [
+            "layers.*: {style: prepare-io, input: {x: replicate -> shard(1)}, output: shard(1) -> replicate, local_input: true, grad: partial}"
+        ],
+        {},
+    ),
+    "outputs, some layers, one parameter under two names": (
+        {"tp": 2},
+        [
+            "layers.{0,2}: {style: prepare-output, output: replicate -> replicate}",
+            "layers.3.down: {style: colwise, output: replicate}",
+            "embed: {style: colwise, output: replicate}",
+            "head: {style: rowwise, input: replicate}",
+        ],
+        {},
+    ),
+    "fsdp by the largest dimension, small ones whole": (
+        {"dp_shard": 4},
+        ['"": fsdp', "layers.*: fsdp"],
+        {
+            "shard_dim": "largest",
+            "min_size": 64,
+            "param_dtype": "bfloat16",
+            "reduce_dtype": "float32",
+            "reshard_after_forward": False,
+        },
+    ),
+    "units inside units, offloaded, replicated": (
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 2},
+        [
+            '"": fsdp',
+            "layers.*: fsdp",
+            "layers.{0,1}.both: fsdp",
+            "layers.*.both: colwise",
+            "layers.{0,1}.down: rowwise",
+            "layers.{2,3}.both: {style: colwise, output: replicate}",
+            "layers.{0,1}.both: {style: colwise, output: replicate}",
+            "layers.{0,1}.down: {style: rowwise, input: replicate}",
+        ],
+        {"cpu_offload": True},
+    ),
+    "selective checkpoints": (
+        {"dp_shard": 2},
+        ['"": fsdp', "layers.{0..2..2}: {style: checkpoint, mode: selective}", "layers.1: checkpoint"],
+        {},
+    ),
+    "replicas only": ({"dp_replicate": 4}, ['"": fsdp'], {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("observed", [True, False], ids=["observed", "unobserved"])
+def test_other_styles_place_and_send_the_same(name: str, observed: bool) -> None:
+    mesh, rules, options = CASES[name]
+    with torch.device("meta"):
+        model = Stack()
+    program = compiled(model, mesh, rules, options)
+    code = export(program, model, observe(model, WORKLOAD) if observed else None)
+    one, other = both(program, model, code, WORKLOAD, token_loss)
+    assert other == one
+    assert private_names(code) <= {"__future__", "__dict__", "_fields"}
+    assert "parallelizer" not in {m.split(".")[0] for m in imports(code)}
+
+
+def test_repeated_layers_are_loops_and_others_are_not() -> None:
+    with torch.device("meta"):
+        model = Stack(6)
+    rules = [
+        "layers.*: fsdp",
+        "layers.{0,2,4}.norm: replicate",
+        "layers.3.both: {style: colwise, output: replicate}",
+        '"": fsdp',
+    ]
+    code = export(compiled(model, {"dp_shard": 2, "tp": 2}, rules, {}), model)
+    assert "for layer in model.layers.values():" in code
+    assert "for i in range(0, 5, 2):" in code
+    assert code.count("fully_shard(") == 2
+
+
+def test_each_call_names_its_rule() -> None:
+    setup = shipped("hsdp2x16_tp8", "llama")
+    model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model)
+    for application in program:
+        assert f"{application.rule.span.file}:{application.rule.span.line})" in code
+
+
+def test_a_style_of_the_users_own_cannot_be_exported() -> None:
+    import dataclasses
+
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    class Mine(ParallelStyle):
+        def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+            return module
+
+    with torch.device("meta"):
+        model = Stack()
+    program = compiled(model, {"tp": 2}, ["layers.*.both: {style: colwise, output: replicate}"], {})
+    own = dataclasses.replace(
+        program, applications=tuple(dataclasses.replace(a, act=Mine()) for a in program)
+    )
+    with pytest.raises(PlanError) as raised:
+        export(own, model)
+    assert [(d.code, d.span) for d in raised.value.diagnostics] == [
+        ("export-style", program.applications[0].rule.span)
+    ]
+
+
+# --- both ways in one fake world -----------------------------------------------------------------------
+
+
+def compiled(
+    model: nn.Module, mesh: dict[str, int], rules: Sequence[str], options: Mapping[str, Any]
+) -> Program:
+    parsed = tuple(r for text in rules for r in parse_rule_text(text, "plan.yaml", Span("plan.yaml")))
+    span = Span("defaults")
+    defaults = {"fsdp": StyleDefaults({k: Option(v, span) for k, v in options.items()})}
+    return compile_plan(Plan("test", "plan.yaml", parsed), model, Mesh(mesh), defaults=defaults)
+
+
+def both(
+    program: Program, model: nn.Module, code: str, workload: Workload, loss: Any
+) -> tuple[Result, Result]:
+    """Placements and ledger of the compiled plan and of the exported code."""
+    (results,) = in_children([(_both, program, model, code, workload, loss)])
+    return results
+
+
+def _both(
+    program: Program, model: nn.Module, code: str, workload: Workload, loss: Any
+) -> tuple[Result, Result]:
+    enter_fake_world(program.mesh.world_size, 0)
+    names: dict[str, Any] = {"__builtins__": {**vars(builtins), "__import__": _importing(program)}}
+    exec(compile(code, "parallel.py", "exec"), names)
+    ours, theirs = build_mesh(program.mesh, "cpu"), names["build_mesh"]("cpu")
+    sizes = {n: theirs.size(i) for i, n in enumerate(theirs.mesh_dim_names)}
+    assert {n: s for n, s in sizes.items() if s > 1} == {n: s for n, s in program.mesh.sizes.items() if s > 1}
+
+    def exported(program: Program, model: nn.Module, mesh: Any) -> None:
+        names["parallelize"](model, mesh)
+        # The loss's mean over all ranks is train_step's own, which looks here for the groups.
+        nothing: Any = SimpleNamespace(restore=lambda: None)
+        remember(model, ParallelState(program, mesh, {}, nothing, tuple(data_groups(mesh))))
+
+    return (
+        _recorded(program, copy.deepcopy(model), ours, apply, workload, loss),
+        _recorded(program, model, ours, exported, workload, loss),
+    )
+
+
+def _importing(program: Program) -> Callable[..., Any]:
+    def import_(name: str, *args: Any) -> Any:
+        if name.split(".")[0] == "parallelizer" and program.mesh.sizes["cp"] == 1:
+            raise ImportError(f"{name} is not there")
+        return __import__(name, *args)
+
+    return import_
+
+
+def _recorded(
+    program: Program, model: nn.Module, mesh: Any, make: Callable[..., Any], workload: Workload, loss: Any
+) -> Result:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    make(program, model, mesh)
+    ledger = Ledger(program, mesh, Running(model))
+    ledger.label(model)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        parts = local_parts(workload, program, mesh)
+        with ledger:
+            train_step(model, parts, loss, optimizer, 1.0)
+        placements = {name: _placement(param) for name, param in model.named_parameters()}
+    return placements, tuple(ledger.entries)
+
+
+def _placement(param: Tensor) -> tuple[Any, ...]:
+    if not isinstance(param, DTensor):
+        return tuple(param.shape), str(param.dtype), ()
+    by_axis = zip(param.device_mesh.mesh_dim_names or (), map(str, param.placements), strict=True)
+    return tuple(param.to_local().shape), str(param.dtype), tuple(by_axis)
+
+
+# --- what the code mentions ------------------------------------------------------------------------------
+
+
+def imports(code: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def private_names(code: str) -> set[str]:
+    """Names and attributes that begin with an underscore, and parts of modules that do."""
+    tree = ast.parse(code)
+    names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)} | {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name)
+    }
+    names |= {part for module in imports(code) for part in module.split(".")}
+    return {n for n in names if n.startswith("_") and n != "_"}

@@ -1,0 +1,163 @@
+"""Small modules, each with something that a style must cope with, and a model around one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.parity import VOCAB
+
+WIDTH = 8
+
+
+class Around(nn.Module):
+    """Token ids to logits through one inner module. The embedding's gradient is right only if the inner input's is."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.before = nn.Embedding(VOCAB, WIDTH)
+        self.inner = inner
+        self.after = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.before(input_ids)
+        logits: Tensor = self.after(x + self.inner(x))
+        return logits
+
+
+def around(inner: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> Callable[[], nn.Module]:
+    return lambda: Around(inner(*args, **kwargs))
+
+
+class Mlp(nn.Module):
+    """Two linears; `bias` is what it says."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 12, bias=bias)
+        self.down = nn.Linear(12, WIDTH, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.tanh(self.up(x)))
+        return y
+
+
+class FusedMlp(nn.Module):
+    """Gate and up projection in one linear, of `gate_size` and `up_size` features, or equal halves in `fused_down`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(WIDTH, 24)
+        self.down = nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        y: Tensor = self.down(F.silu(gate) * up)
+        return y
+
+
+class FusedAttention(nn.Module):
+    """Queries, keys and values in one linear, heads counted by attributes, a norm over each head."""
+
+    def __init__(self, heads: int = 4, kv_heads: int = 2, norm: bool = True) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, 4
+        self.qkv = FusedLinear(WIDTH, heads, kv_heads, self.size)
+        self.q_norm = Scale(self.size) if norm else nn.Identity()
+        self.out = nn.Linear(heads * self.size, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[:2]
+        sizes = [n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (t.view(*rows, -1, self.size).transpose(1, 2) for t in self.qkv(x).split(sizes, -1))
+        y = F.scaled_dot_product_attention(self.q_norm(q), k, v, is_causal=True, enable_gqa=True)
+        z: Tensor = self.out(y.transpose(1, 2).reshape(*rows, -1))
+        return z
+
+
+class FusedLinear(nn.Linear):
+    """A linear that knows the parts of its output."""
+
+    def __init__(self, width: int, heads: int, kv_heads: int, size: int) -> None:
+        self.q_heads, self.kv_heads = heads, kv_heads
+        super().__init__(width, (heads + 2 * kv_heads) * size)
+
+
+class Scale(nn.Module):
+    """An RMS norm over the last dimension."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weight, 0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
+
+
+class Transposed(nn.Module):
+    """A linear whose weight is stored [in, out], as in GPT-2."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.3)
+        nn.init.normal_(self.bias, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class TransposedMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Transposed(WIDTH, 12), Transposed(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.tanh(self.up(x)))
+        return y
+
+
+class Experts(nn.Module):
+    """A dense mixture: every expert sees every token. `up` is [experts, width, hidden], `down` the other way round."""
+
+    def __init__(self, experts: int = 4, hidden: int = 12, fused: bool = False) -> None:
+        super().__init__()
+        self.fused = fused
+        self.up = nn.Parameter(torch.empty(experts, WIDTH, hidden * (2 if fused else 1)))
+        self.down = nn.Parameter(torch.empty(experts, hidden, WIDTH))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.up, std=0.3)
+        nn.init.normal_(self.down, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.einsum("bsd,edh->ebsh", x, self.up)
+        if self.fused:
+            gate, hidden = hidden.chunk(2, -1)
+            hidden = F.silu(gate) * hidden
+        return torch.einsum("ebsh,ehd->bsd", torch.tanh(hidden), self.down)
+
+
+class NormedMlp(nn.Module):
+    """A norm before the linears, so that the stream between them may lie otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.mlp(self.norm(x))
+        return y

@@ -1,0 +1,282 @@
+"""Parameters placed in every way that a rule can say: gradients, values and outputs are those of the unsharded module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
+
+from parallelizer.diagnostics import Span
+from parallelizer.plan import shard
+from parallelizer.styles.packing import Packing
+from tests.findings import compiled, finding, findings, marked, mesh_of
+from tests.parity import Case, Errors, assert_exact, compare, plan
+from tests.styles.models import Experts, FusedAttention, FusedMlp, Mlp, NormedMlp, TransposedMlp, around
+
+
+def rules(*lines: str) -> str:
+    return "rules:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+TP, EP_TP = {"tp": 2}, {"ep": 2, "tp": 2}
+REPLICATED_INPUT = "{style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
+ON_EP = REPLICATED_INPUT.replace("prepare-io,", "prepare-io, axis: ep,")
+
+OF_2 = [
+    ("colwise and rowwise with bias", Mlp, rules("inner.up: colwise", "inner.down: rowwise")),
+    ("colwise and rowwise without bias", lambda: Mlp(bias=False), rules("inner.up: colwise", "inner.down: rowwise")),
+    ("colwise gathered", Mlp, rules("inner.up: {style: colwise, output: replicate}")),
+    ("rowwise from a whole input", Mlp, rules("inner.down: {style: rowwise, input: replicate}")),
+    ("rowwise reduced over the sequence", Mlp, rules(
+        "inner.up: colwise", "inner.down: {style: rowwise, output: shard(1)}",
+        "inner: {style: prepare-output, output: shard(1) -> replicate}",
+    )),
+    ("an embedding by rows", Mlp, rules("before: rowwise")),
+    ("an embedding by columns", Mlp, rules("before: {style: colwise, output: replicate}")),
+    ("packed halves", FusedMlp, rules("inner.gate_up: {style: colwise, packed: [1, 1]}", "inner.down: rowwise")),
+    ("packed heads, divided attributes and a norm over a slice of heads", FusedAttention, rules(
+        "inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", "inner.out: rowwise",
+        "inner.q_norm: replicate", "inner: {style: shard-params, divide: [heads, kv_heads]}",
+    )),
+    ("a transposed linear", TransposedMlp, rules(
+        "inner.up: {style: shard-params, params: {weight: shard(1), bias: shard(-1)}, input: replicate, output: shard(-1)}",
+        "inner.down: {style: shard-params, params: {weight: shard(0), bias: replicate}, input: shard(2), output: replicate}",
+    )),
+    ("a transposed linear without layouts", TransposedMlp, rules(
+        "inner.up: {style: shard-params, params: {weight: shard(1), bias: shard(0)}}",
+        "inner.down: {style: shard-params, params: {weight: shard(0), bias: replicate}, input: shard(2), output: replicate}",
+        "inner: {style: prepare-input, input: replicate, local: true, grad: partial}",
+    )),
+    ("a parameter by its name", TransposedMlp, rules(
+        "inner.up.weight: {style: shard-params, params: shard(1), input: replicate}",
+        "inner.up.bias: {style: shard-params, params: {tp: shard(0)}, output: shard(-1)}",
+        "inner.down: {style: shard-params, params: {weight: shard(0), bias: replicate}, input: shard(2), output: replicate}",
+    )),
+    ("any dimension", lambda: Experts(), rules(
+        "inner: {style: shard-params, params: {up: shard(2), down: shard(1)}, input: replicate, output: replicate}",
+    )),
+    ("experts on local shards", Experts, rules(
+        f"inner: [{{style: shard-params, params: {{up: shard(0), down: shard(0)}}}}, {REPLICATED_INPUT}]",
+    )),
+    ("the sequence", NormedMlp, rules(
+        "before: {style: rowwise, output: shard(1)}", "inner.norm: sequence",
+        "inner.mlp: {style: prepare-input, input: shard(1) -> replicate}", "inner.mlp.up: colwise",
+        "inner.mlp.down: {style: rowwise, output: shard(1)}", "after: {style: colwise, input: shard(1), output: replicate}",
+    )),
+    ("the sequence laid out whole", NormedMlp, rules(
+        "inner.norm: {style: sequence, layout: replicate}", "inner.mlp.up: colwise", "inner.mlp.down: rowwise",
+    )),
+    ("replicated parameters that every rank uses alike", NormedMlp, rules(
+        "inner.norm: {style: replicate, grad: replicate}", "inner.mlp.up: colwise", "inner.mlp.down: rowwise",
+    )),
+]  # fmt: skip
+
+OF_4 = [
+    ("two axes", EP_TP, Experts, rules(
+        "inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {ep: shard(0), tp: shard(1)}},"
+        " input: replicate, output: replicate}",
+    )),
+    ("two axes on one dimension", EP_TP, TransposedMlp, rules(
+        "inner.up: {style: shard-params, params: {weight: {ep: shard(1), tp: shard(1)}, bias: {tp: shard(0), ep: shard(0)}},"
+        " input: replicate, output: replicate}",
+        "inner.down: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(0)}}, input: replicate, output: replicate}",
+    )),
+    ("two axes on one dimension of local shards", EP_TP, Experts, rules(
+        "inner: [{style: shard-params, params: {up: {ep: shard(2), tp: shard(2)}, down: {tp: shard(1), ep: shard(1)}}},"
+        f" {REPLICATED_INPUT}, {ON_EP}]",
+    )),
+    ("two axes on local shards", EP_TP, Experts, rules(
+        "inner: [{style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {ep: shard(0), tp: shard(1)}}},"
+        f" {REPLICATED_INPUT}, {ON_EP}]",
+    )),
+    ("two axes on one packed dimension", EP_TP, lambda: Experts(hidden=8, fused=True), rules(
+        f"inner: [{REPLICATED_INPUT}, {ON_EP}]",
+        "inner.up: {style: shard-params, params: {tp: shard(2), ep: shard(2)}, packed: [1, 1]}",
+        "inner.down: {style: shard-params, params: {tp: shard(1), ep: shard(1)}}",
+    )),
+    ("packed on one axis, sharded on another", EP_TP, lambda: Experts(fused=True), rules(
+        f"inner: [{REPLICATED_INPUT}, {ON_EP}]",
+        "inner.up: {style: shard-params, params: {tp: shard(2), ep: shard(0)}, packed: [1, 1]}",
+        "inner.down: {style: shard-params, params: {tp: shard(1), ep: shard(0)}}",
+    )),
+    ("ep beside tp elsewhere", EP_TP, lambda: nn.Sequential(Experts(), Mlp()), rules(
+        f"inner.0: [{{style: shard-params, params: {{up: {{ep: shard(0)}}, down: {{ep: shard(0)}}}}}}, {ON_EP}]",
+        "inner.1.up: colwise", "inner.1.down: rowwise",
+    )),
+    ("fsdp around packed heads", {"dp_shard": 2, "tp": 2}, FusedAttention, rules(
+        "inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", "inner.out: rowwise",
+        "inner.q_norm: replicate", "inner: {style: shard-params, divide: [heads, kv_heads]}", '"": fsdp',
+    )),
+    ("fsdp around two axes", {"dp_shard": 2, "ep": 2}, Experts, rules(
+        f"inner: [{{style: shard-params, params: {{up: {{ep: shard(0)}}, down: {{ep: shard(0)}}}}}}, {ON_EP}]", '"": fsdp',
+    )),
+    ("whole parameters on local shards", {"dp_shard": 2, "tp": 2}, TransposedMlp, rules(
+        "inner.up: {style: shard-params, params: {weight: shard(1), bias: shard(0)}}",
+        "inner.down: {style: shard-params, params: {weight: shard(0), bias: replicate}, input: shard(2), output: replicate}",
+        "inner: {style: prepare-input, input: replicate, local: true, grad: partial}", '"": {style: fsdp, min_size: 1000}',
+    )),
+]  # fmt: skip
+
+
+BY_NAME = {name: (inner, text) for name, inner, text in OF_2}
+
+
+def spoilt(name: str, right: str, wrong: str) -> Case:
+    inner, text = BY_NAME[name]
+    assert right in text
+    return Case(f"{name}: {wrong}", plan(text.replace(right, wrong)), TP, around(inner))
+
+
+SPOILT = [
+    spoilt("replicated parameters that every rank uses alike", "grad: replicate", "grad: partial"),
+    spoilt(
+        "packed heads, divided attributes and a norm over a slice of heads",
+        "q_norm: replicate", "q_norm: {style: replicate, grad: replicate}",
+    ),
+    spoilt("experts on local shards", "grad: partial", "grad: replicate"),
+]  # fmt: skip
+
+CASES_OF_2 = [Case(name, plan(text), TP, around(inner)) for name, inner, text in OF_2]
+CASES_OF_4 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text in OF_4]
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks() -> dict[str, Errors | str]:
+    return compare([*CASES_OF_2, *SPOILT])
+
+
+@pytest.fixture(scope="module")
+def on_4_ranks() -> dict[str, Errors | str]:
+    return compare(CASES_OF_4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [case.name for case in CASES_OF_2])
+def test_one_axis(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
+    assert_exact(on_2_ranks[name])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [case.name for case in CASES_OF_4])
+def test_two_axes(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
+    assert_exact(on_4_ranks[name])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [case.name for case in SPOILT])
+def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
+    result = on_2_ranks[name]
+    assert not isinstance(result, str), result
+    assert max(error for what, error in result.items() if what.startswith("gradient")) > 0.01
+
+
+# What a style refuses
+
+
+@pytest.mark.parametrize(
+    ("rule", "inner", "code", "mark"),
+    [
+        ("inner.up: {style: shard-params, params: {wight: shard(0)}}", Mlp, "unknown-parameter", "params"),
+        ("inner.up: {style: shard-params, params: {weight: shard(2)}}", Mlp, "unknown-dim", "params"),
+        ("inner.up: {style: shard-params, params: {weight: shard(-3)}}", Mlp, "unknown-dim", "params"),
+        ("inner.up: {style: shard-params, params: {weight: partial}}", Mlp, "unknown-placement", "params"),
+        ("inner.up: {style: shard-params, params: {weight: {cp: shard(0)}}}", Mlp, "unknown-axis", "params"),
+        ("inner.up: {style: shard-params, params: {weight: {dp_shard: shard(0)}}}", Mlp, "unknown-axis", "params"),
+        ("inner.up: {style: shard-params, params: shard(0)}", Mlp, "wrong-type", "params"),
+        ("inner.up.weight: {style: shard-params, params: {weight: shard(0)}}", Mlp, "wrong-type", "params"),
+        ("inner.up.weight: {style: shard-params, params: shard(0), divide: [in_features]}", Mlp, "wrong-type", "divide"),
+        ("inner.up: {style: shard-params, params: {weight: shard(0)}, input: {y: replicate}}", Mlp, "unknown-input", "input"),
+        ("inner.up: {style: shard-params, params: {weight: shard(0)}, divide: [name]}", Mlp, "unknown-attribute", "divide"),
+        ("inner.up: {style: shard-params, params: {weight: shard(0)}, divide: [in_features]}", Mlp, None, None),
+        ("inner.up: {style: shard-params, divide: [training]}", Mlp, "unknown-attribute", "divide"),
+        ("inner.up: {style: colwise, packed: [parts, parts]}", Mlp, "unknown-attribute", "packed"),
+        ("inner.up: {style: colwise, packed: [1, 4]}", Mlp, "not-divisible", "packed"),
+        ("inner.up: {style: colwise, packed: [1, 3]}", Mlp, "not-divisible", "packed"),
+        ("inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", lambda: FusedAttention(4, 1), "not-divisible", "packed"),
+        ("inner.up: {style: colwise, packed: [1, 1], output: replicate}", Mlp, "wrong-layout", "output"),
+        ("inner.up: {style: colwise, packed: [1, 1], output: shard(0)}", Mlp, "wrong-layout", "output"),
+        ("inner.down: {style: rowwise, packed: [1, 1], input: replicate}", Mlp, "wrong-layout", "input"),
+        ("inner.q_norm: colwise", FusedAttention, "style-module", "colwise"),
+        ("inner: rowwise", FusedMlp, "style-module", "rowwise"),
+        ("inner: sequence", Mlp, "style-module", "sequence"),
+        ("inner: replicate", Mlp, "style-module", "replicate"),
+        ("inner.norm: {style: sequence, layout: partial}", NormedMlp, "unknown-placement", "layout"),
+        ("inner.up: {style: colwise, input: {input: shard(0) -> shard(1)}}", Mlp, "wrong-layout", "input"),
+        ("inner.up: {style: colwise, input: {input: shard(1), weight: replicate}}", Mlp, "unknown-input", "input"),
+        ("inner.up: {style: colwise, output: {1: replicate}}", Mlp, "unknown-input", "output"),
+        ("inner.up: {style: colwise, output: partial}", Mlp, "unknown-placement", "output"),
+        ("inner.up: {style: colwise, axis: cp}", Mlp, "unknown-axis", "axis"),
+        ("inner.norm: {style: sequence, axis: dp_shard}", NormedMlp, "unknown-axis", "axis"),
+    ],
+)  # fmt: skip
+def test_what_a_module_cannot_have_is_refused_where_it_is_written(rule: str, inner: Any, code: str | None, mark: str | None) -> None:
+    text = rules(rule, "after: colwise")
+    if code is None:
+        assert findings(text, around(inner), mesh_of(tp=2)) == ()
+        return
+    found = finding(text, around(inner), mesh_of(tp=2))
+    assert found.code == code
+    assert marked(text, found) == mark
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("inner.up: colwise", "dimension 0 of inner.up.weight is 12, which tp=5 does not divide"),
+        ("inner.down: rowwise", "dimension 1 of inner.down.weight is 12, which tp=5 does not divide"),
+        ("inner: {style: shard-params, divide: [heads]}", "inner.heads is 4, which tp=5 does not divide"),
+    ],
+)
+def test_sizes_that_do_not_divide_tell_which_do(rule: str, message: str) -> None:
+    text = rules(rule)
+    found = finding(text, around(FusedAttention if "divide" in rule else Mlp), mesh_of(tp=5))
+    assert (found.code, found.message) == ("not-divisible", message)
+    assert found.help is not None and found.help.startswith("sizes that divide it: 1, 2, ")
+    assert [(r.span, r.label) for r in found.related] == [(Span("mesh", 1, 5, 6), "tp=5 is set here")]
+
+
+def test_one_dimension_over_two_axes_must_divide_by_their_product() -> None:
+    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(0)}}}")
+    found = finding(text, around(lambda: Experts(6)), mesh_of(ep=2, tp=2))
+    assert found.message == "dimension 0 of inner.up is 6, which ep x tp=4 does not divide"
+
+
+# What is decided while compiling
+
+
+def test_a_style_that_mentions_one_axis_stands_on_no_other() -> None:
+    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0)}}}", "after: colwise")
+    experts, _ = compiled(text, around(Experts), mesh_of(ep=2, tp=2)).of_slot("params")
+    assert experts.axes == ("ep",)
+    assert experts.params == {"up": {"ep": shard(0)}}
+
+
+def test_an_axis_of_size_1_is_left_out() -> None:
+    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}}}")
+    (both,) = compiled(text, around(Experts), mesh_of(tp=2))
+    assert both.axes == ("tp",)
+    assert both.params == {"up": {"tp": shard(2)}}
+    assert len(compiled(text, around(Experts))) == 0
+
+
+def test_packing_counts_every_axis_that_shares_the_dimension() -> None:
+    text = rules("inner.up: {style: shard-params, params: {ep: shard(2), tp: shard(2)}, packed: [1, 1]}")
+    (one,) = compiled(text, around(Experts, hidden=8, fused=True), mesh_of(ep=2, tp=2))
+    assert one.packed == {"up": Packing(2, (8, 8), 4)}
+    (one,) = compiled(text.replace("ep: shard(2)", "ep: shard(0)"), around(Experts, hidden=8, fused=True), mesh_of(ep=2, tp=2))
+    assert one.packed == {"up": Packing(2, (8, 8), 2)}
+
+
+def test_attributes_are_remembered_whole() -> None:
+    text = rules("inner: {style: shard-params, divide: [heads, kv_heads]}")
+    (one,) = compiled(text, around(FusedAttention), mesh_of(tp=2))
+    assert one.divided == {"heads": 4, "kv_heads": 2}
+
+
+@pytest.mark.parametrize("options", ["", ", output: replicate", ", input: shard(1)", ", local: false"])
+def test_plain_linears_get_torchs_own_style(options: str) -> None:
+    (one,) = compiled(rules(f"inner.up: {{style: colwise{options}}}"), around(Mlp), mesh_of(tp=2))
+    assert isinstance(one.act, ColwiseParallel)

@@ -1,0 +1,155 @@
+"""DeviceMeshes made, described and adopted from others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import parallelizer as pz
+from parallelizer.mesh import batch_rank, build_mesh, data_groups, describe, folded_name, fsdp_mesh, rename, submesh, with_shard_axis
+from parallelizer.plan import AXES, Mesh
+from parallelizer.state import state_of
+from tests.parity import Case, Outcome, errors, keep_float64, plan, sharded, token_loss, unsharded
+from tests.ranks import run_ranks
+from tests.test_step import llama
+
+
+def ranks_of(group: dist.ProcessGroup) -> list[int]:
+    return dist.get_process_group_ranks(group)
+
+
+@pytest.mark.ranks
+def test_meshes_on_four_ranks() -> None:
+    def worker() -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        rank = dist.get_rank()
+        for sizes in ({"tp": 4}, {"dp_shard": 2, "tp": 2}, {"cp": 4}, {"dp_replicate": 2, "cp": 2}, {"dp_shard": 2, "cp": 2}, {"ep": 2, "dp_replicate": 2}):
+            wanted = Mesh(sizes)
+            mesh = build_mesh(wanted, "cpu")
+            assert describe(mesh) == wanted
+            # Neighbouring ranks differ in the innermost axis.
+            coordinate = wanted.coordinate(rank)
+            assert all(mesh.get_local_rank(a) == coordinate[a] for a in sizes)
+            sharded_over = fsdp_mesh(mesh)
+            assert sharded_over.size(-1 + sharded_over.ndim) == wanted.size("dp_shard", "cp")
+            found[str(wanted)] = [ranks_of(g) for g in data_groups(mesh)], batch_rank(mesh)
+            assert fsdp_mesh(mesh) == sharded_over  # made once
+        for size in (3, 8):
+            with pytest.raises(ValueError, match=f"the mesh has {size} ranks \\(tp={size}\\), the world has 4"):
+                build_mesh(Mesh({"tp": size}), "cpu")
+        return found
+
+    first, *_, last = run_ranks(worker, 4)
+    assert first == {
+        "tp=4": ([], (0, 1)),
+        "dp_shard=2 x tp=2": ([[0, 2]], (0, 2)),
+        "cp=4": ([[0, 1, 2, 3]], (0, 1)),
+        "dp_replicate=2 x cp=2": ([[0, 2], [0, 1]], (0, 2)),
+        "dp_shard=2 x cp=2": ([[0, 1, 2, 3]], (0, 2)),
+        "dp_replicate=2 x ep=2": ([[0, 2]], (0, 2)),
+    }
+    assert last["dp_shard=2 x cp=2"] == ([[0, 1, 2, 3]], (1, 2))
+    assert last["dp_replicate=2 x cp=2"] == ([[1, 3], [2, 3]], (1, 2))
+
+
+LLAMA = plan("extends: llama")
+FOREIGN: list[tuple[str, tuple[int, ...], tuple[str, ...], dict[str, str], tuple[str, ...]]] = [
+    ("other names", (2, 2), ("data", "model"), {"data": "dp_shard", "model": "tp"}, ()),
+    ("another order", (2, 2), ("model", "data"), {"data": "dp_shard", "model": "tp"}, ()),
+    ("our names in another order", (2, 2), ("tp", "cp"), {}, ()),
+    ("one of the names", (2, 2), ("dp_replicate", "context"), {"context": "cp"}, ()),
+    ("one axis", (4,), ("model",), {"model": "tp"}, ()),
+    ("replicas only", (4,), ("ddp",), {"ddp": "dp_replicate"}, ()),
+    ("axes of size 1", (1, 2, 1, 2), ("a", "b", "c", "d"), {"a": "pp", "b": "dp_shard", "c": "cp", "d": "tp"}, ()),
+    ("folded axes", (2, 2), ("x", "y"), {"x": "dp_shard", "y": "cp"}, ()),
+    ("part of a mesh", (2, 2), ("same", "model"), {"model": "tp"}, ("model",)),
+    ("several axes of a mesh", (1, 2, 2), ("same", "data", "model"), {"data": "dp_replicate", "model": "tp"}, ("data", "model")),
+]
+
+
+@pytest.mark.ranks
+def test_a_foreign_mesh_trains_as_one_of_ours() -> None:
+    case = Case("reference", LLAMA, {}, llama(n_layers=1))
+    reference = unsharded(case)
+
+    def worker() -> dict[str, float]:
+        worst = {}
+        for name, shape, names, axes, part in FOREIGN:
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+            mesh = mesh[part] if part else mesh
+            ours = rename(mesh, axes)
+            index, count = batch_rank(ours)
+            expected = dataclasses.replace(reference, logits=reference.logits.chunk(count)[index])
+            worst[name] = max(errors(sharded(case, ours), expected).values())
+        return worst
+
+    for found in run_ranks(worker, 4):
+        assert {name: error for name, error in found.items() if error > 1e-11} == {}
+        assert len(found) == len(FOREIGN)
+
+
+@pytest.mark.ranks
+def test_parallelize_takes_a_foreign_mesh() -> None:
+    case = Case("reference", LLAMA, {}, llama(n_layers=1))
+    reference = unsharded(case)
+
+    def worker() -> list[float]:
+        import torch
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+        with torch.device("meta"):
+            model = case.model().double()
+        model = pz.parallelize(model, "llama", mesh, axes={"data": "dp_shard", "model": "tp"})
+        pz.materialize(model, device="cpu", seed=5)
+        state = state_of(model)
+        assert state is not None
+        index, count = batch_rank(state.mesh)
+        rows = {k: v.chunk(count)[index] for k, v in case.batch().items()}
+        with keep_float64():
+            done = pz.train_step(model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+        return [done.loss.item(), done.grad_norm.item()]
+
+    for loss, norm in run_ranks(worker, 4):
+        assert loss == pytest.approx(reference.losses[0].item(), rel=1e-12)
+        assert norm == pytest.approx(reference.norms[0].item(), rel=1e-12)
+
+
+@pytest.mark.ranks
+def test_renaming_keeps_groups_and_says_what_it_cannot_read() -> None:
+    def worker() -> None:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "model"))
+        ours = rename(mesh, {"data": "dp_shard", "model": "tp"})
+        assert describe(ours) == Mesh({"tp": 2})
+        assert [g.group_name for g in ours.get_all_groups()] == [g.group_name for g in mesh.get_all_groups()]
+        assert submesh(ours, ["tp"]).get_group().group_name == mesh.get_group("model").group_name
+        assert rename(ours) is ours
+        assert with_shard_axis(ours) is ours
+
+        wrong: list[tuple[DeviceMesh, dict[str, str], str]] = [
+            (mesh, {}, "no axis 'data': the DeviceMesh has \\(data, model\\), plans know \\(pp, "),
+            (mesh, {"data": "dp_shard"}, "no axis 'model'"),
+            (mesh, {"date": "dp_shard", "model": "tp"}, "no axis 'date'"),
+            (mesh, {"data": "dpshard", "model": "tp"}, "no axis 'dpshard'"),
+            (mesh, {"data": "tp", "model": "tp"}, "one name: tp, tp"),
+            (init_device_mesh("cpu", (2,)), {}, "has \\(\\)"),
+        ]
+        for device_mesh, axes, message in wrong:
+            with pytest.raises(ValueError, match=message):
+                rename(device_mesh, axes)
+        for device_mesh in (mesh, init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "cp"))):
+            with pytest.raises(ValueError, match="say which is which with `axes`"):
+                describe(device_mesh)
+
+    run_ranks(worker, 2)
+
+
+def test_the_folded_axis_is_named_by_its_parts() -> None:
+    assert folded_name(Mesh({"tp": 2})) == "dp_shard"
+    assert folded_name(Mesh({"cp": 2})) == "cp"
+    assert folded_name(Mesh({"cp": 2, "dp_shard": 2})) == "dp_shard+cp"
+    assert set(folded_name(Mesh({"cp": 2, "dp_shard": 2})).split("+")) <= set(AXES)
