@@ -4,7 +4,7 @@
 
 Each case is traced in the fake world, and run in a second process with real tensors and kernels on one rank whose peers do not
 exist, under torch's profiler; both for two steps, of which the second counts. One thread. A case is equal when the peaks are, to
-the byte; `--phases` lists the highest points of single phases that differ too.
+the byte. `--phases` lists the highest points of single phases that differ.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def cases() -> Iterator[Case]:
 
 
 def compare(case: Case) -> tuple[dict[str, int], dict[str, int]]:
-    """Predicted and measured highest points by phase. In children of this process."""
+    """Predicted and measured highest points by phase, in children of this process."""
     setup = from_config(*compose_config(case.overrides))
     model = setup.build_model()
     program = setup.compile(model)
@@ -133,21 +133,22 @@ def main() -> None:
     parser.add_argument("--phases", action="store_true", help="list the highest points of phases that differ")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    begin, done, equal, worst, phases = time.time(), 0, 0, (0.0, ""), 0
+    begin, done, equal, phases, worst = time.time(), 0, 0, 0, (0, 0.0, "none")
     print(f"{'case':<44}{'measured':>12}{'predicted':>12}{'difference':>12}")
     for case in cases():
         if options.only not in case.name:
             continue
         predicted, measured = compare(case)
-        error = predicted["peak"] - measured["peak"]
-        different = differences(predicted, measured)
+        error, different = predicted["peak"] - measured["peak"], differences(predicted, measured)
         done, equal, phases = done + 1, equal + (not error), phases + (not different)
-        worst = max(worst, (abs(error) / measured["peak"], case.name))
+        if error:
+            worst = max(worst, (abs(error), abs(error) / measured["peak"], case.name))
         print(f"{case.name:<44}{measured['peak']:>12,}{predicted['peak']:>12,}{error:>12,}", flush=True)
         if options.phases and different:
             print(f"    {different}")
-    print(f"\n{equal} of {done} peaks equal to the byte; worst error {worst[0]:.2e} ({worst[1] or 'none'})")
-    print(f"{phases} of {done} equal in every phase's highest point; {time.time() - begin:.0f} s, torch {torch.__version__}")
+    print(f"\n{equal} of {done} peaks equal to the byte; worst error {worst[0]:,} bytes, {worst[1]:.2%} ({worst[2]})")
+    print(f"{phases} of {done} equal in the highest point of every phase")
+    print(f"{time.time() - begin:.0f} s, torch {torch.__version__}, one thread")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         return status
     except OverrideSyntaxError as error:
-        print(f"{arguments.command}: {error}", file=sys.stderr)
+        show_diagnostics.write([error.diagnostic], sys.stderr)
         return 2
     except BrokenPipeError:
         # The reader has gone (`| head`): nobody is left to tell.
@@ -47,11 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, as for the recipe")
-        command.add_argument("--config-dir", metavar="DIR", help="a folder of one's own configuration, searched first")
+        command.add_argument("--config-dir", metavar="DIR", help="a folder of one's own configuration, searched behind the shipped one")
         command.add_argument("--config-name", metavar="NAME", default="train", help="the root configuration (train)")
         command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
         if name == "plan":
             command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+            command.add_argument("--html", metavar="FILE", help="write all of it as one page for a browser too")
         command.set_defaults(run=run)
     return parser
 
@@ -103,14 +104,23 @@ def _plan(arguments: argparse.Namespace) -> int:
         step = trace(program, model, setup.recipe(), arguments.rank)
     except PlanError as error:
         found += error.diagnostics
+    if arguments.html:
+        from parallelizer.show import html as show_html
+
+        try:
+            show_html.write(program, model, step, arguments.html, device=setup.device, hardware=setup.hardware,
+                            diagnostics=found, rank=arguments.rank)  # fmt: skip
+        except PlanError as error:
+            found += error.diagnostics
+    status = 1 if has_errors(found) else 0
     if arguments.json:
         _print_json(plan_document(program, model, setup.device, arguments.rank, step, found))
-        return 0
+        return status
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, model, sys.stdout, rank=arguments.rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
-    return 0
+    return status
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:

@@ -26,7 +26,10 @@ class OverrideSyntaxError(Exception):
 
     def __init__(self, diagnostic: Diagnostic) -> None:
         self.diagnostic = diagnostic
-        super().__init__(one_line(diagnostic))
+        super().__init__(diagnostic)
+
+    def __str__(self) -> str:
+        return one_line(self.diagnostic)
 
 
 def compose_config(
@@ -50,9 +53,7 @@ def compose_config(
         config = attempt(overrides)
     except OverrideParseException as error:
         raise OverrideSyntaxError(explain_override(error.override, error.message, overrides)) from None
-    except (
-        Exception
-    ) as error:  # Hydra raises whatever its parts raise: YAML's errors, ValueError, RecursionError
+    except Exception as error:  # Hydra lets through what its parts raise: YAML's errors, ValueError
         raise PlanError([explain(error, Attempt(overrides, folders, config_name, attempt))]) from None
     origins = _origins(config.hydra, config_name)
     with open_dict(config):
@@ -68,9 +69,10 @@ def running_origins() -> Origins:
 
 def _origins(hydra: Any, root: str) -> Origins:
     folders = [Path(s.path) for s in hydra.runtime.config_sources if s.schema == "file" and s.path]
-    choices = OmegaConf.to_container(hydra.runtime.choices)
-    overrides = [str(override) for override in hydra.overrides.task]
-    return Origins(overrides, choices if isinstance(choices, dict) else {}, folders, root)  # type: ignore[arg-type]
+    # Unresolved: an override may have an interpolation in its text.
+    choices: Any = OmegaConf.to_container(hydra.runtime.choices, resolve=False)
+    overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    return Origins(overrides, choices, folders, root)
 
 
 class _AlsoSearched(SearchPathPlugin):

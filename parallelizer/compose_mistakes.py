@@ -13,8 +13,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import yaml_mistakes
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
-from parallelizer.source import MappingNode, Node, Place, Scalar, SequenceNode, read, read_text, shown_path
+from parallelizer.parse_rule import quoted_rules
+from parallelizer.source import (
+    MappingNode,
+    Node,
+    Place,
+    Scalar,
+    SequenceNode,
+    kind,
+    read,
+    read_text,
+    shown_path,
+)
 from parallelizer.suggest import did_you_mean, nearest
+
+RULES = ("rules", "parallel.rules")
+"""Where rules are written on the command line."""
+
+OPEN_MAPS = ("parallel.layouts", "parallel.styles", "model")
+"""Where a key may be added with `++`."""
 
 
 @dataclass(frozen=True)
@@ -40,26 +57,31 @@ def explain(error: Exception, attempt: Attempt) -> Diagnostic:
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)
     if isinstance(error, UnicodeDecodeError):
-        return next(
-            _undecodable(attempt.folders), Diagnostic("yaml-syntax", "a configuration file is not UTF-8 text")
-        )
+        unnamed = Diagnostic("yaml-syntax", "a configuration file is not UTF-8 text")
+        return next(_undecodable(attempt.folders), unnamed)
     text = str(error).strip()
     for pattern, explained in _EXPLAINED:
-        if match := re.search(pattern, text):
-            found = explained(match, attempt)
-            if found is not None:
-                return found
-    cause = str(error.__cause__).split("\n") if error.__cause__ else []
-    key = next(
-        (line.split(": ", 1)[1] for line in cause if "full_key: " in line and not line.endswith(": ")), None
-    )
-    reason = cause[0] if cause and not text else text.split("\n")[0]
+        match = re.search(pattern, text)
+        found = explained(match, attempt) if match else None
+        if found is not None:
+            return found
+    return _unexplained(error, text, attempt)
+
+
+def _unexplained(error: Exception, text: str, attempt: Attempt) -> Diagnostic:
+    """Hydra's own words, at the file or the override that they have to do with."""
+    cause = str(error.__cause__ or "").split("\n")
+    reason = text.split("\n")[0] or cause[0] or type(error).__name__
     if isinstance(error, RecursionError):
         reason = "a defaults list comes back to its own file"
+    key = next((line.partition("full_key: ")[2] for line in cause if "full_key: " in line), "")
     message = f"the configuration cannot be composed: {reason}" + (f" (at {key})" if key else "")
     where = re.search(r"[Ii]n '([^']+)'", text)
-    span = _in_file(where[1], "", attempt) if where else _blamed(attempt)
-    return Diagnostic("config-invalid", message, span, "see the defaults list and the files that it names")
+    if where:
+        span, help_text = _in_file(where[1], "", attempt), "correct the file's defaults list"
+    else:
+        span, help_text = _blamed(attempt), "correct the override, or leave it out"
+    return Diagnostic("config-invalid", message, span, help_text)
 
 
 def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Diagnostic:
@@ -67,59 +89,39 @@ def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Di
     name, equals, value = override.partition("=")
     if not equals:
         help_text = "an override is key=value"
-        if "rules" in " ".join(overrides):
-            help_text += "; a rule's blanks need quotes: 'rules=[\"layers.*: checkpoint\"]'"
+        if any("rules=" in other for other in overrides):
+            help_text = f"a rule's blanks need quotes: {quoted_rules('rules', 'layers.*: checkpoint')}"
         message = f"{quoted(override)} is no override"
-        return Diagnostic(
-            "override-syntax", message, Span(f"<override {override}>", 1, 1, len(override) + 1), help_text
-        )
-    key = name.lstrip("+~")
-    span = _value_span(override)
-    called = re.match(r"\s*(\w+)\s*\(", value)
-    if key in ("rules", "parallel.rules"):
+        return Diagnostic("override-syntax", message, _override_span(override), help_text)
+    if name.lstrip("+~") in RULES:
         message = "Hydra cannot read these rules without quotes"
-        return Diagnostic(
-            "override-syntax",
-            message,
-            span,
-            f"put each rule in quotes: {_quoted_rules(name, override, overrides)}",
-        )
-    if called:
-        message = f"Hydra reads {quoted(value)} as the call of a function"
+        help_text = f"put each rule in quotes: {quoted_rules(name, _meant_rules(override, overrides))}"
     else:
         message = f"Hydra cannot read {quoted(value)}: {_plain(reason)}"
-    inside = '"' if "'" in value else "'"
-    outside = "'" if inside == '"' else '"'
-    return Diagnostic(
-        "override-syntax",
-        message,
-        span,
-        f"put it in quotes: {outside}{name}={inside}{value}{inside}{outside}",
-    )
+        if re.match(r"\s*\w+\s*\(", value):
+            message = f"Hydra reads {quoted(value)} as the call of a function"
+        inside, outside = ('"', "'") if "'" in value else ("'", '"')
+        help_text = f"put it in quotes: {outside}{name}={inside}{value}{inside}{outside}"
+    return Diagnostic("override-syntax", message, _value_span(override), help_text)
 
 
-def _quoted_rules(name: str, override: str, overrides: Sequence[str]) -> str:
-    """How rules are written so that both the shell and Hydra leave them alone."""
+def _meant_rules(override: str, overrides: Sequence[str]) -> str:
+    """What stands between the brackets, put together again where the shell has cut it at its blanks."""
     words = list(overrides[list(overrides).index(override) :])
-    # Without quotes the shell has cut the list at its blanks.
     end = next((at for at, word in enumerate(words) if word.rstrip().endswith("]")), 0)
     text = " ".join(words[: end + 1]).partition("=")[2].strip()
-    inner = text.removeprefix("[").removesuffix("]").strip()
-    if not inner or inner[0] in "\"'":
-        inner = "layers.*: checkpoint"
-    return f"'{name}=[\"{inner}\"]'" if '"' not in inner and "'" not in inner else f"\"{name}=['...']\""
+    return text.removeprefix("[").removesuffix("]").strip()
 
 
 def _plain(reason: str) -> str:
-    """Hydra's parser's complaint in one line, without the override and without the link to its grammar."""
-    lines = [
-        line
-        for line in reason.split("\n")
-        if line.strip(" ^") and not line.startswith(("See ", "Error parsing"))
-    ]
-    return (lines[0] if lines else "it does not parse").replace(
-        "LexerNoViableAltException: ", "no such syntax in "
-    )
+    """The complaint of Hydra's parser in one line, without the override and the link to its grammar."""
+    lines = [line for line in reason.split("\n") if line.strip(" ^")]
+    own = [line for line in lines if not line.startswith(("See ", "Error parsing", "LexerNoViable"))]
+    return own[0] if own else "a character that needs quotes"
+
+
+def _override_span(override: str) -> Span:
+    return Span(f"<override {override}>", 1, 1, len(override) + 1)
 
 
 def _value_span(override: str) -> Span:
@@ -135,53 +137,51 @@ def _named(key: str, attempt: Attempt) -> tuple[str, Span]:
         if name.lstrip("+~") == key:
             start = len(name) - len(key) + 1
             return override, Span(f"<override {override}>", 1, start, start + len(key))
-    return key, Span(f"<override {key}>", 1, 1, len(key) + 1)
+    return key, _override_span(key)
 
 
-def _missing(match: re.Match[str], attempt: Attempt) -> Diagnostic | None:
+def _missing(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     """A config that is not there: named by an override, or by a defaults list."""
     where, config = match["where"], match["config"]
     group, _, option = config.rpartition("/")
-    help_text = did_you_mean(option, attempt.options(group), "there are")
-    for override in attempt.overrides:
-        if (
-            override.lstrip("+~").rstrip("/") == f"{group}={option}"
-            or override.lstrip("+~") == f"{group}={option}"
-        ):
-            message = f"there is no {group} {quoted(option)}"
-            return Diagnostic("unknown-preset", message, _value_span(override), help_text)
+    of_override = next((o for o in attempt.overrides if o.lstrip("+~") == f"{group}={option}"), None)
+    span = _value_span(of_override) if of_override else _in_file(where, option, attempt) if where else None
     message = f"there is no {group or 'configuration'} {quoted(option)}"
-    return Diagnostic(
-        "unknown-preset", message, _in_file(where, option, attempt) if where else None, help_text
-    )
+    # Hydra's own groups are in no folder: it lists them, indented.
+    known = attempt.options(group) or re.findall(r"^\t(\S+)$", match.string, re.MULTILINE)
+    return Diagnostic("unknown-preset", message, span, did_you_mean(option, known, "there are"))
 
 
 def _no_root(match: re.Match[str], attempt: Attempt) -> Diagnostic:
-    known = sorted({path.stem for folder in attempt.folders for path in folder.glob("*.yaml")})
     message = f"there is no configuration {quoted(match[1])}"
-    return Diagnostic("config-not-found", message, None, did_you_mean(match[1], known, "--config-name takes"))
+    help_text = did_you_mean(match[1], attempt.options(""), "--config-name takes")
+    return Diagnostic("config-not-found", message, None, help_text)
 
 
 def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
-    key = match[1].partition("@")[0]
-    override, span = _named(match[1], attempt)
-    known = _known_keys(attempt)
+    key = match[1]
+    override, span = _named(key, attempt)
     parent, _, last = key.rpartition(".")
+    known = _known_keys(attempt)
     siblings = known.get(parent, [])
-    elsewhere = [f"{p}.{last}" if p else last for p, names in known.items() if last in names and p != parent]
-    help_text = did_you_mean(last, siblings, f"{parent} has" if parent else "there are")
-    if elsewhere and not nearest(last, siblings, 1):
-        help_text = f"did you mean {elsewhere[0]}? {help_text}"
-    if parent.startswith(("parallel.layouts", "parallel.styles", "model")) or not siblings:
+    elsewhere = [f"{p}.{last}" if p else last for p, names in known.items() if last in names]
+    if "@" in key:
+        help_text = f"leave out what follows the `@`: {key.partition('@')[0]}=<value>"
+    elif known and not siblings:
+        near = nearest(parent, known, 1)
+        help_text = f"did you mean {near[0]}.{last}?" if near else f"{parent} has no keys"
+    elif parent.startswith(OPEN_MAPS) or not known:
         help_text = f"to add it to an open map, write ++{override.lstrip('+')}"
+    else:
+        help_text = did_you_mean(last, siblings, f"{parent} has" if parent else "there are")
+        if elsewhere and not nearest(last, siblings, 1):
+            help_text = f"did you mean {elsewhere[0]}? {help_text}"
     return Diagnostic("unknown-key", f"there is no key {quoted(key)}", span, help_text)
 
 
 def _known_keys(attempt: Attempt) -> dict[str, list[str]]:
-    """By the path of each map, the keys in it, when only groups are overridden; nothing if that fails too."""
-    groups = [
-        o for o in attempt.overrides if any((f / o.partition("=")[0]).is_dir() for f in attempt.folders)
-    ]
+    """By the path of each map, its keys, with the overrides of groups alone; nothing if that fails too."""
+    groups = [override for override in attempt.overrides if attempt.options(override.partition("=")[0])]
     try:
         config = attempt.compose(groups)
     except Exception:  # the groups are wrong as well: then there is nothing to compare with
@@ -200,30 +200,56 @@ def _known_keys(attempt: Attempt) -> dict[str, list[str]]:
 
 def _sweep(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     override = match[1]
-    help_text = (
-        f"`python -m recipes.train -m {override}` runs each; a comma that belongs to the value needs quotes"
-    )
-    return Diagnostic(
-        "override-sweep", "several values for one key are a sweep", _value_span(override), help_text
-    )
+    key = override.partition("=")[0].lstrip("+")
+    if key in RULES:
+        message, help_text = f"{key} takes one list", f"put all rules into it: {quoted_rules(key, '')}"
+    else:
+        message = "several values for one key are a sweep"
+        help_text = f"`python -m recipes.train -m {override}` runs each; a comma inside a value needs quotes"
+    return Diagnostic("override-sweep", message, _value_span(override), help_text)
 
 
 def _twice(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     override, span = _named(match[1], attempt)
-    message = f"{quoted(match[1])} is there already: `+` would add it a second time"
+    message = f"{quoted(match[1])} is there already, and cannot be added a second time"
     return Diagnostic("unknown-key", message, span, f"write {override.lstrip('+')}")
 
 
 def _nothing_to_delete(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     _, span = _named(match[1].partition("=")[0], attempt)
-    return Diagnostic(
-        "unknown-key", f"there is no {quoted(match[1])} to remove", span, "leave the override out"
-    )
+    message = f"there is no {quoted(match[1])} to remove"
+    return Diagnostic("unknown-key", message, span, "leave the override out")
 
 
 def _cannot_merge(match: re.Match[str], attempt: Attempt) -> Diagnostic:
-    message = f"{match[1].partition('=')[0].lstrip('+')} takes another kind of value (a map, a list, a text)"
-    return Diagnostic("wrong-type", message, _value_span(match[1]), "see what the configuration has there")
+    key = match[1].partition("=")[0].lstrip("+")
+    if key in RULES:
+        message = f"{key} takes a list of rules"
+        help_text = f"write each in quotes: {quoted_rules(key, '')}"
+    else:
+        message = f"{key} takes another kind of value: a map, a list or a text"
+        help_text = "see what the configuration has there"
+    return Diagnostic("wrong-type", message, _value_span(match[1]), help_text)
+
+
+def _wrong_kind(match: re.Match[str], attempt: Attempt) -> Diagnostic:
+    """A preset that has a list where its base has a map, or a map where that has a list."""
+    message = (
+        f"{match['where']} has a map, a list or a text where what it is merged into has another of these"
+    )
+    path = attempt.path(match["where"])
+    node = _read_trusted(path) if path is not None else None
+    for key, value in node if isinstance(node, MappingNode) else ():
+        if key.text in ("mesh", "layouts", "styles", "rules") and not isinstance(value, Scalar):
+            wanted = "a list" if key.text == "rules" else "a map"
+            if kind(value) != wanted:
+                return Diagnostic(
+                    "wrong-type", f"`{key.text}` takes {wanted}, not {kind(value)}", value.span, _AS_BASE
+                )
+    return Diagnostic("wrong-type", message, _in_file(match["where"], "", attempt), _AS_BASE)
+
+
+_AS_BASE = "parallel/base shows what each key takes"
 
 
 def _group_value(match: re.Match[str], attempt: Attempt) -> Diagnostic | None:
@@ -231,13 +257,13 @@ def _group_value(match: re.Match[str], attempt: Attempt) -> Diagnostic | None:
     for override in attempt.overrides:
         group, _, option = override.partition("=")
         group = group.lstrip("+~")
-        if not group or any((folder / group).is_dir() for folder in attempt.folders):
-            if group and option in attempt.options(group):
-                continue
-            message = f"there is no {group} {quoted(option)}" if group else "there is no key before the `=`"
-            help_text = (
-                did_you_mean(option, attempt.options(group), "there are") if group else "write key=value"
-            )
+        if not group:
+            message = "there is no key before the `=`"
+            return Diagnostic("unknown-key", message, _override_span(override), "write key=value")
+        options = attempt.options(group)
+        if options and option not in options:
+            message = f"there is no {group} {quoted(option)}"
+            help_text = did_you_mean(option, options, "there are")
             return Diagnostic("unknown-preset", message, _value_span(override), help_text)
     return None
 
@@ -249,9 +275,11 @@ _EXPLAINED: Sequence[tuple[str, Callable[[re.Match[str], Attempt], Diagnostic | 
     (r"(?:Ambiguous value for argument|Sweep parameters) '([^\n]+?)'", _sweep),
     (r"An item is already at '([^']+)'", _twice),
     (r"Multiple values for ([\w/@.]+)\.", _twice),
+    (r"force-add of config groups is not supported: '\++([\w/@.]*)", _twice),
     (r"Could not delete from config\. '([^']+)'", _nothing_to_delete),
     (r"Could not delete '([^']+)'", _nothing_to_delete),
     (r"Error merging override ([^\n]+)", _cannot_merge),
+    (r"In '(?P<where>[^']+)': ConfigTypeError raised", _wrong_kind),
     (r"Config group override must be", _group_value),
 )
 """What Hydra says, and who explains it."""
@@ -286,14 +314,19 @@ def _in_file(config: str, word: str, attempt: Attempt) -> Span | None:
     path = attempt.path(config)
     if path is None:
         return None
-    shown = shown_path(path)
-    try:
-        node = read(read_text(str(path), shown), shown, trusted=True)
-    except PlanError:
-        return Span(shown)
+    node = _read_trusted(path)
     defaults = node.get("defaults") if isinstance(node, MappingNode) else None
     values = _scalars(defaults) if defaults is not None else iter(())
-    return next((v.span for v in values if word and v.text.rpartition("/")[2] == word), Span(shown))
+    named = (value.span for value in values if word and value.text.rpartition("/")[2] == word)
+    return next(named, Span(shown_path(path)))
+
+
+def _read_trusted(path: Path) -> Node | None:
+    shown = shown_path(path)
+    try:
+        return read(read_text(str(path), shown), shown, trusted=True)
+    except PlanError:
+        return None
 
 
 def _scalars(node: Node) -> Iterator[Scalar]:
@@ -314,9 +347,5 @@ def _blamed(attempt: Attempt) -> Span | None:
             attempt.compose([other for other in attempt.overrides if other is not override])
         except Exception:  # the mistake is still there
             continue
-        return (
-            _value_span(override)
-            if "=" in override
-            else Span(f"<override {override}>", 1, 1, len(override) + 1)
-        )
+        return _value_span(override)
     return None

@@ -17,7 +17,7 @@ from parallelizer.load import find_along, load
 from parallelizer.model_config import read_model, read_workload
 from parallelizer.origins import Origins
 from parallelizer.parse import parse_layouts
-from parallelizer.parse_rule import parse_rule_item
+from parallelizer.parse_rule import parse_rule_item, quoted_rules
 from parallelizer.plan import AXES, Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults
 from parallelizer.reading import Reading
 from parallelizer.setup import Setup
@@ -54,6 +54,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     """
     reading = Reading(config, origins or Origins(folders=[config_folder()]))
     _import(reading)
+    _check_preset(reading)
     mesh = _mesh(reading)
     defaults = _style_defaults(reading)
     layouts = parse_layouts(reading.mapping("parallel.layouts"), reading.findings)
@@ -89,7 +90,12 @@ def _clip(reading: Reading) -> float | None:
     clip = reading.get("train.clip")
     if clip is None or (isinstance(clip, int | float) and not isinstance(clip, bool) and clip > 0):
         return clip
-    reading.error("wrong-type", f"train.clip is {quoted(str(clip))}", "train.clip", "a positive number, or null for none")
+    reading.error(
+        "wrong-type",
+        f"train.clip is {quoted(str(clip))}",
+        "train.clip",
+        "a positive number, or null for none",
+    )
     return None
 
 
@@ -124,12 +130,20 @@ def _plan(reading: Reading) -> Plan | None:
         return None
 
 
+def _check_preset(reading: Reading) -> None:
+    """Report unknown keys. Raises PlanError when the preset is no map: then there is nothing to read."""
+    before = len(reading.findings.items)
+    preset = reading.mapping("parallel", resolve=False)
+    if len(reading.findings.items) > before:
+        raise PlanError(reading.findings.items)
+    for entry, _ in preset:
+        if entry.text not in PARALLEL_KEYS:
+            message = f"a preset has no key {quoted(entry.text)}"
+            help_text = did_you_mean(entry.text, PARALLEL_KEYS, "it has")
+            reading.unknown("unknown-key", message, f"parallel.{entry.text}", help_text)
+
+
 def _mesh(reading: Reading) -> Mesh:
-    for key, _ in reading.mapping("parallel", resolve=False):
-        if key.text not in PARALLEL_KEYS:
-            message = f"a preset has no key {quoted(key.text)}"
-            help_text = did_you_mean(key.text, PARALLEL_KEYS, "it has")
-            reading.unknown("unknown-key", message, f"parallel.{key.text}", help_text)
     sizes: dict[str, int] = {}
     for entry, _ in reading.mapping("parallel.mesh", resolve=False):
         axis, key = entry.text, f"parallel.mesh.{entry.text}"
@@ -181,8 +195,8 @@ def _rules(reading: Reading, key: str) -> tuple[Rule, ...]:
     node = reading.origins.node(key, written)
     if isinstance(node, SequenceNode):
         return tuple(rule for item in node.items for rule in parse_rule_item(item, reading.findings))
-    example = written if isinstance(written, str) and ": " in written else "layers.*: checkpoint"
-    help_text = f"write each in quotes, in a list: '{key}=[\"{example}\"]'"
+    meant = written if isinstance(written, str) and ": " in written else ""
+    help_text = f"write each in quotes, in a list: {quoted_rules(key, meant)}"
     reading.error("wrong-type", f"{key} takes a list of rules", key, help_text)
     return ()
 
@@ -212,11 +226,8 @@ def _layouts_in(value: Any) -> set[str]:
         return {value.name} if value.name else set()
     if isinstance(value, Flow):
         return _layouts_in(value.arrives) | _layouts_in(value.wanted)
-    return (
-        {name for below in value.values() for name in _layouts_in(below)}
-        if isinstance(value, Mapping)
-        else set()
-    )
+    below = value.values() if isinstance(value, Mapping) else ()
+    return {name for part in below for name in _layouts_in(part)}
 
 
 def _device(reading: Reading) -> str:

@@ -89,7 +89,10 @@ class PlanError(Exception):
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics: tuple[Diagnostic, ...] = in_order(diagnostics)
-        super().__init__("\n\n".join(one_line(d) for d in self.diagnostics))
+        super().__init__(self.diagnostics)  # what it is made from, so that it can be sent to another process
+
+    def __str__(self) -> str:
+        return "\n\n".join(one_line(d) for d in self.diagnostics)
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

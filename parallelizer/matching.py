@@ -33,7 +33,7 @@ def match(state: Compilation) -> None:
                     beaten_by[id(slots.pop(slot)[0])] = rule
                 slots[name, param or axis] = (rule, use)
         if targets and not rule.uses and not emptied and not rule.optional:
-            state.find("shadowed-rule", f"`{rule.key}` finds nothing to empty", rule.span,
+            state.find("shadowed-rule", f"{_shown(rule)} finds nothing to empty", rule.span,
                        "remove the rule, or put it behind those that fill the slots", severity="warning")
     _report_losers(state, beaten_by)
 
@@ -68,7 +68,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
     if not matched:
         near = suggest(rule.key, names)
         hint = "; ".join(f"`{g}` matches {n}" for g, n in near) if near else "`python -m parallelizer plan` lists the modules"
-        state.find("unmatched-glob", f"`{rule.key}` matches no module", rule.span, f"did you mean {hint}" if near else hint)
+        state.find("unmatched-glob", f"{_shown(rule)} matches no module", rule.span, f"did you mean {hint}" if near else hint)
         return
     for alternative in rule.glob.unmatched(names):
         near = suggest(alternative, names)
@@ -84,6 +84,10 @@ def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
             continue
         # A plan that extends another replaces rules on purpose.
         severity = "warning" if later.span.file == rule.span.file else "note"
-        state.find("shadowed-rule", f"`{rule.key}` never wins: later rules take every slot that it fills", rule.span,
+        state.find("shadowed-rule", f"{_shown(rule)} never wins: later rules take every slot that it fills", rule.span,
                    "remove the rule, or put it behind the others", severity=severity,
                    related=(Related(later.span, "this one wins"),))
+
+
+def _shown(rule: Rule) -> str:
+    return f"`{rule.key}`" if rule.key else 'the rule of the root (`""`)'

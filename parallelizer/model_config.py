@@ -25,7 +25,8 @@ def read_model(reading: Reading) -> dict[str, Any]:
         return {}
     for key in ("_target_", "batch", "loss"):
         if not model.get(key):
-            reading.error("model-build", f"the model config has no `{key}`", "model", MODEL_HELP)
+            where = f"model.{key}" if key in model else "model"
+            reading.error("model-build", f"the model config has no `{key}`", where, MODEL_HELP)
     return {str(k): v for k, v in model.items()}
 
 
@@ -38,6 +39,7 @@ def read_workload(reading: Reading, model: Mapping[str, Any]) -> Workload | None
         reading.error("wrong-type", "model.batch takes a map of entries", "model.batch", ENTRY_HELP)
         batch = {}
     entries = {str(name): _entry(reading, str(name), written) for name, written in batch.items()}
+    reading.mapping("train", resolve=False)
     read = {key: reading.whole_number(f"train.{key}", f"train.{key}", 1) for key in _SIZES}
     sizes = {key: size for key, size in read.items() if size is not None}
     if len(sizes) < len(_SIZES):

@@ -54,9 +54,10 @@ class Origins:
     def span(self, key: str) -> Span | None:
         """The narrowest place that set `key`, a dotted path; None when nothing is known of it.
 
-        Of a value that is an interpolation, the place that set what it names.
+        Of a value that is an interpolation, the place that set what it names; of one that is in no file, the
+        file that was chosen for its group.
         """
-        return self._span(key, 0)
+        return self._span(key, 0) or self._group_span(key)
 
     def key_span(self, key: str) -> Span | None:
         """Where the last part of `key` itself stands."""
@@ -100,6 +101,14 @@ class Origins:
         )
         return (self._span(named[1], depth + 1) if named else None) or node.span
 
+    def _group_span(self, key: str) -> Span | None:
+        """The override that chose the key's group, or the chosen file."""
+        group = key.partition(".")[0]
+        if group not in self.choices or group == key:
+            return None
+        path = _find(f"{group}/{self.choices[group]}", self.folders)
+        return self._override(group) or (Span(shown_path(path)) if path else None)
+
     def _override(self, key: str) -> Span | None:
         """The value of the last override that sets the key or something around it."""
         for override in reversed(self.overrides):
@@ -139,9 +148,13 @@ class Origins:
         return [f"{default.group}/{option}" for option in reversed(options)]
 
 
+def _find(config: str, folders: Sequence[Path]) -> Path | None:
+    return next((path for folder in folders if (path := folder / f"{config}.yaml").is_file()), None)
+
+
 def _read_config(config: str, folders: Sequence[Path]) -> _File | None:
     """A config by its path in the first of the folders that has it; None for what cannot be read."""
-    path = next((f for folder in folders if (f := folder / f"{config}.yaml").is_file()), None)
+    path = _find(config, folders)
     if path is None:
         return None
     try:

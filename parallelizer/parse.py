@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from parallelizer import options
 from parallelizer.diagnostics import Findings, quoted
-from parallelizer.parse_rule import check_is_data, parse_rules, slot_of
+from parallelizer.parse_rule import data_only, parse_rules
 from parallelizer.placement import RESERVED, is_layout_name
 from parallelizer.plan import Buffer, Placement, Plan
 from parallelizer.source import MappingNode, Node, Scalar, kind
 from parallelizer.suggest import did_you_mean
-
-__all__ = ["parse_layouts", "parse_plan", "slot_of"]
 
 KEYS = ("version", "extends", "layouts", "rules", "buffers")
 MADE_BUFFERS = ("positions",)
@@ -19,7 +17,8 @@ MADE_BUFFERS = ("positions",)
 
 def parse_plan(node: MappingNode, parent: Plan, findings: Findings) -> Plan:
     """A file's part of a plan, put behind what it extends; `parent` has the name and file of the result."""
-    check_is_data(node, findings)
+    kept = data_only(node, findings, maps=3)
+    node = kept if isinstance(kept, MappingNode) else node
     for key, _ in node:
         if key.text not in KEYS:
             help_text = did_you_mean(key.text, KEYS, "a plan has")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from parallelizer import options
 from parallelizer.diagnostics import Findings, PlanError, Related, Span, quoted
@@ -42,39 +43,65 @@ def parse_rule_item(node: Node, findings: Findings) -> tuple[Rule, ...]:
             return ()
     else:
         written = node
-    if isinstance(written, Scalar) and "${" in written.text:
-        check_is_data(node, findings)
-        return ()
-    if not isinstance(written, MappingNode) or not written.entries:
-        findings.error("wrong-type", f"{kind(node)} is not a rule", node.span, RULE_HELP)
-        return ()
-    check_is_data(written, findings)
-    return parse_rules(written, findings)
+    before = len(findings.items)
+    written = data_only(written, findings, maps=1) if written is not None else None
+    if isinstance(written, MappingNode) and written.entries:
+        return parse_rules(written, findings)
+    if len(findings.items) == before:
+        help_text = RULE_HELP
+        if isinstance(node, Scalar) and ":" in node.text:
+            help_text = f"a blank follows the colon; {RULE_HELP}"
+        findings.error("wrong-type", f"{kind(node)} is not a rule", node.span, help_text)
+    return ()
 
 
-def check_is_data(node: Node, findings: Findings) -> None:
-    """Report what would make a plan more than data: interpolations, and keys of Hydra's and OmegaConf's."""
+def data_only(node: Node, findings: Findings, maps: int = 0) -> Node | None:
+    """The node without what would make a plan more than data; what is left out is reported.
+
+    These are interpolations, keys of Hydra's and OmegaConf's, and characters that cannot be printed. The outer
+    `maps` levels of maps lose the entry alone; anything further in is left out whole, because half of a rule is
+    another rule.
+    """
     if isinstance(node, Scalar):
-        at = node.text.find("${")
-        if at >= 0:
-            help_text = "a plan is data: write the value itself"
-            end = node.text.find("}", at)
-            span = node.part(at, end + 1 if end >= 0 else len(node.text))
-            findings.error("interpolation", "plans and rules have no interpolations", span, help_text)
-        elif not node.text.isprintable():
-            message = f"{quoted(node.text)} holds a character that cannot be printed"
-            findings.error("yaml-syntax", message, node.span, "write it in one line, in printable characters")
-        return
+        return node if _is_data(node, findings) else None
     if isinstance(node, SequenceNode):
-        for item in node.items:
-            check_is_data(item, findings)
-        return
+        items = [data_only(item, findings) for item in node.items]
+        kept = tuple(item for item in items if item is not None)
+        return node if len(kept) == len(items) else None
+    entries = []
     for key, value in node:
-        if len(key.text) > 2 and key.text.startswith("_") and key.text.endswith("_"):
-            help_text = "a plan is data; a style of one's own is registered in Python, see `imports`"
-            findings.error("not-data", f"`{key.text}` means nothing in a plan", key.span, help_text)
-        check_is_data(key, findings)
-        check_is_data(value, findings)
+        kept_value = data_only(value, findings, max(maps - 1, 0))
+        if _is_data_key(key, findings) and kept_value is not None:
+            entries.append((key, kept_value))
+    return replace(node, entries=tuple(entries)) if maps or len(entries) == len(node.entries) else None
+
+
+def _is_data(text: Scalar, findings: Findings) -> bool:
+    at = text.text.find("${")
+    if at >= 0:
+        end = text.text.find("}", at)
+        span = text.part(at, end + 1 if end >= 0 else len(text.text))
+        help_text = "a plan is data: write the value itself"
+        findings.error("interpolation", "plans and rules have no interpolations", span, help_text)
+    elif not text.text.isprintable():
+        message = f"{quoted(text.text)} holds a character that cannot be printed"
+        findings.error("yaml-syntax", message, text.span, "write it in one line, in printable characters")
+    return at < 0 and text.text.isprintable()
+
+
+def _is_data_key(key: Scalar, findings: Findings) -> bool:
+    if len(key.text) > 2 and key.text.startswith("_") and key.text.endswith("_"):
+        help_text = "a plan is data; a style of one's own is registered in Python, see `imports`"
+        findings.error("not-data", f"{quoted(key.text)} means nothing in a plan", key.span, help_text)
+        return False
+    return _is_data(key, findings)
+
+
+def quoted_rules(key: str, rules: str) -> str:
+    """How a list of rules is typed, so that both the shell and Hydra leave them alone; some if `rules` is empty."""
+    if '"' in rules or "'" in rules or not rules:
+        rules = "layers.*: checkpoint"
+    return f"'{key}=[\"{rules}\"]'"
 
 
 def slot_of(use: StyleUse) -> tuple[str, str | None]:
@@ -102,9 +129,8 @@ def _glob(key: Scalar, findings: Findings) -> Glob | None:
     try:
         return parse_glob(key.text)
     except GlobError as error:
-        if "${" not in key.text:
-            span = key.part(error.offset, error.offset + error.length)
-            findings.error("bad-glob", error.message, span, error.help)
+        span = key.part(error.offset, error.offset + error.length)
+        findings.error("bad-glob", error.message, span, error.help)
         return None
 
 
@@ -232,8 +258,6 @@ class _Body:
         self.uses.append(StyleUse(name.text, read, name.span))
 
     def _unknown_style(self, name: Scalar) -> None:
-        if "${" in name.text:  # reported as an interpolation
-            return
         known = (*STYLES, "none")
         if name.yaml_type != "str":
             message = f"the name of a style is wanted here, not {kind(name)}"

@@ -26,8 +26,11 @@ class PlacementError(ValueError):
     """A text that is no placement; `start` and `end` bound the wrong part of it."""
 
     def __init__(self, message: str, start: int, end: int) -> None:
-        super().__init__(message)
-        self.start, self.end = start, end
+        super().__init__(message, start, end)
+        self.message, self.start, self.end = message, start, end
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def is_layout_name(text: str) -> bool:

@@ -53,7 +53,8 @@ class Reading:
             if isinstance(node, MappingNode):
                 return node
         elif value is not None:
-            message = f"{key} takes a map, not {quoted(str(value))}"
+            shown = "a list" if isinstance(value, list) else quoted(str(value))
+            message = f"{key} takes a map, not {shown}"
             self.error("wrong-type", message, key, f"set its parts, as in {key}.<name>=<value>")
         return MappingNode((), NOWHERE)
 
@@ -64,7 +65,7 @@ class Reading:
         if is_whole(value) and value >= 1:
             return int(value)
         if len(self.findings.items) == before:
-            shown = "missing" if value is None else quoted(value) if isinstance(value, str) else str(value)
+            shown = quoted(value) if isinstance(value, str) else "missing" if value is None else str(value)
             self.error("wrong-type", f"{what} is {shown}", key, "it is a whole number from 1")
         return None
 

@@ -28,7 +28,8 @@ MODEL_KEYS = ("plan", "batch", "loss", "tiny")
 class Setup:
     """What a configuration asks for. `model` is the model's config, `loss_path` the dotted path of its loss.
 
-    `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are findings about the configuration that do not forbid the launch.
+    `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are
+    findings about the configuration that do not forbid the launch.
     """
 
     plan: Plan
@@ -108,16 +109,18 @@ class Setup:
     def _model_error(self, error: Exception) -> PlanError:
         cause = error.__cause__ or error
         target = self.model.get("_target_")
-        argument = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
-        if argument and argument[1] in self.model:
-            message = f"{target} takes no argument {argument[1]!r}"
-            return self._error(
-                "model-build", message, f"model.{argument[1]}", "remove it, or correct its name"
-            )
-        message = f"the model cannot be built: {_reason(cause)}"
-        return self._error(
-            "model-build", message, "model._target_", f"check model._target_={target} and its arguments"
-        )
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
+        missing = re.search(r"Missing mandatory value: (\w+)", str(cause))
+        if unknown and unknown[1] in self.model:
+            key, help_text = f"model.{unknown[1]}", "remove it, or correct its name"
+            message = f"{target} takes no argument {unknown[1]!r}"
+        elif missing:
+            key, help_text = f"model.{missing[1]}", "give it one"
+            message = f"{key} has no value"
+        else:
+            key, help_text = "model._target_", f"check model._target_={target} and its arguments"
+            message = f"the model cannot be built: {_reason(cause)}"
+        return self._error("model-build", message, key, help_text)
 
     def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
         return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])
@@ -125,10 +128,11 @@ class Setup:
 
 def _reason(error: BaseException) -> str:
     """An exception in one line, without Hydra's advice about its environment variable."""
-    text = re.sub(r",? ?set env var HYDRA_FULL_ERROR=1[^\n]*|\s*full_key: \S*", "", str(error))
-    text = " ".join(text.split()) or type(error).__name__
+    advice = r",? ?set env var HYDRA_FULL_ERROR=1[^\n]*|\s*full_key: \S*|\s*Are you sure .*"
+    text = " ".join(re.sub(advice, "", str(error)).split())
+    name = type(error).__name__
     return (
         text
-        if type(error).__name__ in ("InstantiationException", "ValueError")
-        else f"{type(error).__name__}: {text}"
+        if text and name in ("InstantiationException", "ImportError", "ValueError")
+        else f"{name}: {text}"
     )

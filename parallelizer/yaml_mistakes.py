@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import yaml
@@ -61,9 +62,14 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
     if here in _READ_AS and "cannot start any token" in problem:
         return unquoted(mark, text, span_of)
     if line[: mark.column + 1].endswith("${"):
-        help_text = "plans have no interpolations; in other files put it in quotes"
-        dollar = Position(mark.line, mark.column - 1)
-        return at("interpolation", "YAML cannot read this without quotes", dollar, help_text, 2)
+        help_text = "a plan has none: write the value itself; elsewhere put it in quotes"
+        message, dollar = (
+            "YAML cannot read an interpolation without quotes",
+            Position(mark.line, mark.column - 1),
+        )
+        return at(
+            "interpolation", message, dollar, help_text, line.find("}", mark.column) + 1 - dollar.column
+        )
     if here and here in "]}":
         return at("yaml-syntax", f"this `{here}` closes nothing", mark, "remove it")
     if bracket := _bracket_before(line, mark):
@@ -75,11 +81,11 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             )
         return at("yaml-syntax", "this quote is never closed", began, "close it in the same line")
     if "mapping values are not allowed" in problem:
-        if ": " in line[: mark.column]:
+        # Without a colon of its own before, the line was read as the continuation of the text above it.
+        above = None if re.search(r":\s", line[: mark.column]) else _line_above(text, mark.line)
+        if above is None:
             help_text = "one key to a line; put a text that holds `: ` in quotes"
             return at("yaml-syntax", "a second `:` stands in this line", mark, help_text)
-        # This line was read as the continuation of the text above it.
-        above = _line_above(text, mark.line)
         if re.search(r":(\s|$)", _line(text, Position(above, 0))):
             start, help_text = Position(mark.line, _indent(text, mark.line)), "begin it in the same column"
             return at("yaml-syntax", "this line is indented deeper than the one above it", start, help_text)
@@ -95,6 +101,8 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             return at("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
         closing = {"{": "}", "[": "]"}.get(opening, opening)
         return at("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, None)
+    if here == ":" and not line[: mark.column].strip():
+        return at("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
     if "block" in context:
         help_text = "lines of one map or list begin in the same column"
         return at("yaml-syntax", "this line is not indented like those above it", mark, help_text)
@@ -174,8 +182,13 @@ _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What PyYAML takes for the end of a line."""
 
 
+@lru_cache(maxsize=2)
+def _lines(text: str) -> list[str]:
+    return _LINE_BREAK.split(text)
+
+
 def _line(text: str, at: Position) -> str:
-    lines = _LINE_BREAK.split(text)
+    lines = _lines(text)
     return lines[at.line] if at.line < len(lines) else ""
 
 
@@ -184,9 +197,9 @@ def _indent(text: str, number: int) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _line_above(text: str, number: int) -> int:
+def _line_above(text: str, number: int) -> int | None:
     """The number of the nearest line above that is not blank."""
-    return next(n for n in range(number - 1, -1, -1) if n == 0 or _line(text, Position(n, 0)).strip())
+    return next((n for n in range(number - 1, -1, -1) if _line(text, Position(n, 0)).strip()), None)
 
 
 def _bracket_before(line: str, at: Position) -> Position | None:

@@ -70,7 +70,7 @@ def summary(result: Result, folder: Path) -> None:
     except ValueError:
         shown = folder
     print(
-        f"\ntrained {result.steps} steps in {result.seconds:.1f} s: loss {result.first_loss:.4f} -> {result.last_loss:.4f}\n"
+        f"\ntrained {len(result.losses)} steps in {result.seconds:.1f} s: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}\n"
         f"validation loss {result.validation_loss:.4f}, {verdict} the unigram entropy of that text, {result.unigram_entropy:.4f} "
         f"(nats a byte)\noutputs in {shown}"
     )

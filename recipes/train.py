@@ -25,15 +25,17 @@ from omegaconf import DictConfig, OmegaConf
 
 import parallelizer as pz
 from parallelizer import launch
-from parallelizer.compose import running_origins
+from parallelizer.compose import OverrideSyntaxError, compose_config, running_origins
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import plan as show_plan
+from parallelizer.show import step as show_step
+from parallelizer.simulate.trace import trace
 from recipes.data import Data, build_data
 from recipes.data.loader import check_fits, evaluation_batches, global_batch
 from recipes.metrics import MetricsWriter
-from recipes.optim import build_optimizer, learning_rate
+from recipes.optim import learning_rate
 from recipes.progress import Progress, summary
 
 
@@ -51,13 +53,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to: losses in nats a token."""
+    """What a run comes to: the loss of each step and the held-out one, in nats a token."""
 
-    first_loss: float
-    last_loss: float
+    losses: tuple[float, ...]
     validation_loss: float
     unigram_entropy: float
-    steps: int
     seconds: float
 
 
@@ -70,7 +70,7 @@ def train(job: Job) -> Result:
     mesh = pz.build_mesh(setup.mesh, setup.device)
     model = pz.apply(job.program, setup.build_model(), mesh)
     pz.materialize(model, device=_device(setup.device), seed=settings["seed"])
-    optimizer = build_optimizer(model, job.optim)
+    optimizer = setup.build_optimizer(model)
     loss = setup.loss()
     batches = Batches(job, mesh)
 
@@ -100,9 +100,7 @@ def train(job: Job) -> Result:
                 metrics.write(**measured)
             progress.step(measured)
     pz.restore_buffers(model)
-    return Result(
-        losses[0], losses[-1], measured["validation_loss"], job.data.unigram_entropy, len(losses), time.monotonic() - started
-    )
+    return Result(tuple(losses), measured["validation_loss"], job.data.unigram_entropy, time.monotonic() - started)
 
 
 class Batches:
@@ -151,7 +149,7 @@ def prepare(config: DictConfig, folder: Path | None) -> Job:
     if not isinstance(settings["steps"], int) or settings["steps"] < 1:  # type: ignore[call-overload,index]
         raise PlanError([Diagnostic("wrong-type", f"train.steps is {settings['steps']!r}",  # type: ignore[call-overload,index]
                                     setup.origins.span("train.steps"), "a whole number from 1")])
-    build_optimizer(torch.nn.Linear(1, 1), optim)  # type: ignore[arg-type]
+    setup.build_optimizer(torch.nn.Linear(1, 1))
     data = Data(torch.empty(0), torch.empty(0), 0, 0.0) if config.dry_run else _data(config, setup)
     return Job(setup, program, data, settings, optim, folder)  # type: ignore[arg-type]
 
@@ -177,6 +175,8 @@ def run(config: DictConfig) -> None:
             show_plan.write(job.program, job.setup.build_model(), sys.stdout)
             sys.stdout.flush()
         if config.dry_run:
+            if leads:
+                _dry_run(job)
             _discard(folder)
             return
         limits = config.launch
@@ -204,6 +204,13 @@ def run(config: DictConfig) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _dry_run(job: Job) -> None:
+    """What one step sends and holds, as rank 0 sees it."""
+    setup = job.setup
+    step = trace(job.program, setup.build_model(), setup.recipe())
+    show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
 
 
 def _joined(job: Job) -> Result:
@@ -239,6 +246,21 @@ def _metrics(folder: Path | None) -> Any:
     return MetricsWriter(folder / "metrics.jsonl") if folder is not None and dist.get_rank() == 0 else nullcontext()
 
 
+def _explain_composition(arguments: list[str]) -> None:
+    """Compose once before Hydra does, so that what is misspelt is shown at its place and not by Hydra. Whoever uses Hydra's own
+    flags, a sweep among them, gets Hydra's words."""
+    if any(a.startswith("-") for a in arguments):
+        return
+    try:
+        compose_config(arguments)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        sys.exit(1)
+    except OverrideSyntaxError as error:
+        show_diagnostics.write([error.diagnostic], sys.stderr)
+        sys.exit(2)
+
+
 def main() -> None:
     """The entry point: Hydra's command line, for one process of a job."""
     # Ranks are forked from this process: an OpenMP region here would hang children that use two threads.
@@ -246,6 +268,7 @@ def main() -> None:
     task = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="train")(run)
     outside = launch.outside_ranks()
     if outside is None or outside.rank == 0:
+        _explain_composition(sys.argv[1:])
         task()
         return
     # Only rank 0 makes an output folder: the others compose the same configuration into one that is thrown away.

@@ -7,7 +7,8 @@ names play no part. Where the projections around a call are split over tp, query
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,21 +24,42 @@ if TYPE_CHECKING:
     from parallelizer.workload import Workload
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One attention call: the innermost module it was made in, its heads, and when each module had begun to run last."""
+
+    path: str
+    queries: int
+    keys: int
+    begun: Mapping[str, int]
+
+
 class _Calls(TorchFunctionMode):
-    """Notes (module path, query heads, key heads) of each attention call."""
+    """Notes attention calls, the first of each module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []
-        self.heads: dict[str, tuple[int, int]] = {}
+        self.clock = 0
+        self.begun: dict[str, int] = {}
+        self.found: dict[str, _Call] = {}
+
+    def enter(self, path: str) -> None:
+        self.inside.append(path)
+        self.clock += 1
+        self.begun[path] = self.clock
+
+    def leave(self) -> None:
+        self.inside.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and self.inside:
+        if func is F.scaled_dot_product_attention and self.inside and self.inside[-1] not in self.found:
             query = args[0] if args else kwargs["query"]
             key = args[1] if len(args) > 1 else kwargs["key"]
             if query.ndim == 4:
-                self.heads.setdefault(self.inside[-1], (query.shape[1], key.shape[1]))
+                path = self.inside[-1]
+                self.found[path] = _Call(path, query.shape[1], key.shape[1], dict(self.begun))
         return func(*args, **kwargs)
 
 
@@ -48,13 +70,11 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     if tp == 1 or state.workload is None or not split or not any(p.is_meta for p in state.parameters.values()):
         return
     wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
-    for path, (queries, keys) in _heads(state, state.workload).items():
-        projection = _projection(path, state, split)
-        if projection is None:
-            continue
-        for what, heads in (("query", queries), ("key-value", keys)):
-            if heads % tp:
-                wrong.setdefault((what, heads), []).append((path, projection))
+    for call in _calls(state, state.workload):
+        projection = _projection(call, state, split)
+        for what, heads in (("query", call.queries), ("key-value", call.keys)):
+            if projection is not None and heads % tp:
+                wrong.setdefault((what, heads), []).append((call.path, projection))
     for (what, heads), places in wrong.items():
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
@@ -68,27 +88,29 @@ def _on_tp(placements: Mapping[str, Placement]) -> bool:
     return placements.get("tp", REPLICATE).dim is not None
 
 
-def _heads(state: Compilation, work: Workload) -> dict[str, tuple[int, int]]:
-    """Query and key heads by the path of the innermost module that calls attention; none when the model does not run on meta."""
+def _calls(state: Compilation, work: Workload) -> Iterable[_Call]:
+    """The attention calls of one forward on meta; none when the model does not run there."""
     calls = _Calls()
     names = forward_names(state.model)
     batch = {k: v for k, v in work.example(1, work.seq_len, "meta").items() if names is None or k in names}
     try:
         model = copy.deepcopy(state.model)  # its forward may leave things behind
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, path=path: calls.inside.append(path))
-            module.register_forward_hook(lambda *_: calls.inside.pop() and None, always_call=True)
+            module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
+            module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
         with torch.no_grad(), calls:
             model(**batch)
     except Exception:
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay unknown.
-        return {}
-    return calls.heads
+        return ()
+    return calls.found.values()
 
 
-def _projection(path: str, state: Compilation, split: Mapping[str, Application]) -> Application | None:
-    """A split projection in the nearest module around the call that has parameters; None where they are whole."""
-    while path and not any(True for _ in state.modules[path].parameters()):
-        path = path.rpartition(".")[0]
-    prefix = f"{path}." if path else ""
-    return next((a for module, a in split.items() if module == path or module.startswith(prefix)), None)
+def _projection(call: _Call, state: Compilation, split: Mapping[str, Application]) -> Application | None:
+    """A split projection that ran before the call, in the nearest module around it that has parameters."""
+    around = call.path
+    while around and not any(True for _ in state.modules[around].parameters()):
+        around = around.rpartition(".")[0]
+    prefix = f"{around}." if around else ""
+    ran = (p for p, begun in call.begun.items() if begun >= call.begun[around] and (p == around or p.startswith(prefix)))
+    return next((split[path] for path in ran if path in split), None)

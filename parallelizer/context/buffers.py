@@ -28,7 +28,7 @@ def shard_batch(batch: Mapping[str, torch.Tensor], plan: Plan, mesh: DeviceMesh)
 
     `batch` holds whole sequences, the same on every rank of `cp`. An entry made by `positions` is the global
     position of each local token, int64 [batch, local sequence], also without context parallelism. Raises
-    ValueError when a sequence does not divide by twice the size of cp.
+    ValueError when a sequence does not divide by twice the size of cp, or no entry tells its length.
     """
     ranks, rank = _cp(mesh)
     local = dict(batch)
@@ -37,8 +37,11 @@ def shard_batch(batch: Mapping[str, torch.Tensor], plan: Plan, mesh: DeviceMesh)
             local[name] = balance.split(batch[name], buffer.dim, ranks, rank)
     makes = [name for name, buffer in plan.batch.items() if buffer.make == "positions"]
     if makes:
-        first = next(n for n, b in plan.batch.items() if b.dim is not None and n in batch)
-        dim, whole = plan.batch[first].dim or 0, batch[first]
+        split = {name: buffer.dim for name, buffer in plan.batch.items() if buffer.dim is not None}
+        first = next((name for name in split if name in batch), None)
+        if first is None:
+            raise ValueError(f"positions cannot be made: none of the entries {', '.join(split)} is in the batch")
+        dim, whole = split[first], batch[first]
         positions = balance.local_positions(whole.size(dim), ranks, rank).to(whole.device)
         for name in makes:
             local[name] = positions.expand(whole.size(0), -1) if dim else positions
@@ -74,7 +77,7 @@ class LocalBuffers:
         self.whole: dict[str, torch.Tensor] = {}
         if self.dims and self.ranks > 1:
             model.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
-            model.register_state_dict_pre_hook(lambda *_: self.restore())
+            model.register_state_dict_pre_hook(self._restore_before)
 
     def _swap(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.restore()
@@ -84,6 +87,8 @@ class LocalBuffers:
             path, _, leaf = name.rpartition(".")
             owner = model.get_submodule(path)
             whole = getattr(owner, leaf)
+            if whole.size(dim) < length:  # on every rank, not only where the last positions are
+                raise ValueError(f"a sequence of {length} tokens: the buffer {name} has {whole.size(dim)} positions")
             self.whole[name] = whole
             setattr(owner, leaf, whole.index_select(dim, order.to(whole.device)))
 
@@ -97,6 +102,9 @@ class LocalBuffers:
             f"none of the batch entries {', '.join(self.plan.batch)} reached the model's forward, so that the local "
             "length of the sequence is unknown"
         )
+
+    def _restore_before(self, *_: Any) -> None:
+        self.restore()
 
     def restore(self) -> None:
         """Put the whole buffers back; nothing happens when they are in place."""

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TextIO
 
 from parallelizer.diagnostics import Diagnostic, Span, counts, in_order
 
-_COLORS = {"error": "31", "warning": "33", "note": "36", "frame": "34", "bold": "1"}
+MAX_WIDTH = 120
+MIN_WIDTH = 40
+
+Paint = Callable[[str, str], str]
+"""Colours a text as a severity or a part of the frame."""
+
+_COLORS = {"error": "31", "warning": "33", "note": "36", "frame": "34"}
 
 
 def write(diagnostics: Iterable[Diagnostic], stream: TextIO, *, summary: bool = True) -> None:
     """Print diagnostics in order of position, with colour on a terminal only, and a line that counts them."""
     ordered = in_order(diagnostics)
     color = stream.isatty()
-    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    width = max(MIN_WIDTH, min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH))
     for diagnostic in ordered:
         stream.write(render(diagnostic, color=color, width=width) + "\n\n")
     if summary and ordered:
@@ -26,60 +33,88 @@ def write(diagnostics: Iterable[Diagnostic], stream: TextIO, *, summary: bool = 
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False, width: int = 100) -> str:
-    """One diagnostic as text of several lines."""
+    """One diagnostic as text of several lines, without a newline at the end."""
 
     def paint(text: str, kind: str) -> str:
-        return f"\x1b[{_COLORS[kind]}m{text}\x1b[0m" if color and text else text
+        return f"\x1b[{_COLORS[kind]}m{text}\x1b[0m" if color else text
 
     head = f"{diagnostic.severity}[{diagnostic.code}]"
-    lines = textwrap.wrap(f"{head}: {diagnostic.message}", width, subsequent_indent="    ") or [head]
+    lines = _wrapped(f"{head}: {diagnostic.message}", width, "", "    ")
     lines[0] = paint(head, diagnostic.severity) + lines[0][len(head) :]
-    frames = [(diagnostic.span, "", diagnostic.severity)] if diagnostic.span else []
-    frames += [(r.span, r.label, "frame") for r in diagnostic.related]
+    frames: list[tuple[Span, str, str]] = (
+        [(diagnostic.span, "", diagnostic.severity)] if diagnostic.span else []
+    )
+    frames += [(related.span, related.label, "frame") for related in diagnostic.related]
     for index, (span, label, kind) in enumerate(frames):
-        arrow = "-->" if index == 0 else ":::"
-        lines.append(f"  {paint(arrow, 'frame')} {_place(span)}")
-        text = _line(span)
-        if text is not None:
-            lines += _frame(text, span, label, kind, width, paint)
+        lines.append(f"  {paint('-->' if index == 0 else ':::', 'frame')} {_place(span)}")
+        lines += _frame(span, label, kind, width, paint)
     if diagnostic.help:
-        lines += textwrap.wrap(f"help: {diagnostic.help}", width, initial_indent="  = ", subsequent_indent="          ")
+        lines += _wrapped(f"help: {diagnostic.help}", width, "  = ", "          ")
     return "\n".join(lines)
 
 
+def _wrapped(text: str, width: int, first: str, following: str) -> list[str]:
+    """Lines cut at blanks only, so that what is to be typed stays in one piece."""
+    return textwrap.wrap(
+        _printable(text),
+        width,
+        initial_indent=first,
+        subsequent_indent=following,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
 def _place(span: Span) -> str:
+    if span.file.startswith("<override "):
+        return "the command line"
     return span.file if span.file.startswith("<") else str(span)
 
 
-def _frame(text: str, span: Span, label: str, kind: str, width: int, paint) -> list[str]:  # type: ignore[no-untyped-def]
-    """The source line and its carets; a long line is cut around them."""
+def _frame(span: Span, label: str, kind: str, width: int, paint: Paint) -> list[str]:
+    """The source line and its carets; a long line is cut around them. Nothing when there is no such line."""
+    text = _line(span)
+    if text is None:
+        return [f"     {label}"] if label else []
     number = "" if span.file.startswith("<") else str(span.line)
     gutter = max(len(number), 2)
-    start, length = span.column - 1, max(1, min(span.end_column - span.column, len(text) - span.column + 1))
-    room = max(width - gutter - 4, 20)
+    start = span.column - 1
+    length = max(1, min(span.end_column - span.column, len(text) - start))
+    room = width - gutter - 3
     if len(text) > room:
         left = max(0, min(start - room // 3, len(text) - room))
         text = ("…" if left else "") + text[left + bool(left) : left + room]
         start -= left
-    carets = " " * start + ("^" if kind != "frame" else "-") * max(1, min(length, room - start))
+        length = max(1, min(length, room - start))
+    mark = "-" if kind == "frame" else "^"
     bar = paint("|", "frame")
     return [
         f"{number:>{gutter}} {bar} {text}",
-        f"{'':>{gutter}} {bar} {paint(carets, kind)}{' ' + label if label else ''}",
+        f"{'':>{gutter}} {bar} {' ' * start}{paint(mark * length, kind)}{' ' + label if label else ''}",
     ]
 
 
 def _line(span: Span) -> str | None:
+    """The line of a file, or the override; None when it cannot be read any more."""
     if span.file.startswith("<override "):
-        return span.file[len("<override ") : -1]
-    lines = _read(span.file)
-    return lines[span.line - 1].rstrip("\r").replace("\t", " ") if span.line <= len(lines) else None
-
-
-@lru_cache(maxsize=32)
-def _read(file: str) -> tuple[str, ...]:
+        return _printable(span.file.removeprefix("<override ").removesuffix(">"))
     try:
-        with open(file, encoding="utf-8", errors="replace") as stream:
-            return tuple(stream.read(2_000_000).split("\n"))
-    except OSError:
-        return ()
+        status = os.stat(span.file)
+        lines = _read(span.file, status.st_mtime_ns, status.st_size)
+    except (OSError, ValueError):
+        return None
+    return _printable(lines[span.line - 1]) if span.line <= len(lines) else None
+
+
+@lru_cache(maxsize=8)
+def _read(file: str, changed: int, size: int) -> tuple[str, ...]:
+    """The lines of a file, read anew when it has changed."""
+    with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
+        return tuple(stream.read(2_000_000).split("\n"))
+
+
+def _printable(text: str) -> str:
+    """The text in as many columns, with nothing in it that a terminal would obey."""
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )

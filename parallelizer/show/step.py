@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,48 +14,91 @@ from parallelizer.show.plan import size
 from parallelizer.simulate.ledger import totals
 from parallelizer.simulate.trace import Trace
 
-BAR = 40
+SIMULATED = "cpu"
+"""The device type whose operators a trace runs, whatever the run will be on."""
+ELSEWHERE = "On CUDA, DTensor moves a shard from one dimension to another by an all-to-all, where on CPU it gathers the whole."
+NOT_COUNTED = "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."
+NARROW = 72
+"""Columns below which the table leaves the payload out."""
 
 
-def write(trace: Trace, stream: TextIO, *, device: str, hardware: Mapping[str, Any] | None = None, width: int | None = None) -> None:
-    """Print the collectives and the memory of one rank's step."""
+def write(
+    trace: Trace, stream: TextIO, *, device: str, hardware: Mapping[str, Any] | None = None, width: int | None = None
+) -> None:
+    """Print the collectives and the memory of one rank's step. `device` is what the run will be on.
+
+    Colour and width follow the terminal; a file gets plain text of 100 columns.
+    """
     console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
     _collectives(trace, device, console)
-    _memory(trace, hardware or {}, console)
+    _memory(trace, device, hardware or {}, console)
 
 
 def _collectives(trace: Trace, device: str, console: Console) -> None:
     if not trace.ledger:
-        console.print(Text.assemble(("collectives", "bold"), "  none: one rank talks to nobody"), "")
+        console.print(Text.assemble(("collectives", "bold"), " of one step: none, this rank talks to nobody\n"))
         return
-    title = Text.assemble(("collectives", "bold"), f" of one step, as rank {trace.rank} sees them; operators as on {device}")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    for name in ("phase", "axis", "kind"):
+    console.print(Text.assemble(("collectives", "bold"), f" of one step, as rank {trace.rank} sees them"))
+    narrow = console.width < NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("  phase", "axis", "kind"):
         table.add_column(name, no_wrap=True)
-    for name in ("count", "payload", "sent"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("calls", "payload", "sent"):
+        if not (narrow and name == "payload"):
+            table.add_column(name, justify="right", no_wrap=True)
+    last = ""
     for row in totals(trace.ledger):
+        phase, last = "" if row["phase"] == last else row["phase"], row["phase"]
+        payload = [] if narrow else [size(row["payload_bytes"])]
         table.add_row(
-            row["phase"], row["axis"], row["kind"], f"{row['count']:,}", size(row["payload_bytes"]), size(row["wire_bytes"])
+            f"  {phase}", row["axis"], row["kind"], f"{row['count']:,}", *payload, size(row["wire_bytes"])
         )
     console.print(table)
-    sent = sum(e.wire_bytes for e in trace.ledger)
-    console.print(f"  {len(trace.ledger):,} collectives; this rank sends {size(sent)} a step\n")
-
-
-def _memory(trace: Trace, hardware: Mapping[str, Any], console: Console) -> None:
-    memory = trace.memory
-    where = f"{memory.phase or 'between steps'}{', ' + memory.module if memory.module else ''}"
-    console.print(Text.assemble(("memory", "bold"), f" of rank {trace.rank}: peak {size(memory.peak)}, in {where}"))
-    for kind, held in memory.at_peak.items():
-        if held:
-            bar = "█" * max(1, round(BAR * held / memory.peak))
-            console.print(f"  {kind:<12} {size(held):>12}  {bar}")
-    capacity = hardware.get("memory_gib")
-    if capacity:
-        total = int(capacity) << 30
-        margin = total - memory.peak
-        verdict = f"fits, {size(margin)} to spare" if margin >= 0 else f"does not fit, {size(-margin)} too much"
-        console.print(f"  {hardware.get('name')}: {size(total)}; {verdict}")
-        console.print("  not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context")
+    ahead = [e for e in trace.ledger if e.overlapped]
+    sent, sent_ahead = (sum(e.wire_bytes for e in entries) for entries in (trace.ledger, ahead))
+    _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}." + (
+        f" FSDP issues {len(ahead):,} of them, {size(sent_ahead)}, beside the computation; {size(sent - sent_ahead)} are waited for."
+        if ahead else " Each is waited for."
+    ))
+    _say(console, f"The operators are those of {SIMULATED}. {ELSEWHERE}")
     console.print()
+
+
+def _calls(number: int) -> str:
+    return f"{number:,} call{'' if number == 1 else 's'}"
+
+
+def _memory(trace: Trace, device: str, hardware: Mapping[str, Any], console: Console) -> None:
+    memory = trace.memory
+    where = f"in {memory.phase}" if memory.phase else "between steps"
+    head = Text.assemble(("memory", "bold"), f" of rank {trace.rank}: peak ", (size(memory.peak), "bold"))
+    place = f"{where}, {memory.module}" if memory.module else where
+    together = len(head) + len(place) + 2 <= console.width
+    console.print(head + Text(f"{', ' if together else chr(10) + '  '}{place}"))
+    block = "█" if console.encoding.startswith("utf") else "#"
+    room = max(console.width - 38, 8)
+    for kind, held in sorted(memory.at_peak.items(), key=lambda item: -item[1]):
+        if held:
+            share = held / memory.peak
+            bar = block * max(1, round(room * share))
+            console.print(Text.assemble(f"  {kind:<12}{size(held):>11} {share:>6.1%}  ", (bar, "cyan")))
+    _fits(memory.peak, hardware, console)
+    if device != "cpu" or hardware.get("memory_gib"):
+        _say(console, NOT_COUNTED)
+    console.print()
+
+
+def _fits(peak: int, hardware: Mapping[str, Any], console: Console) -> None:
+    if not hardware.get("memory_gib"):
+        return
+    total = int(hardware["memory_gib"]) << 30
+    margin = total - peak
+    verdict, style = ("fits", "green") if margin >= 0 else ("does not fit", "bold red")
+    rest = f"{size(margin)} ({margin / total:.0%}) to spare" if margin >= 0 else f"{size(-margin)} too much"
+    console.print(Text.assemble(f"  {hardware.get('name')}, {size(total)}: ", (verdict, style), f", {rest}"))
+
+
+def _say(console: Console, text: str) -> None:
+    """A remark under a table, indented on every line."""
+    for line in textwrap.wrap(text, console.width - 2):
+        console.print(Text(f"  {line}", "dim"))

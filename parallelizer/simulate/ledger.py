@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 from parallelizer import phase, torch_private
 from parallelizer.compiler import Program
 from parallelizer.mesh import fsdp_mesh
-from parallelizer.simulate.modules import Running
+from parallelizer.plan import full_name
+from parallelizer.simulate.modules import Running, within
 
 KINDS = {
     "all_gather_into_tensor": "all_gather",
@@ -51,7 +53,12 @@ class Entry:
 
     `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what this rank sends (and
     receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of W ranks. `rule` is (key, file, line).
-    `overlapped` is true where FSDP issues it ahead of its need.
+
+    `module` is the module that was running; for FSDP's collectives the unit, for the reduction of one parameter's gradient the owner
+    of the parameter, in whatever phase it happens. `overlapped` is true for FSDP's collectives whose result is not needed at once:
+    an all-gather that is issued before a module runs that lies outside its unit and before it (backward's prefetch; forward's if it
+    was asked for), and a reduction of gradients behind which another module still runs in backward. On a device with streams those
+    run beside computation.
     """
 
     phase: str
@@ -94,23 +101,45 @@ def wire_bytes(kind: str, payload: int, ranks: int) -> int:
 
 
 class Ledger(TorchDispatchMode):
-    """Records the collectives that run while it is active. `label` must have been called on the parallel model before."""
+    """Records the collectives that run while it is active. `label` must have been called before, on the model with its parameters
+    in place: as `apply` made it and with memory."""
 
     def __init__(self, program: Program, mesh: DeviceMesh, running: Running) -> None:
         super().__init__()
         self.running = running
         self.entries: list[Entry] = []
-        self.axes = _axes_by_group(program, mesh)
+        self.axes = _axes_by_ranks(mesh)
         self.rules = _Rules(program)
         self.unit: str | None = None
-        self.sizes: dict[str, int] = {}
+        self.parameter: str | None = None
+        self.whole = [full_name(a.module, name) for a in program.of_slot("fsdp") for name in a.params if a.reasons.get(name)]
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        self.ahead: dict[int, bool] = {}
+        running.started.append(self._module_begins)
 
     def label(self, model: nn.Module) -> None:
-        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own."""
+        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own, and parameters that it
+        leaves whole when their gradient comes."""
         for path, module in model.named_modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(_LabelledAllGather(self, path))
                 module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))
+        self.model = model
+        for name in self.whole:
+            self._announce(model.get_parameter(name), name)
+
+    def _announce(self, param: nn.Parameter, name: str) -> None:
+        """Hooks before those that reduce the gradient, and behind all."""
+
+        def begin(_: torch.Tensor) -> None:
+            self.parameter = name
+
+        def end(_: torch.Tensor) -> None:
+            self.parameter = None
+
+        if param.requires_grad:
+            param.register_hook(begin)
+            param.register_post_accumulate_grad_hook(end)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
@@ -120,29 +149,74 @@ class Ledger(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
             name = func._schema.name.split("::")[1]
             if name in KINDS:
-                self._record(KINDS[name], name, args, kwargs, result)
+                self._record(KINDS[name], args, kwargs, result)
             elif name.endswith(("_coalesced", "_coalesced_")):
                 raise RuntimeError(f"the ledger does not know the collective {func}")
         return result
 
-    def _record(self, kind: str, name: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
         leaves = tree_leaves((args, kwargs))
         group = next((g for a in leaves if (g := torch_private.group_name(a))), None)
         if group is None:
-            group = next(a for a in reversed(leaves) if isinstance(a, str) and a in self.axes)
-        ranks = self.sizes.setdefault(group, len(torch_private.group_ranks(group)))
+            group = [a for a in leaves if isinstance(a, str)][-1]  # functional collectives end with the group's name
+        if group not in self.ranks:
+            self.ranks[group] = torch_private.group_ranks(group)
+        members = self.ranks[group]
+        ranks = len(members)
         if ranks == 1:
             return
         payload, dtype = _payload(kind, leaves, result)
-        unit = self.unit
-        module = unit if unit is not None else self.running.current
-        axis = self.axes.get(group, "world")
+        axis = self.axes.get(members, "world")
+        unit, module = self._cause(kind, axis, leaves)
+        rule = self.rules.of(module, axis, fsdp=unit or self.parameter is not None) if module or unit else None
+        if unit and phase.current() in ("forward", "backward"):
+            self.ahead[len(self.entries)] = False
         self.entries.append(
-            Entry(
-                phase.current(), kind, axis, ranks, payload, wire_bytes(kind, payload, ranks), dtype, module,
-                self.rules.of(module, axis, fsdp=unit is not None), unit is not None,
-            )
+            Entry(phase.current(), kind, axis, ranks, payload, wire_bytes(kind, payload, ranks), dtype, module, rule, False)
         )
+
+    def _cause(self, kind: str, axis: str, leaves: list[Any]) -> tuple[bool, str]:
+        """Whether FSDP issues it for a unit, and the module that it is for."""
+        if self.unit is not None:
+            return True, self.unit
+        if self.parameter is not None:
+            return False, self.parameter.rpartition(".")[0]
+        now, current = phase.current(), self.running.current
+        if kind == "all_reduce" and now in ("backward", "clip"):
+            owner = self._owner_of_gradient(next(a for a in leaves if isinstance(a, torch.Tensor)))
+            if owner is not None:
+                return False, owner
+        if kind == "all_reduce" and now == "backward" and axis == "dp_replicate":
+            return True, self._unit_around(current)  # HSDP sums what it has scattered
+        return False, current
+
+    def _owner_of_gradient(self, tensor: torch.Tensor) -> str | None:
+        """The module of the parameter whose gradient this is."""
+        key = torch_private.storage_key(tensor)
+        for name, param in self.model.named_parameters():
+            gradient = param.grad
+            if isinstance(gradient, DTensor) and torch_private.storage_key(gradient.to_local()) == key:
+                return name.rpartition(".")[0]
+        return None
+
+    def _unit_around(self, path: str) -> str:
+        while path and not isinstance(self.model.get_submodule(path), FSDPModule):
+            path = path.rpartition(".")[0]
+        return path
+
+    def _module_begins(self, path: str) -> None:
+        """Something runs: what FSDP has issued so far is overlapped, or needed right now."""
+        for index, passed in list(self.ahead.items()):
+            entry = self.entries[index]
+            if entry.phase != phase.current():
+                del self.ahead[index]
+            elif entry.kind != "all_gather" or (passed and within(path, entry.module)):
+                self.entries[index] = dataclasses.replace(entry, overlapped=True)
+                del self.ahead[index]
+            elif within(path, entry.module):
+                del self.ahead[index]
+            else:
+                self.ahead[index] = True
 
 
 def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
@@ -160,14 +234,13 @@ def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
     return sizes[largest], str(tensors[largest].dtype).removeprefix("torch.")
 
 
-def _axes_by_group(program: Program, mesh: DeviceMesh) -> dict[str, str]:
-    names = {}
-    for axis in mesh.mesh_dim_names or ():
-        names[mesh.get_group(axis).group_name] = axis
-    data = fsdp_mesh(mesh)
-    for index, axis in enumerate(data.mesh_dim_names or ()):
-        names.setdefault(data.get_group(index).group_name, axis)
-    return names
+def _axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
+    """The axis of each group above one rank, by its ranks: DTensor takes equal meshes for one, and may use another's groups."""
+    axes = {}
+    for each in (mesh, fsdp_mesh(mesh)):
+        for index, axis in enumerate(each.mesh_dim_names or ()):
+            axes.setdefault(tuple(dist.get_process_group_ranks(each.get_group(index))), axis)
+    return axes
 
 
 class _Rules:

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from parallelizer import phase, torch_private
 from parallelizer.simulate.modules import Running
-from parallelizer.simulate.scratch import scratch_bytes
+from parallelizer.simulate.scratch import Scratch
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered", "collectives", "temporaries", "batch")
 
@@ -71,6 +71,7 @@ class MemoryTracker(TorchDispatchMode):
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, Any] = {}
+        self.scratch = Scratch()
         self.operator = ""
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
@@ -101,7 +102,7 @@ class MemoryTracker(TorchDispatchMode):
                 self._see(leaf, category)
         if name == "empty":  # FSDP makes the tensors so that it resizes later
             self.resizable[result.untyped_storage()._cdata] = weakref.ref(result.untyped_storage())
-        scratch = scratch_bytes(func, args, kwargs, result)
+        scratch = self.scratch.bytes_of(func, args, kwargs, result)
         if scratch:
             block = Block(scratch, "temporaries", phase.current())
             self._event(scratch, block)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from parallelizer import phase
+
 
 class Running:
-    """A stack of module paths kept by hooks. In backward a module runs from the gradient of its outputs to that of its inputs."""
+    """A stack of module paths kept by hooks. In backward a module runs from the gradient of its outputs to that of its inputs.
+
+    Between two phases of a step nothing runs. Functions in `started` are called with the path of each module that begins.
+    """
 
     def __init__(self, model: nn.Module) -> None:
-        self.active: list[str] = [""]
-        self.failed = ""
+        self.started: list[Callable[[str], None]] = []
         self.handles: list[Any] = []
+        self._active: list[str] = [""]
+        self._phase = phase.current()
+        self._failure: tuple[str, BaseException | None] = ("", None)
         for path, module in model.named_modules():
             if path:
                 self.handles.append(module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True))
@@ -24,41 +33,68 @@ class Running:
     @property
     def current(self) -> str:
         """The innermost module that is running; empty for the root or none."""
-        return self.active[-1]
+        return self._stack()[-1]
+
+    def failed_with(self, error: BaseException) -> str:
+        """The innermost module whose forward raised `error`; empty if none did."""
+        path, raised = self._failure
+        return path if raised is error else ""
 
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self.handles:
             handle.remove()
 
-    def restart(self) -> None:
-        """Forget what is running: between the phases of a step nothing is."""
-        del self.active[1:]
+    def _stack(self) -> list[str]:
+        # A module whose inputs want no gradient never ends in backward: the phase does.
+        if phase.current() != self._phase:
+            self._active, self._phase = [""], phase.current()
+        return self._active
 
     def _enter(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             for tensor in tree_leaves((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
-                    tensor.register_hook(lambda _: self._pop(path))
-            self.active.append(path)
+                if _wants_gradient(tensor):
+                    tensor.register_hook(lambda _: self._end(path))
+            self._stack().append(path)
+            self._tell(path)
 
         return hook
 
     def _leave(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if output is None and not self.failed:
-                self.failed = path  # the innermost forward that raised is the first to be left without an output
-            self._pop(path)
+            error = sys.exc_info()[1]
+            if error is not None and error is not self._failure[1]:
+                self._failure = (path, error)  # the innermost forward that raises it is the first to be left
+            self._end(path)
             for tensor in tree_leaves(output):
-                if isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled():
-                    tensor.register_hook(lambda _: self._push(path))
+                if _wants_gradient(tensor):
+                    tensor.register_hook(lambda _: self._begin_backward(path))
 
         return hook
 
-    def _push(self, path: str) -> None:
-        if path not in self.active:
-            self.active.append(path)
+    def _begin_backward(self, path: str) -> None:
+        active = self._stack()
+        if path in active:
+            return
+        # Where a module hands on what a module inside it returned, both begin with one gradient, the inner one told first.
+        active[:] = [a for a in active if within(path, a)] + [path] + [a for a in active if within(a, path)]
+        self._tell(path)
 
-    def _pop(self, path: str) -> None:
-        if path in self.active:
-            del self.active[len(self.active) - 1 - self.active[::-1].index(path)]
+    def _end(self, path: str) -> None:
+        active = self._stack()
+        if path in active:
+            del active[len(active) - 1 - active[::-1].index(path) :]
+
+    def _tell(self, path: str) -> None:
+        for listener in self.started:
+            listener(path)
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def within(path: str, module: str) -> bool:
+    """Whether a path is a module or lies inside it."""
+    return module == "" or path == module or path.startswith(module + ".")

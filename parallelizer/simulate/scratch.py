@@ -1,7 +1,7 @@
 """What CPU kernels allocate inside themselves, where no operator shows it: a small table, held to the allocator by a test.
 
-Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. Not in the table: oneDNN's
-scratchpad of a matrix product in 16 bits, which depends on the processor.
+Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table cannot know what oneDNN
+takes for a matrix product in 16 bits, which depends on the processor: small products are made once, and watched.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from parallelizer import torch_private
+
 Kernel = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 
 UNPROMOTED = ("copy_", "masked_fill", "masked_fill_", "where")
@@ -20,15 +22,60 @@ UNPROMOTED = ("copy_", "masked_fill", "masked_fill_", "where")
 REDUCED = (torch.bfloat16, torch.float16)
 
 
-def scratch_bytes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """What one call of an operator allocates beside its result."""
-    name = func._schema.name.split("::")[1]
-    kernel = KERNELS.get(name)
-    if kernel is not None:
-        return kernel(args, kwargs, result)
-    if torch.Tag.pointwise in func.tags and name not in UNPROMOTED:
-        return _operands(func, args)
-    return 0
+Product = tuple[Any, ...]
+"""A matrix product: the operator, and of each tensor its shape, strides and dtype."""
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+LARGEST = 2**28
+"""Multiplications in the largest product that is made to see what it takes: some hundredths of a second."""
+
+
+class Scratch:
+    """What operators allocate beside their results. Products in 16 bits count from the call of `measure` behind their first on."""
+
+    def __init__(self) -> None:
+        self.products: dict[Product, int] = {}
+        self.unknown: dict[Product, Any] = {}
+
+    def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+        """What one call of an operator allocates beside its result."""
+        name = func._schema.name.split("::")[1]
+        kernel = KERNELS.get(name)
+        if kernel is not None:
+            return kernel(args, kwargs, result)
+        if name in PRODUCTS:
+            return self._product(func, args, result)
+        if torch.Tag.pointwise in func.tags and name not in UNPROMOTED:
+            return _operands(func, args)
+        return 0
+
+    def measure(self) -> None:
+        """Make each product that is not known yet, with zeros. Outside of every mode; where it is too large it counts as nothing."""
+        for product, func in self.unknown.items():
+            self.products[product] = _peak_beside_result(func, product)
+        self.unknown.clear()
+
+    def _product(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
+        if result.dtype not in REDUCED:
+            return 0
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if result.numel() * tensors[-1].size(-2) > LARGEST:
+            return 0
+        product = (str(func), *((tuple(t.shape), t.stride(), t.dtype) for t in tensors))
+        if product not in self.products:
+            self.unknown[product] = func
+        return self.products.get(product, 0)
+
+
+def _peak_beside_result(func: Any, product: Product) -> int:
+    tensors = [torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in product[1:]]
+    results = []
+    total, peak = 0, 0
+    for change in torch_private.allocations(lambda: results.append(func(*tensors))):
+        total += change
+        peak = max(peak, total)
+    return peak - results[0].untyped_storage().nbytes()
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> int:

@@ -16,6 +16,7 @@ from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
@@ -90,24 +91,25 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
-    ledger.label(model)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model.to_empty(device="cpu")
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        allocate(model, "cpu")
+        ledger.label(model)
         memory.adopt(model.parameters(), "parameters")
         memory.adopt(model.buffers(), "buffers")
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
         for part in parts:
             memory.adopt(part.values(), "batch")
-        with _explained(program, running, memory), counted_random_states(memory):
-            with memory:
-                train_step(model, parts, recipe.loss, optimizer, recipe.clip)
-            _label(memory, model, optimizer)
-            running.restart()
-            start = len(memory.events)
-            with ledger, memory:  # the memory's innermost: it looks at who holds a tensor
-                train_step(model, parts, recipe.loss, optimizer, recipe.clip)
-            _label(memory, model, optimizer)
+    with _explained(program, running, memory), counted_random_states(memory):
+        with fake, memory:
+            train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+        memory.scratch.measure()
+        _label(memory, model, optimizer)
+        start = len(memory.events)
+        with fake, ledger, memory:  # the memory's innermost: it looks at who holds a tensor
+            train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+        _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
     return Recording(tuple(ledger.entries), before, tuple(changes))
 
@@ -118,7 +120,7 @@ def _explained(program: Program, running: Running, memory: MemoryTracker) -> Ite
     try:
         yield
     except Exception as error:
-        where = running.failed or running.current
+        where = running.failed_with(error) or running.current
         rule = next((a.rule for a in program if a.module == where), None)
         reason = (str(error).strip().split("\n") or [""])[0] or type(error).__name__
         raise PlanError([

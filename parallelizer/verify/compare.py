@@ -76,20 +76,36 @@ def relative_error(value: torch.Tensor | None, reference: torch.Tensor | None) -
     return error / norm if norm else (0.0 if error == 0 else math.inf)
 
 
+def nudge_size(dtype: torch.dtype) -> float:
+    """The relative error that a calibrating run's first gradients are given: far above rounding, far below anything wrong."""
+    return 4096 * torch.finfo(dtype).eps
+
+
 def judge(
-    reference: Observation, other_order: Observation, ranks: Sequence[Observation], mesh: Mesh, tokens: int, dtype: torch.dtype
+    reference: Observation,
+    other_order: Observation,
+    nudged: Observation,
+    ranks: Sequence[Observation],
+    mesh: Mesh,
+    tokens: int,
+    dtype: torch.dtype,
 ) -> Verdict:
     """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
 
-    n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the width it came through;
-    c is the largest constant that the run in another order of summation needed, at least 1, times `MARGIN`. Initial values and
-    buffers are no sums: they must be equal. Whole tensors are rank 0's; logits and bits are looked at on every rank.
+    n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the width it came through.
+    c is the largest constant that the run in another order of summation needed up to the first update, at least 1, times `MARGIN`.
+    Behind an update the bound is as much wider as the run with nudged gradients shows errors to grow there: an optimizer that
+    divides by a gradient's size makes much of rounding where the gradient is small. Initial values and buffers are no sums: they
+    must be equal. Whole parameters are rank 0's, and their bits are looked at on every rank.
     """
     eps = torch.finfo(dtype).eps
-    calibrated = [e / (eps * math.sqrt(n)) for *_, e, n in _sums([other_order], reference, None, tokens) if math.isfinite(e)]
-    constant = MARGIN * max([1.0, *calibrated])
+    first = [e / (eps * math.sqrt(n)) for what, _, step, e, n in _sums([other_order], reference, None, tokens)
+             if not _after_update(what, step) and math.isfinite(e)]
+    constant = MARGIN * max([1.0, *first])
+    growth = {(what, name, step): max(1.0, e / nudge_size(dtype)) if _after_update(what, step) and math.isfinite(e) else 1.0
+              for what, name, step, e, _ in _sums([nudged], reference, None, tokens)}
     differences = [
-        Difference(what, name, step, error, constant * eps * math.sqrt(n))
+        Difference(what, name, step, error, constant * eps * math.sqrt(n) * growth.get((what, name, step), 1.0))
         for what, name, step, error, n in _sums(ranks, reference, mesh, tokens)
     ]
     for what, mine, theirs in (
@@ -97,6 +113,10 @@ def judge(
     ):
         differences += [Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()]
     return Verdict(tuple(differences), constant, tuple(unequal(ranks)))
+
+
+def _after_update(what: str, step: int) -> bool:
+    return step > 0 or what in ("parameter", "optimizer state", "logits")
 
 
 def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str, tuple[int, int]]:
@@ -125,7 +145,7 @@ def _sums(
             yield what, "", step, max(_scalar_error(mine[step], theirs[step]) for mine in of), tokens
         for name, gradient in reference.gradients[step].items():
             n = tokens * (gradient.shape[-1] if gradient is not None and gradient.ndim else 1)
-            yield "gradient", name, step, relative_error(run.gradients[step].get(name), gradient), n
+            yield "gradient", name, step, max(relative_error(r.gradients[step].get(name), gradient) for r in ranks), n
             yield "parameter", name, step, relative_error(run.parameters[step].get(name), reference.parameters[step][name]), n
     for key, state in reference.states.items():
         n = tokens * (state.shape[-1] if state.ndim else 1)

@@ -121,11 +121,12 @@ def _gradients(case: Comparison, step: int) -> Iterator[Divergence]:
     factors = {n: ratio(case.ranks[0].gradients[step].get(n), g) for n, g in references.items()}
     everywhere = len({None if f is None else round(f, 6) for f in factors.values()}) == 1
     for name, whole in reversed(list(references.items())):
-        mine, local = case.ranks[0].gradients[step].get(name), [r.plain[step].get(name) for r in case.ranks]
-        if max(relative_error(m, whole) for m in [mine, *(p for p in local if p is not None)]) <= bounds.get(name, 0.0):
+        every = [r.gradients[step].get(name) for r in case.ranks]
+        mine = every[0]
+        if max(relative_error(m, whole) for m in every) <= bounds.get(name, 0.0):
             continue
         what = f"the gradient of {name}{_at(step)}"
-        axis = None if whole is None else _summing_axis(whole, local, mesh, max(100 * bounds[name], 1e-12))
+        axis = None if whole is None else _summing_axis(whole, every, mesh, max(100 * bounds[name], 1e-12))
         if axis:
             text = f"{what} differs from rank to rank of {axis}, and its sum is right: its reduction over {axis} is missing"
             yield _found(case, name, "backward", axis, text)
@@ -223,11 +224,12 @@ def _varying_axis(values: Sequence[float], mesh: Mesh) -> str | None:
     return varying[0] if len(varying) == 1 else None
 
 
-def _summing_axis(whole: torch.Tensor, local: Locals, mesh: Mesh, bound: float) -> str | None:
-    """The axis over which plain gradients sum to the right one."""
+def _summing_axis(whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float) -> str | None:
+    """The axis over which the ranks' whole gradients, not all the same, sum to the right one."""
     for axis in above_one(mesh):
-        terms = [t for r in line(mesh, 0, axis) if (t := local[r]) is not None]
-        if len(terms) == mesh.sizes[axis] and relative_error(torch.stack(terms).sum(0), whole) <= bound:
+        terms = [t for r in line(mesh, 0, axis) if (t := mine[r]) is not None]
+        alike = all(relative_error(t, terms[0]) <= bound for t in terms)
+        if len(terms) == mesh.sizes[axis] and not alike and relative_error(torch.stack(terms).sum(0), whole) <= bound:
             return axis
     return None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
@@ -37,9 +38,9 @@ class Observation:
     """What one run computed. Lists are by step; `outputs` has the evaluation behind the steps.
 
     Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step), `states` (of the optimizer,
-    after the last step, by `parameter:key`), and `buffers`. On one rank's side only: `outputs` and `output_gradients` by module path
-    in order of execution, `logits`, `plain` (gradients that are no DTensors), and `bits`, digests of the local parameters at the
-    start and after each step, by `parameter axis=index` for the axes that shard it.
+    after the last step, by `parameter:key`), and `buffers`. What a rank alone sees: `outputs` and `output_gradients` by module path
+    in order of execution, `logits` of its rows, and `bits`, digests of the local parameters at the start and after each step, by
+    `parameter axis=index` for the axes that shard it.
     """
 
     start: Tensors = field(default_factory=dict)
@@ -52,20 +53,25 @@ class Observation:
     logits: torch.Tensor | None = None
     outputs: list[Tensors] = field(default_factory=list)
     output_gradients: list[Tensors] = field(default_factory=list)
-    plain: list[Tensors] = field(default_factory=list)
     bits: list[dict[str, str]] = field(default_factory=list)
 
 
 Modes = Sequence[TorchFunctionMode]
 
 
-def unsharded(subject: Subject, seed: int, modes: Modes, dtype: torch.dtype, flip: bool) -> Observation:
-    """The run of one process. `flip` turns the rows of every batch around, which changes the order of sums and nothing else."""
+def unsharded(
+    subject: Subject, seed: int, modes: Modes, dtype: torch.dtype, flip: bool = False, nudge: float = 0.0
+) -> Observation:
+    """The run of one process.
+
+    `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is a relative error that
+    the first step's gradients are given before the optimizer sees them.
+    """
     with _entered(modes), _default_dtype(dtype):
         model = subject.build().to(dtype)
         if _on_meta(model):
             materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
-        return _observe(model, subject, seed, None, flip)
+        return _observe(model, subject, seed, None, flip, nudge)
 
 
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
@@ -77,16 +83,20 @@ def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: 
         apply(program, model, mesh)
         if meta:
             materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
-        return _observe(model, subject, seed, mesh, False)
+        return _observe(model, subject, seed, mesh)
 
 
 def _on_meta(model: nn.Module) -> bool:
     return any(t.is_meta for t in [*model.parameters(), *model.buffers()])
 
 
-def _observe(model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | None, flip: bool) -> Observation:
+def _observe(
+    model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | None, flip: bool = False, nudge: float = 0.0
+) -> Observation:
     seen = Observation()
     optimizer = subject.optimizer(model)
+    if nudge:
+        _nudge_first_step(optimizer, nudge)
     params = dict(model.named_parameters())
     seen.start = {n: full(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
@@ -99,12 +109,11 @@ def _observe(model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | N
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
         seen.losses.append(done.loss.item())
         seen.norms.append(done.grad_norm.item())
-        gradients = {n: p.grad for n, p in params.items()}
-        seen.gradients.append({n: None if g is None else full(g, model, n) for n, g in gradients.items()})
-        seen.plain.append({n: g.detach().clone() for n, g in gradients.items() if g is not None and not isinstance(g, DTensor)})
+        gradients = _on_all_ranks({n: p.grad for n, p in params.items() if p.grad is not None}, params, mesh)
+        seen.gradients.append({n: full(gradients[n], model, n) if n in gradients else None for n in params})
         seen.parameters.append({n: full(p, model, n) for n, p in params.items()})
         seen.bits.append(_digests(params))
-    seen.states = _states(optimizer, model)
+    seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), _recording(model, seen):
         logits = forward(model, rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0])
     if isinstance(logits, torch.Tensor):
@@ -113,6 +122,20 @@ def _observe(model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | N
     restore_buffers(model)
     seen.buffers = {n: _local(b.detach()) for n, b in model.named_buffers()}
     return seen
+
+
+def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float) -> None:
+    """Put noise of this size, relative to each gradient's own, on the gradients that the first step is made with."""
+    generator = torch.Generator().manual_seed(0)
+
+    def nudge(*_: Any) -> None:
+        for param in [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]:
+            # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
+            noise = torch.randn(param.shape, generator=generator, dtype=param.dtype) * (param.grad != 0)
+            param.grad.add_(noise * (size * param.grad.norm() / max(1, param.numel()) ** 0.5))
+        handle.remove()
+
+    handle = optimizer.register_step_pre_hook(nudge)
 
 
 def rank_parts(batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None) -> list[Tensors]:
@@ -135,13 +158,27 @@ def full(tensor: torch.Tensor, model: nn.Module, name: str) -> torch.Tensor:
     return (packing.unpack(whole) if packing else whole).clone()
 
 
-def _states(optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
-    found = {}
-    for name, param in model.named_parameters():
+def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh | None) -> Tensors:
+    params, found = dict(model.named_parameters()), {}
+    for name, param in params.items():
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
-                found[f"{name}:{key}"] = full(value, model, name) if value.ndim else value.detach().clone()
-    return found
+                found[f"{name}:{key}"] = value.detach()
+    states = _on_all_ranks(found, params, mesh)
+    return {key: full(value, model, key.partition(":")[0]) if value.ndim else value.clone() for key, value in states.items()}
+
+
+def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Tensors:
+    """What this rank has by parameter, with zeros for what only others have: they will gather it. Collective with a mesh."""
+    if mesh is None:
+        return found
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, [(key, bool(value.ndim)) for key, value in found.items()])
+    wanted = dict(pair for of_rank in names for pair in of_rank)
+    return {
+        key: found[key] if key in found else torch.zeros_like(params[key.partition(":")[0]].detach()) if has_dims else torch.zeros(())
+        for key, has_dims in sorted(wanted.items())
+    }
 
 
 def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:

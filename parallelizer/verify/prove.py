@@ -21,7 +21,7 @@ from parallelizer.config import Setup
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
-from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, unequal
+from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
 from parallelizer.verify.locate import Divergence, locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.verify.observe import Observation, sharded, unsharded
@@ -41,12 +41,14 @@ class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's, and `divergence` says
     where a failing run first differs."""
 
+    plan: str
     mesh: Mesh
     dtype: str
     verdict: Verdict
     losses: tuple[float, float]
     divergence: Divergence | None = None
     unequal: tuple[str, ...] = ()
+    frozen: frozenset[str] = frozenset()
     changes: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
@@ -98,10 +100,11 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
     if has_errors(program.diagnostics) and not force:
         raise PlanError(program.diagnostics)
     with _quiet():
-        reference, other = _references(subject, seed, master)
+        reference, other, nudged = _references(subject, seed, master)
         ranks = _ranks(subject, program, seed, master)
-    verdict = judge(reference, other, ranks, subject.mesh, subject.tokens, master)
-    proof = Proof(subject.mesh, dtype, verdict, (reference.losses[0], ranks[0].losses[0]), diagnostics=program.diagnostics)
+    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
+    proof = Proof(subject.plan.file, subject.mesh, dtype, verdict, (reference.losses[0], ranks[0].losses[0]), diagnostics=program.diagnostics,
+                  frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None))
     if proof.passed:
         return proof
     return dataclasses.replace(proof, divergence=locate(program, reference, ranks, verdict), unequal=tuple(unequal(ranks)))
@@ -119,16 +122,16 @@ def _in_precision(subject: Subject, dtype: str) -> Subject:
     return dataclasses.replace(subject, defaults={**subject.defaults, "fsdp": StyleDefaults(options)})
 
 
-def _references(subject: Subject, seed: int, dtype: torch.dtype) -> tuple[Observation, Observation]:
-    """The unsharded run, and the same in another order of summation, side by side."""
-    lift = (Float64(),) if dtype == torch.float64 else ()
-    first, second = in_children(
+def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observation]:
+    """The unsharded run, the same in another order of summation, and the same with its first gradients nudged, side by side."""
+    modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
+    return in_children(
         [
-            (unsharded, subject, seed, (*lift, PlainAttention()), dtype, False),
-            (unsharded, subject, seed, (*lift, PlainAttention(), OtherOrder()), dtype, True),
+            (unsharded, subject, seed, modes, dtype),
+            (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
+            (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
         ]
     )
-    return first, second
 
 
 def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
@@ -147,8 +150,8 @@ def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, fol
         seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
     rank = dist.get_rank()
     if rank:
-        # Whole tensors are the same everywhere: rank 0's are compared, of the others only what is theirs.
-        seen.start, seen.gradients, seen.parameters, seen.states = {}, [], [], {}
+        # Whole parameters are the same everywhere, or their bits tell: rank 0's are compared.
+        seen.start, seen.parameters, seen.states = {}, [], {}
     torch.save(seen, Path(folder) / f"{rank}.pt")
 
 

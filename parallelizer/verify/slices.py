@@ -43,9 +43,7 @@ def slices(whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packin
                 continue
             piece = where["ep"] * mesh.sizes["tp"] + where["tp"]
             if packing is not None and dim == candidate.ndim - 1 and candidate.shape[dim] == sum(packing.parts):
-                packed = candidate.index_select(dim, packing.order())
-                if packed.chunk(tp, dim)[piece].shape == shape:
-                    yield packed.chunk(tp, dim)[piece]
+                candidate = candidate.index_select(dim, packing.order())
             if candidate.chunk(tp, dim)[piece].shape == shape:
                 yield candidate.chunk(tp, dim)[piece]
 

@@ -20,13 +20,11 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.applier import apply
 from parallelizer.calls import observe
-from parallelizer.compiler import compile as compile_plan
 from parallelizer.compose import compose_config
 from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import PlanError, Span
+from parallelizer.diagnostics import PlanError
 from parallelizer.mesh import build_mesh, data_groups
-from parallelizer.parse import parse_rule_text
-from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.plan import Mesh
 from parallelizer.program import Program
 from parallelizer.show.export import export
 from parallelizer.simulate.ledger import Entry, Ledger
@@ -37,6 +35,7 @@ from parallelizer.state import ParallelState, remember
 from parallelizer.step import train_step
 from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload
+from tests import findings
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 
@@ -76,7 +75,7 @@ def test_nothing_but_context_parallelism_imports_this_package(preset: str, plan:
     imported = {m.split(".")[0] for m in imports(code)}
     expected = {"__future__", "torch"} | ({"parallelizer"} if setup.mesh.sizes["cp"] > 1 else set())
     assert imported - {"functools", "collections", "typing"} == expected
-    assert ("Context parallelism imports its runtime" in " ".join(code.split())) == (
+    assert ("imports its runtime from the package parallelizer" in " ".join(code.split())) == (
         setup.mesh.sizes["cp"] > 1
     )
     assert private_names(code) <= {"__future__", "__dict__"}
@@ -222,11 +221,8 @@ CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
         [
             '"": fsdp',
             "layers.*: fsdp",
-            "layers.{0,1}.both: fsdp",
-            "layers.*.both: colwise",
-            "layers.{0,1}.down: rowwise",
+            "layers.{0,1}.both: [fsdp, {style: colwise, output: replicate}]",
             "layers.{2,3}.both: {style: colwise, output: replicate}",
-            "layers.{0,1}.both: {style: colwise, output: replicate}",
             "layers.{0,1}.down: {style: rowwise, input: replicate}",
         ],
         {"cpu_offload": True},
@@ -306,10 +302,8 @@ def test_a_style_of_the_users_own_cannot_be_exported() -> None:
 def compiled(
     model: nn.Module, mesh: dict[str, int], rules: Sequence[str], options: Mapping[str, Any]
 ) -> Program:
-    parsed = tuple(r for text in rules for r in parse_rule_text(text, "plan.yaml", Span("plan.yaml")))
-    span = Span("defaults")
-    defaults = {"fsdp": StyleDefaults({k: Option(v, span) for k, v in options.items()})}
-    return compile_plan(Plan("test", "plan.yaml", parsed), model, Mesh(mesh), defaults=defaults)
+    text = "\n".join(["version: 1", "rules:", *(f"  {rule}" for rule in rules)])
+    return findings.compiled(text, lambda: model, Mesh(mesh), options={"fsdp": options})
 
 
 def both(

@@ -27,6 +27,7 @@
       line.style.left = `${50 * (lefts[at] + right)}%`;
       line.hidden = false;
       readout.textContent = say(at);
+      readout.classList.remove("quiet");
       plot.setAttribute("aria-valuenow", at);
       plot.setAttribute("aria-valuetext", readout.textContent);
     };
@@ -129,6 +130,8 @@
       }
       count += !row.hidden;
     }
+    for (const table of document.querySelectorAll("table.searched"))
+      table.parentElement.hidden = !table.querySelector("tbody tr:not([hidden])");
     output.textContent = words.length ? `${count} of ${rows.length} rows` : "";
   };
   search.hidden = false;

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from parallelizer.diagnostics import Span
-from parallelizer.show.markup import Markup, join, tag
+from parallelizer.show.page.markup import Markup, join, tag
 
 WHOLE = 300
-"""A file of more lines is shown around the lines that something points at, so that the page stays small."""
+"""A plan of more lines is shown as other files are: around the lines that something points at, so that the page stays small."""
 
-AROUND = 5
+AROUND = 4
 MAX_BYTES = 1_000_000
 MAX_COLUMNS = 400
 
@@ -45,7 +45,9 @@ class Sources:
             return None
         href = f"#{self.anchor(span)}" if self.has(span) else None
         kind = None if text else "place"
-        return tag("a" if href else "span", text or _place(span), href=href, class_=kind, title=title or _place(span))
+        return tag(
+            "a" if href else "span", text or _place(span), href=href, class_=kind, title=title or _place(span)
+        )
 
     def links(self, spans: Iterable[tuple[Span, str]]) -> list[Markup]:
         """Links to several lines, each with its title; `:9` where the file is that of the link before."""
@@ -64,15 +66,20 @@ class Sources:
         lines = self.files[span.file].lines
         return lines is not None and 1 <= span.line <= len(lines)
 
-    def listing(self, notes: Mapping[tuple[str, int], str]) -> Markup:
-        """Every file that was pointed at. `notes` by file and line say what a rule did."""
-        return join([self._file(index, file, source, notes) for index, (file, source) in enumerate(self.files.items())])
+    def listing(self, notes: Mapping[tuple[str, int], str], plans: Container[str]) -> Markup:
+        """Every file that was pointed at; `plans` are shown whole. `notes` by file and line say what a line did."""
+        return join([
+            self._file(index, file, source, notes, WHOLE if file in plans else 2 * AROUND)
+            for index, (file, source) in enumerate(self.files.items())
+        ])  # fmt: skip
 
-    def _file(self, index: int, file: str, source: Source, notes: Mapping[tuple[str, int], str]) -> Markup:
+    def _file(
+        self, index: int, file: str, source: Source, notes: Mapping[tuple[str, int], str], most: int
+    ) -> Markup:
         head = tag("figcaption", tag("code", source.name))
         if source.lines is None:
             return tag("figure", head, tag("p", "This text cannot be read.", class_="quiet"), class_="source")
-        shown = _shown(len(source.lines), self.pointed[file])
+        shown = _shown(len(source.lines), self.pointed[file], most)
         rows: list[Markup] = []
         last = 0
         for number in shown:
@@ -86,7 +93,6 @@ class Sources:
                     tag("td", tag("code", _colored(source.lines[number - 1][:MAX_COLUMNS])), class_="text"),
                     tag("td", note, class_="note"),
                     id=f"s{index}-{number}",
-                    class_="rule" if note else None,
                 )
             )
             last = number
@@ -94,16 +100,21 @@ class Sources:
             rows.append(_gap(len(source.lines) - last))
         table = tag("table", rows, role="presentation")
         return tag(
-            "figure", head, tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=source.name), class_="source"
+            "figure",
+            head,
+            tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=source.name),
+            class_="source",
         )
 
 
 def _gap(count: int) -> Markup:
-    return tag("tr", tag("td", "⋮", class_="number"), tag("td", f"{count:,} lines", class_="quiet", colspan=2))
+    return tag(
+        "tr", tag("td", "⋮", class_="number"), tag("td", f"{count:,} lines", class_="quiet", colspan=2)
+    )
 
 
-def _shown(count: int, pointed: Iterable[int]) -> list[int]:
-    if count <= WHOLE:
+def _shown(count: int, pointed: Iterable[int], most: int) -> list[int]:
+    if count <= most:
         return list(range(1, count + 1))
     near = {n for line in pointed for n in range(line - AROUND, line + AROUND + 1)}
     return sorted(n for n in near if 1 <= n <= count)

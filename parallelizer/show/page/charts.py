@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from parallelizer.show.html_table import css_class
-from parallelizer.show.markup import Markup, tag
+from parallelizer.show.page.markup import Markup, tag
+from parallelizer.show.page.table import css_class
 from parallelizer.simulate.memory import Point
 
 WIDTH, HEIGHT = 6000, 1000
@@ -19,7 +19,7 @@ COLUMNS = 600
 HAIRLINES = 48
 """More bars than so many are kept apart by a line one pixel wide, whatever the page's width."""
 
-NARROWEST = 0.05
+NARROWEST = 0.06
 """Part of the width that the shortest phase gets: of 70,000 changes the optimizer may make ten."""
 
 
@@ -56,10 +56,15 @@ def stretches(course: Sequence[Point]) -> list[Stretch]:
             runs[-1] = (phase, runs[-1][1] + points)
         else:
             runs.append((phase, points))
-    least = min(NARROWEST, 0.5 / max(1, len(runs)))
-    weights = [max(len(points) / len(course), least) for _, points in runs]
-    edges = [0.0, *itertools.accumulate(w / sum(weights) for w in weights)]
-    return [Stretch(phase, edges[i], edges[i + 1], points) for i, (phase, points) in enumerate(runs)]
+    least = min(NARROWEST, 0.5 / len(runs))
+    shares = [len(points) / len(course) for _, points in runs]
+    room = 1 - least * sum(share < least for share in shares)
+    wide = sum(share for share in shares if share >= least)
+    ends = list(itertools.accumulate(share / wide * room if share >= least else least for share in shares))
+    return [
+        Stretch(phase, left, right, points)
+        for (phase, points), left, right in zip(runs, [0.0, *ends], ends, strict=False)
+    ]
 
 
 def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
@@ -78,10 +83,9 @@ def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
         for run in runs:
             count = min(len(run), math.ceil(wanted * len(run) / len(part.points)))
             cuts = [i * len(run) // count for i in range(count + 1)]
-            found += [
-                Column(part.left + step * (at + a), part.left + step * (at + b), max(run[a:b], key=lambda p: p.total))
-                for a, b in itertools.pairwise(cuts)
-            ]
+            for a, b in itertools.pairwise(cuts):
+                fullest = max(run[a:b], key=lambda p: p.total)
+                found.append(Column(part.left + step * (at + a), part.left + step * (at + b), fullest))
             at += len(run)
     return found
 
@@ -99,7 +103,7 @@ def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
     paths = []
     for count in range(len(kinds), 0, -1):
         below = kinds[:count]
-        heights = [sum(c.point.by_category[k] for k in below) for c in shown]
+        heights = [sum(c.point.by_category.get(k, 0) for k in below) for c in shown]
         paths.append(tag("path", d=_steps(shown, heights, top), class_=f"kind {kinds[count - 1]}"))
     return _svg(paths)
 
@@ -125,7 +129,10 @@ class Bar:
 
 
 def mirrored(bars: Sequence[Bar], axes: Sequence[str], up: int, down: int) -> Markup:
-    """A bar for each layer, forward above the ground line and backward below it, stacked by axis; `up` and `down` bound the plot."""
+    """A bar for each layer, forward above the ground line and backward below it, stacked by axis.
+
+    `up` and `down` are the bytes at the plot's upper and lower edge.
+    """
     slot = WIDTH / len(bars)
     gap = 0.12 if len(bars) <= HAIRLINES else 0.0
     ground, scale = HEIGHT * up / (up + down), HEIGHT / (up + down)
@@ -142,12 +149,20 @@ def mirrored(bars: Sequence[Bar], axes: Sequence[str], up: int, down: int) -> Ma
         if pieces:
             paths.append(tag("path", d="".join(pieces), class_=f"axis {css_class(axis)}"))
     if gap == 0:
-        paths.append(tag("path", d="".join(f"M{round(i * slot)} 0V{HEIGHT}" for i in range(1, len(bars))), class_="hair"))
+        lines = "".join(f"M{round(i * slot)} 0V{HEIGHT}" for i in range(1, len(bars)))
+        paths.append(tag("path", d=lines, class_="hair"))
     return _svg(paths)
 
 
 def _svg(paths: Iterable[Markup]) -> Markup:
-    return tag("svg", paths, viewBox=f"0 0 {WIDTH} {HEIGHT}", preserveAspectRatio="none", aria_hidden="true", focusable="false")
+    return tag(
+        "svg",
+        paths,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        preserveAspectRatio="none",
+        aria_hidden="true",
+        focusable="false",
+    )
 
 
 def ticks(top: int, most: int = 5) -> list[int]:
@@ -155,3 +170,17 @@ def ticks(top: int, most: int = 5) -> list[int]:
     steps = (n * 1024**power for power in range(6) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512))
     step = next((s for s in steps if top // s <= most), max(top, 1))
     return list(range(0, top + 1, step))
+
+
+def axis_label(count: float) -> str:
+    """A round number of bytes, as short as it goes."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:g} {unit}" if count else "0"
+        count /= 1024
+    return f"{count:g} TiB"
+
+
+def edges(left: float, right: float) -> str:
+    """The style that puts a label between two parts of the width."""
+    return f"left:{100 * left:.2f}%;width:{100 * (right - left):.2f}%"

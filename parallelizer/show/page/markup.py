@@ -24,7 +24,9 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
 
     Attributes: `class_` is `class`, `data_label` is `data-label`; True writes the bare name, None and False nothing.
     """
-    written = "".join(_attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    written = "".join(
+        _attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
+    )
     if name in VOID:
         return Markup(f"<{name}{written}>" if name not in ("path", "line", "rect") else f"<{name}{written}/>")
     return Markup(f"<{name}{written}>{join(*children)}</{name}>")
@@ -32,7 +34,7 @@ def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -
 
 def join(*children: Child) -> Markup:
     """Children one after the other, escaped where they are not markup."""
-    parts = []
+    parts: list[str] = []
     for child in children:
         if isinstance(child, Markup):
             parts.append(child)

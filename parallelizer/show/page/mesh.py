@@ -9,10 +9,10 @@ from typing import Any
 from parallelizer.compiler import Program
 from parallelizer.mesh import FOLDED
 from parallelizer.plan import AXES, Mesh
-from parallelizer.show.html_table import css_class, table
-from parallelizer.show.markup import Markup, join, tag
+from parallelizer.show.page.markup import Markup, join, tag
+from parallelizer.show.page.sources import Sources
+from parallelizer.show.page.table import css_class, swatch, table
 from parallelizer.show.plan import size
-from parallelizer.show.sources import Sources
 from parallelizer.simulate.trace import Trace
 
 ALL = 16
@@ -31,10 +31,16 @@ MEANING = {
 }
 
 
-def section(program: Program, trace: Trace | None, hardware: Mapping[str, Any], rank: int, sources: Sources) -> Markup:
+def section(
+    program: Program, trace: Trace | None, hardware: Mapping[str, Any], rank: int, sources: Sources
+) -> Markup:
     """The picture, and what each axis means."""
+    if program.mesh.world_size == 1:
+        return tag("p", "One rank: nothing is split.", class_="quiet")
     node = max(1, int(hardware.get("devices_per_node") or 8))
-    return tag("div", _picture(program.mesh, node, rank), _axes(program, trace, node, rank, sources), class_="mesh")
+    return tag(
+        "div", picture(program.mesh, node, rank), _axes(program, trace, node, rank, sources), class_="mesh"
+    )
 
 
 def shown_nodes(mesh: Mesh, node: int, rank: int) -> list[int]:
@@ -58,54 +64,61 @@ def _rank(mesh: Mesh, where: Sequence[int]) -> int:
     return number
 
 
-def _picture(mesh: Mesh, node: int, rank: int) -> Markup:
+def picture(mesh: Mesh, node: int, rank: int) -> Markup:
+    """A row for each shown node, a cell for each of its ranks; marked are `rank` and those that it shares an axis with."""
     axes = [a for a in AXES if mesh.sizes[a] > 1]
     nodes = shown_nodes(mesh, node, rank)
     across = [a for a in axes if len({mesh.coordinate(n * node)[a] for n in nodes}) > 1]
-    inside = _heads(mesh, node, nodes, axes)
     wide = min(node, mesh.world_size)
     own = mesh.coordinate(rank)
-    head = [
-        tag("tr",
-            [tag("th", join("node") if last else None, scope="col"),
-             [tag("th", _swatch(a), a, scope="col") if last else tag("td") for a in across]] if last or across else tag("td"),
-            [tag("th", label, scope="colgroup", colspan=span, class_="index") for label, span in cells])
-        for last, cells in inside
-    ]  # fmt: skip
-    body: list[Markup] = []
+    rows: list[Markup] = []
     before = -1
+    above: Mapping[str, int] = {}
     for number in nodes:
         if number != before + 1:
-            gap = f"{number - before - 1:,} more nodes"
-            body.append(tag("tr", tag("td", "⋮", class_="more"), tag("td", gap, colspan=len(across) + wide, class_="more")))
-        first = mesh.coordinate(number * node)
-        above = mesh.coordinate(before * node) if before >= 0 else {}
-        body.append(
+            gap = tag("td", f"{number - before - 1:,} more nodes", colspan=len(across) + wide, class_="more")
+            rows.append(tag("tr", tag("td", "⋮", class_="more"), gap))
+        ranks = range(number * node, min((number + 1) * node, mesh.world_size))
+        first = mesh.coordinate(ranks[0])
+        places = [tag("td", first[a], class_="same" if above.get(a) == first[a] else None) for a in across]
+        rows.append(
             tag(
                 "tr",
                 tag("th", number, scope="row"),
-                [tag("td", first[a], class_="index" if above.get(a) != first[a] else "index same") for a in across],
-                [_cell(mesh, r, own, axes, r % node) for r in range(number * node, min((number + 1) * node, mesh.world_size))],
+                places,
+                [_cell(mesh, r, own, axes, r % node) for r in ranks],
             )
         )
-        before = number
-    caption = f"Ranks in nodes of {node}; marked are rank {rank} and the ranks that it talks to"
-    return tag("div", tag("table", tag("caption", caption), tag("thead", head), tag("tbody", body)), class_="picture scroll")
+        before, above = number, first
+    caption = tag(
+        "caption", f"Ranks in nodes of {node}; marked are rank {rank} and the ranks that it talks to"
+    )
+    head = tag("thead", _heads(mesh, node, nodes, axes, across))
+    return tag("div", tag("table", caption, head, tag("tbody", rows)), class_="picture scroll")
 
 
-def _heads(mesh: Mesh, node: int, nodes: Sequence[int], axes: Sequence[str]) -> list[tuple[bool, list[tuple[Markup, int]]]]:
-    """Rows of heads over the ranks of a node, outer axes first: labels and how many ranks each stands over, where all nodes agree."""
+def _heads(
+    mesh: Mesh, node: int, nodes: Sequence[int], axes: Sequence[str], across: Sequence[str]
+) -> list[Markup]:
+    """Over the ranks of a node their index on each axis, outer axes first, where it is the same in all nodes."""
     wide = min(node, mesh.world_size)
-    rows = []
+    full = [n for n in nodes if (n + 1) * node <= mesh.world_size] or [0]
+    rows: list[list[Markup]] = []
     for axis in axes:
-        patterns = {tuple(mesh.coordinate(n * node + i)[axis] for i in range(wide)) for n in nodes if (n + 1) * node <= mesh.world_size
-                    or n == 0}  # fmt: skip
+        patterns = {tuple(mesh.coordinate(n * node + i)[axis] for i in range(wide)) for n in full}
         pattern = patterns.pop()
-        if not patterns and len(set(pattern)) > 1:
-            runs = [(k, len(list(g))) for k, g in itertools.groupby(pattern)]
-            rows.append([(join(_swatch(axis), f"{axis} {k}") if i == 0 else join(k), n) for i, (k, n) in enumerate(runs)])
-    rows = rows or [[(join("rank"), wide)]]
-    return [(i == len(rows) - 1, row) for i, row in enumerate(rows)]
+        if patterns or len(set(pattern)) == 1:
+            continue
+        runs = [(index, len(list(group))) for index, group in itertools.groupby(pattern)]
+        labels = [join(swatch(axis), f"{axis} {runs[0][0]}"), *(join(index) for index, _ in runs[1:])]
+        spans = [span for _, span in runs]
+        rows.append([
+            tag("th", label, scope="colgroup", colspan=span, class_="index") for label, span in zip(labels, spans, strict=True)
+        ])  # fmt: skip
+    rows = rows or [[tag("th", "ranks", scope="colgroup", colspan=wide, class_="index")]]
+    named = [tag("th", "node", scope="col"), *(tag("th", swatch(a), a, scope="col") for a in across)]
+    blank = tag("td", colspan=len(named))
+    return [tag("tr", blank if row is not rows[-1] else named, row) for row in rows]
 
 
 def _cell(mesh: Mesh, rank: int, own: Mapping[str, int], axes: Sequence[str], index: int) -> Markup:
@@ -123,26 +136,40 @@ def _cell(mesh: Mesh, rank: int, own: Mapping[str, int], axes: Sequence[str], in
     return tag("td", rank, class_=f"{kind} gap" if changed and max(changed) > 0 else kind)
 
 
-def _axes(program: Program, trace: Trace | None, node: int, rank: int, sources: Sources) -> Markup | None:
+def _axes(program: Program, trace: Trace | None, node: int, rank: int, sources: Sources) -> Markup:
     mesh = program.mesh
-    groups = [(a,) for a in AXES if mesh.sizes[a] > 1]
+    groups: list[tuple[str, ...]] = [(a,) for a in AXES if mesh.sizes[a] > 1]
     if len(mesh.fsdp_axes) > 1:
         groups.append(mesh.fsdp_axes)
-    if not groups:
-        return tag("p", "One rank: nothing is split.", class_="quiet")
     rows = []
     for group in groups:
         name = "+".join(group)
-        ranks = _group(mesh, group, rank)
+        ranks, count = _group(mesh, group, rank), f"{mesh.size(*group):,}"
         sent = sum(e.wire_bytes for e in trace.ledger if e.axis == name) if trace else None
-        rows.append([
-            [_swatch(name), name.replace("+", "\u200b+")],
-            sources.link(mesh.spans.get(name), text=f"{mesh.sizes[name]:,}") if name in mesh.spans else f"{mesh.size(*group):,}",
-            [MEANING[name], tag("span", f"{_listed(ranks)}, {_reach(ranks, node)}", class_="quiet block")],
-            "–" if sent is None else size(sent) if sent else "nothing",
-        ])
-    heads = ["axis", "#size", f"splits into; rank {rank} talks to", "#sent"]
-    return table("Axes, outermost first", heads, rows)
+        rows.append(
+            [
+                [
+                    tag("span", swatch(name), name, class_="together"),
+                    " = ",
+                    sources.link(mesh.spans.get(name), text=count) or count,
+                ],
+                [
+                    MEANING[name],
+                    tag("span", f"{_listed(ranks)}, {_reach(ranks, node)}", class_="quiet block"),
+                ],
+                _sent(mesh, name, sent),
+            ]
+        )
+    heads = ["axis", f"splits into; rank {rank} talks to", "#sent"]
+    return table("Axes, outermost first", heads, rows, cards=False)
+
+
+def _sent(mesh: Mesh, name: str, sent: int | None) -> str:
+    if sent is None:
+        return "–"
+    if not sent and len(mesh.fsdp_axes) > 1 and name in mesh.fsdp_axes:
+        return "folded"
+    return size(sent) if sent else "nothing"
 
 
 def _group(mesh: Mesh, axes: Sequence[str], rank: int) -> list[int]:
@@ -162,7 +189,3 @@ def _listed(ranks: Sequence[int]) -> str:
 def _reach(ranks: Sequence[int], node: int) -> str:
     nodes = len({r // node for r in ranks})
     return "inside one node" if nodes == 1 else f"across {nodes:,} nodes"
-
-
-def _swatch(axis: str) -> Markup:
-    return tag("span", class_=f"swatch {css_class(axis)}")

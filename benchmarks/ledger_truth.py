@@ -1,0 +1,77 @@
+"""The predicted ledger of collectives against a real run's, entry by entry and rank by rank.
+
+    python -m benchmarks.ledger_truth [--only TEXT]
+
+For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing: the step runs on gloo
+processes with the recorder that the dry run uses, and is traced in the fake world for each of its ranks. An entry is equal when kind,
+axis, ranks, bytes, dtype, phase, module, rule and overlap are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterator
+
+import torch
+
+from parallelizer.compose import compose_config
+from parallelizer.config import Setup, from_config
+from parallelizer.simulate.ledger import Entry
+from parallelizer.simulate.trace import record
+from parallelizer.simulate.world import in_children
+from tests.simulate.real_ledger import real_ledgers
+
+PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
+PLANS = ("llama", "llama_tp")
+SMALL = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
+VARIANTS = {
+    "": (),
+    "checkpoint": ('rules=["layers.*: checkpoint"]',),
+    "bf16 accumulate 2": ("train.dtype=bfloat16", "train.accumulate=2"),
+}
+
+
+def cases() -> Iterator[tuple[str, Setup]]:
+    """Every case with its name."""
+    for preset, plan, (variant, more) in itertools.product(PRESETS, PLANS, VARIANTS.items()):
+        name = f"{preset} {plan} {variant}".strip()
+        yield name, from_config(*compose_config([*SMALL, f"parallel={preset}", f"plan={plan}", *more]))
+
+
+def predicted_ledgers(setup: Setup) -> list[tuple[Entry, ...]]:
+    """What the fake world says of each rank."""
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    return [r.ledger for r in in_children([(record, program, model, recipe, rank) for rank in range(setup.mesh.world_size)])]
+
+
+def equal_entries(predicted: tuple[Entry, ...], real: tuple[Entry, ...]) -> tuple[int, int]:
+    """How many entries are equal, in order, and how many there are on the longer side."""
+    return sum(p == r for p, r in zip(predicted, real, strict=False)), max(len(predicted), len(real))
+
+
+def main() -> None:
+    """Compare every case and print the table and the totals."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    begin, equal, total, whole = time.time(), 0, 0, 0
+    chosen = [(name, setup) for name, setup in cases() if options.only in name]
+    chosen.sort(key=lambda c: c[1].mesh.world_size)
+    print(f"{'case':<40}{'ranks':>6}{'entries':>9}{'equal':>9}")
+    for ranks, group in itertools.groupby(chosen, key=lambda c: c[1].mesh.world_size):
+        names, setups = zip(*group, strict=True)
+        for name, setup, real in zip(names, setups, real_ledgers(setups), strict=True):
+            counts = [equal_entries(p, r) for p, r in zip(predicted_ledgers(setup), real, strict=True)]
+            same, entries = (sum(column) for column in zip(*counts, strict=True))
+            equal, total, whole = equal + same, total + entries, whole + (same == entries)
+            print(f"{name:<40}{ranks:>6}{entries:>9,}{same:>9,}", flush=True)
+    print(f"\n{equal:,} of {total:,} entries equal; {whole} of {len(chosen)} cases equal in all")
+    print(f"{time.time() - begin:.0f} s, torch {torch.__version__}")
+
+
+if __name__ == "__main__":
+    main()

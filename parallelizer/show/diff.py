@@ -1,0 +1,162 @@
+"""Two plans side by side: what changes in shards, collectives and memory, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parallelizer.config import config_folder
+from parallelizer.show.figures import Change, Fields, Figures, changes
+from parallelizer.show.lock import number
+from parallelizer.show.plan import size
+
+IN_BYTES = ("bytes", "payload", "sent")
+"""Fields whose values are bytes."""
+WIDE = 80
+"""Columns from which the two sides stand beside each other."""
+HIDDEN = ("collectives by module",)
+"""Sections that a table leaves out: the totals say it shorter."""
+
+
+def side(text: str, config_dir: str | None = None) -> list[str]:
+    """What one side of a comparison stands for, as overrides: `parallel=` a preset's name, `plan=` a plan's name or path, or
+    overrides separated by commas."""
+    if re.match(r"[+~]*[A-Za-z_][\w./@]*=", text):
+        return split(text)
+    folders = [Path(f) for f in (config_dir, config_folder()) if f]
+    if text.endswith((".yaml", ".yml")) or "/" in text:
+        return [f"plan={quoted(text)}"]
+    for group, key in (("parallel", "parallel"), ("plans", "plan")):
+        if any((folder / group / f"{text}.yaml").is_file() for folder in folders):
+            return [f"{key}={text}"]
+    return [f"parallel={quoted(text)}"]  # whose diagnostic names what is near
+
+
+def split(text: str) -> list[str]:
+    """Overrides separated by commas, but not by those inside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "[{(":
+            depth += 1
+        elif char in "]})":
+            depth -= 1
+        if char == "," and not quote and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts if part.strip()]
+
+
+def quoted(text: str) -> str:
+    """A value as Hydra's grammar takes it."""
+    return text if re.fullmatch(r"[\w./-]+", text) else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def write(one: Figures, other: Figures, names: Sequence[str], stream: TextIO, *, width: int | None = None) -> None:
+    """Print what changes from one to the other, a section a table. Colour and width follow the terminal."""
+    console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
+    found = [c for c in changes(one, other) if c.section not in HIDDEN]
+    sections = dict.fromkeys(name for name in (*one, *other) if name not in HIDDEN)
+    for name in sections:
+        own = [c for c in found if c.section == name]
+        total = len({**one.get(name, {}), **other.get(name, {})})
+        same = total - sum(c.number for c in own)
+        console.print(Text(name, "bold"))
+        if own:
+            console.print(_table(own, names) if console.width >= WIDE else _list(own, names))
+        if same or not total:
+            console.print("  nothing on either side" if not total else f"  {same:,} the same")
+        console.print()
+
+
+def _list(found: Iterable[Change], names: Sequence[str]) -> Text:
+    """The same without columns."""
+    lines = [f"  {names[0]} -> {names[1]}"]
+    for change in found:
+        lines += [f"  {subject}" for subject in change.subjects]
+        for field, before, after in _rows(change):
+            values = " -> ".join("-" if v is None else _value(field, v) for v in (before, after))
+            lines.append(f"    {_label(field)}{values}  {_ratio(field, before, after)}".rstrip())
+    return Text("\n".join(lines))
+
+
+def _table(found: Iterable[Change], names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", overflow="fold", ratio=4)
+    for column in names:
+        table.add_column(Text(column), overflow="fold", ratio=3)
+    table.add_column("change", justify="right", no_wrap=True)
+    for change in found:
+        rows = _rows(change)
+        subjects = "\n".join(f"  {subject}" for subject in change.subjects)
+        sides = ("\n".join(_cell(row[0], row[i]) for row in rows) for i in (1, 2))
+        table.add_row(Text(subjects), *map(Text, sides), Text("\n".join(_ratio(*row) for row in rows)))
+    return table
+
+
+def _cell(field: str, value: str | None) -> str:
+    return "-" if value is None else f"{_label(field)}{_value(field, value)}"
+
+
+def _label(field: str) -> str:
+    return "" if field == "over" else f"{field} "
+
+
+def _rows(change: Change) -> list[tuple[str, str | None, str | None]]:
+    """(field, before, after) of what differs. Of what stands on one side only, one row."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        field, value = _summary(before if after is None else after)
+        return [(field, value if after is None else None, None if after is None else value)]
+    return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
+
+
+def _summary(fields: Fields | None) -> tuple[str, str]:
+    """The one field that says most of something that the other side has not got."""
+    for name in ("sent", "local", "bytes"):
+        if fields and name in fields:
+            return name, fields[name]
+    return next(iter((fields or {"": ""}).items()))
+
+
+def _value(field: str, value: str) -> str:
+    if field == "over":  # as the table of the plan: the dimension that an axis shards
+        return value.replace("replicate", "-").replace("shard(", "").replace(")", "")
+    return size(int(value)) if field in IN_BYTES and value.isdigit() else number(value)
+
+
+def _ratio(field: str, before: str | None, after: str | None) -> str:
+    """How much more or less, of bytes and calls."""
+    if before is None or after is None:
+        return "new" if before is None else "gone"
+    if field not in (*IN_BYTES, "calls") or before == "0":
+        return ""
+    ratio = int(after) / int(before)
+    if ratio >= 10:
+        return f"x {ratio:,.0f}"
+    return f"{ratio - 1:+.1%}" if abs(ratio - 1) < 0.01 else f"{ratio - 1:+.0%}"
+
+
+def document(one: Figures, other: Figures, names: Sequence[str]) -> dict[str, Any]:
+    """The comparison for scripts: paths are folded, values are as in a lock."""
+    return {
+        "sides": list(names),
+        "changes": [
+            {"section": c.section, "subjects": list(c.subjects), "before": _plain(c.before), "after": _plain(c.after)}
+            for c in changes(one, other)
+        ],
+    }
+
+
+def _plain(fields: Fields | None) -> dict[str, Any] | None:
+    return None if fields is None else {k: int(v) if v.isdigit() else v for k, v in fields.items()}

@@ -1,0 +1,172 @@
+"""The memory of one step on a page: an area over the step by kind, what lives at its peak, and how high each phase goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parallelizer.show.page.charts import Column, Stretch, area, axis_label, columns, edges, stretches, ticks
+from parallelizer.show.page.markup import Markup, join, tag
+from parallelizer.show.page.table import table
+from parallelizer.show.plan import size
+from parallelizer.simulate.memory import CATEGORIES, Point, Usage
+from parallelizer.simulate.trace import Trace
+
+MEANING = {
+    "parameters": "this rank's shards",
+    "optimizer": "its states",
+    "gradients": "of the shards, after reduction",
+    "buffers": "the model's own, such as rotary tables",
+    "batch": "what the step is fed",
+    "gathered": "parameters that fsdp has put together",
+    "activations": "made in forward or loss, kept for backward or on their way",
+    "collectives": "buffers that are sent from or received into",
+    "temporaries": "made in backward (recomputed activations too), clipping, optimizer",
+}
+"""From the bottom of the chart: what stays from step to step, then what comes and goes."""
+
+KINDS = (*MEANING, *(c for c in CATEGORIES if c not in MEANING))
+
+NOT_COUNTED = (
+    "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers and the CUDA context."
+)
+
+
+def section(trace: Trace, hardware: Mapping[str, Any]) -> Markup:
+    """The chart with its peak, and as tables what lives at the peak and how high each phase goes."""
+    usage = trace.memory
+    parts = stretches(usage.course)
+    shown = columns(parts)
+    kinds = [k for k in KINDS if any(c.point.by_category.get(k) for c in shown)]
+    verdict = fit(trace, hardware)
+    return join(
+        _chart(usage, parts, shown, kinds),
+        tag("div", _at_peak(usage, shown, kinds), _by_phase(parts), class_="columns"),
+        tag(
+            "p",
+            tag("b", verdict[0].upper(), verdict[1:], ". ") if verdict else None,
+            NOT_COUNTED,
+            class_="remark",
+        ),
+    )
+
+
+def peak_place(usage: Usage) -> str:
+    """Where the peak lies: phase and module."""
+    return f"{usage.phase or 'between phases'}, {usage.module or '(root)'}"
+
+
+def fit(trace: Trace, hardware: Mapping[str, Any]) -> str | None:
+    """`fits H100-SXM, 70.5 GiB to spare`, if the hardware is known."""
+    capacity = hardware.get("memory_gib")
+    if not capacity:
+        return None
+    margin = (int(capacity) << 30) - trace.memory.peak
+    name = f"the {capacity} GiB of {hardware.get('name') or 'the device'}"
+    return (
+        f"fits {name}, {size(margin)} to spare"
+        if margin >= 0
+        else f"does not fit {name}: {size(-margin)} too much"
+    )
+
+
+def numbers(trace: Trace) -> dict[str, Any]:
+    """What the script reads of the columns: left edge, phase and module by number, and bytes by kind."""
+    shown = columns(stretches(trace.memory.course))
+    phases = {name: i for i, name in enumerate(dict.fromkeys(c.point.phase for c in shown))}
+    modules = {name: i for i, name in enumerate(dict.fromkeys(c.point.module for c in shown))}
+    rows = [
+        [
+            round(c.left, 5),
+            phases[c.point.phase],
+            modules[c.point.module],
+            *(c.point.by_category.get(k, 0) for k in KINDS),
+        ]
+        for c in shown
+    ]
+    return {"kinds": KINDS, "phases": list(phases), "modules": list(modules), "rows": rows}
+
+
+def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+    top = max(1, round(usage.peak * 1.02))
+    at = next(c for c in shown if c.point.total == usage.peak)
+    place = 50 * (at.left + at.right)
+    plot = tag(
+        "div",
+        [
+            tag("span", tag("b", axis_label(t)), class_="tick", style=f"bottom:{100 * t / top:.2f}%")
+            for t in ticks(top)
+        ],
+        area(shown, kinds, top),
+        tag("span", class_="peak-line", style=f"left:{place:.2f}%;height:{100 * usage.peak / top:.2f}%"),
+        tag("span", class_="cursor", hidden=True),
+        class_="plot",
+        role="img",
+        aria_label=f"Memory over the step: peak {size(usage.peak)} in {peak_place(usage)}",
+    )
+    phases = [
+        tag(
+            "span",
+            p.phase,
+            class_="narrow" if p.right - p.left < 0.12 else None,
+            style=edges(p.left, p.right),
+        )
+        for p in parts
+    ]
+    late = place > 50
+    peak = tag(
+        "p",
+        tag("b", f"Peak {size(usage.peak)}"),
+        f" {peak_place(usage)}",
+        class_="peak-label end" if late else "peak-label",
+        style=f"right:{100 - place:.2f}%;max-width:{place:.2f}%" if late else f"left:{place:.2f}%;max-width:{100 - place:.2f}%",
+    )
+    moments = -(-len(usage.course) // len(shown))
+    caption = (
+        "From left to right allocations in their order, not time; short phases are widened.",
+        f" Each of {len(shown)} columns is the fullest of {moments:,} moments or so."
+        if moments > 1
+        else None,
+    )
+    return tag(
+        "figure",
+        peak,
+        plot,
+        tag("div", phases, class_="phases", aria_hidden="true"),
+        tag("ul", [tag("li", tag("span", class_=f"swatch {k}"), k) for k in kinds], class_="legend"),
+        tag("output", class_="readout quiet", aria_live="polite"),
+        tag("figcaption", caption),
+        class_="chart",
+        id="course",
+    )
+
+
+def _at_peak(usage: Usage, shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+    rows = []
+    for kind in reversed(kinds):
+        held = usage.at_peak.get(kind, 0)
+        most = max(c.point.by_category.get(kind, 0) for c in shown)
+        share = tag("span", class_=kind, style=f"width:{100 * held / max(usage.peak, 1):.1f}%")
+        rows.append([
+            [tag("span", class_=f"swatch {kind}"), kind],
+            [size(held), tag("span", share, class_="share")],
+            size(most),
+            tag("span", MEANING.get(kind, ""), class_="quiet"),
+        ])  # fmt: skip
+    rows.append(["all", [size(usage.peak)], size(usage.peak), Markup()])
+    heads = ["kind", "#at peak", "#most", "*what it is"]
+    return table("What lives at the peak, and the most of it in any column", heads, rows)
+
+
+def _by_phase(parts: Sequence[Stretch]) -> Markup:
+    """Phases that come again, with every part of a batch, together."""
+    highest: dict[str, Point] = {}
+    for part in parts:
+        top = max(part.points, key=lambda p: p.total)
+        if part.phase not in highest or top.total > highest[part.phase].total:
+            highest[part.phase] = top
+    rows = [
+        [phase or "no phase", size(p.total), tag("code", p.module or "(root)")]
+        for phase, p in highest.items()
+    ]
+    return table("How high each phase goes", ["phase", "#highest", "in"], rows, cards=False)

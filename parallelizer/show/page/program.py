@@ -1,0 +1,182 @@
+"""What a plan says of a model, on a page: its parameters and modules with the rules that reached them, and the rules' text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from parallelizer.compiler import Program
+from parallelizer.diagnostics import Span
+from parallelizer.fold import fold_paths
+from parallelizer.plan import full_name
+from parallelizer.shards import ParameterShard
+from parallelizer.show.page.markup import Markup, join, tag
+from parallelizer.show.page.sources import Sources
+from parallelizer.show.page.table import table
+from parallelizer.show.plan import size
+
+
+def section(program: Program, shards: Sequence[ParameterShard], sources: Sources) -> Markup:
+    """The tables of parameters, modules and buffers, with a box that filters them."""
+    return join(
+        _search(),
+        _parameters(program, shards, sources),
+        _modules(program, sources),
+        _buffers(program, sources),
+    )
+
+
+def rules(program: Program, sources: Sources) -> Markup:
+    """The text of all that the program was compiled from, each line with what it did."""
+    notes = _notes(program, sources)
+    for placement in program.plan.layouts.values():
+        if placement.span:
+            sources.anchor(placement.span)
+    return sources.listing(notes, {program.plan.file, *(r.span.file for r in program.plan.rules)})
+
+
+def _search() -> Markup:
+    """Shown by the script, without which it could do nothing."""
+    box = tag(
+        "input",
+        type="search",
+        id="filter",
+        autocomplete="off",
+        spellcheck="false",
+        placeholder="layers.7.attention, colwise, shard(1) …",
+        aria_describedby="matches",
+    )
+    count = tag("output", id="matches", for_="filter", aria_live="polite")
+    return tag(
+        "form", tag("label", "Filter", for_="filter"), box, count, class_="search", role="search", hidden=True
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What parameters have in common, the styles on them with their rules, and the names."""
+
+    shard: ParameterShard
+    uses: tuple[tuple[str, Span], ...]
+    names: list[str] = field(default_factory=list)
+
+
+def _parameters(program: Program, shards: Sequence[ParameterShard], sources: Sources) -> Markup:
+    uses: dict[str, list[tuple[str, Span]]] = {}
+    for a in program.of_slot("params", "fsdp"):
+        for name in a.params:
+            uses.setdefault(full_name(a.module, name), []).append((a.style, a.rule.span))
+    grouped: dict[tuple[object, ...], _Row] = {}
+    for s in shards:
+        by = tuple(uses.get(s.name, ()))
+        key = (s.dtype, s.global_shape, s.local_shape, tuple(s.placements.items()), s.reason, by)
+        grouped.setdefault(key, _Row(s, by)).names.append(s.name)
+    axes = list(shards[0].placements) if shards else []
+    heads = ["parameter", "#count", *axes, "global", "local", "#bytes", "*style and rule"]
+    reasons = any(s.reason for s in shards)
+    rows = []
+    for row in grouped.values():
+        shard = row.shard
+        rows.append([
+            _names(row.names),
+            f"{len(row.names):,}",
+            *(_placement(shard.placements.get(axis, "replicate")) for axis in axes),
+            _shape(shard.global_shape),
+            _shape(shard.local_shape),
+            size(shard.bytes * len(row.names)),
+            [_use(style, span, sources) for style, span in row.uses] or _quiet("no style"),
+            *([_quiet(shard.reason or "")] if reasons else []),
+        ])  # fmt: skip
+    heads += ["*whole because"] if reasons else []
+    return table("Parameters; names in braces stand for many", heads, rows, searched=True, axes=axes)
+
+
+def _modules(program: Program, sources: Sources) -> Markup | None:
+    """Styles that do not show in the parameters' table."""
+    groups: dict[tuple[str, str, str, Span], list[str]] = {}
+    for a in program:
+        if a.slot == "params":
+            continue
+        flows = [
+            f"{option} {', '.join(f'{k}: {f}' if k else str(f) for k, f in a.options[option].items())}"
+            for option in ("input", "output")
+            if a.options.get(option)
+        ]
+        groups.setdefault((a.style, "+".join(a.axes), "; ".join(flows), a.rule.span), []).append(a.module)
+    rows = [
+        [
+            _names(modules),
+            f"{len(modules):,}",
+            axes,
+            tag("code", flows) if flows else Markup(),
+            _use(style, span, sources),
+        ]
+        for (style, axes, flows, span), modules in groups.items()
+    ]
+    heads = ["module", "#count", "axis", "*layouts", "*style and rule"]
+    return (
+        table("Modules that a style acts on beside their parameters", heads, rows, searched=True)
+        if rows
+        else None
+    )
+
+
+def _buffers(program: Program, sources: Sources) -> Markup | None:
+    plan, cp = program.plan, program.mesh.sizes["cp"]
+    entries = [("batch", b) for b in plan.batch.values()] + [("model", b) for b in plan.buffers.values()]
+    if cp == 1 or not entries:
+        return None
+    rows = [
+        [
+            tag("code", b.name),
+            whose,
+            f"made: {b.make}" if b.make else f"dimension {b.dim}",
+            sources.link(b.span),
+        ]
+        for whose, b in entries
+    ]
+    caption = f"Tensors split over cp={cp}, the head and tail of the sequence paired"
+    return table(caption, ["buffer", "of the", "split", "rule"], rows)
+
+
+def _notes(program: Program, sources: Sources) -> dict[tuple[str, int], str]:
+    """What each line did, by file and line: the modules that a rule reached, or the options of styles that were set there."""
+    reached: dict[tuple[str, int], set[str]] = {}
+    for rule in program.plan.rules:
+        sources.anchor(rule.span)
+        reached[rule.span.file, rule.span.line] = set()
+    for a in program:
+        reached.setdefault((a.rule.span.file, a.rule.span.line), set()).add(a.module)
+    options: dict[tuple[str, int], set[str]] = {}
+    for a in program:
+        for option, span in a.spans.items():
+            if (span.file, span.line) not in reached:
+                sources.anchor(span)
+                options.setdefault((span.file, span.line), set()).add(f"{a.style}: {option}")
+    notes = {place: ", ".join(sorted(names)) for place, names in options.items()}
+    for place, modules in reached.items():
+        notes[place] = (
+            f"{len(modules):,} module{'s' if len(modules) > 1 else ''}" if modules else "does nothing here"
+        )
+    return notes
+
+
+def _names(names: Sequence[str]) -> list[Markup]:
+    """Folded paths, one a line; the script unfolds them again to search."""
+    return [tag("code", glob or "(root)", class_="path") for glob in fold_paths(names)]
+
+
+def _use(style: str, span: Span, sources: Sources) -> Markup:
+    return tag("span", style, " ", sources.link(span), class_="use")
+
+
+def _placement(placement: str) -> Markup:
+    return _quiet("whole") if placement == "replicate" else tag("code", placement)
+
+
+def _shape(shape: tuple[int, ...]) -> Markup:
+    return tag("code", " × ".join(map(str, shape)) or "scalar")
+
+
+def _quiet(text: str) -> Markup:
+    return tag("span", text, class_="quiet")

@@ -1,0 +1,163 @@
+"""A proof for people, and as the JSON document of `verify --json`."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from parallelizer.diagnostics import Diagnostic, in_order
+from parallelizer.fold import fold_paths
+from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.verify.compare import MARGIN, Difference
+from parallelizer.verify.locate import Divergence
+from parallelizer.verify.prove import Proof
+
+CODE = "not-equal"
+
+
+def write(proof: Proof, stream: TextIO, *, seconds: float | None = None) -> None:
+    """Print what was run, by which rule it is judged, the worst three parameters, and the verdict."""
+    color, width = stream.isatty(), min(shutil.get_terminal_size((100, 24)).columns, 120)
+    for line in _head(proof):
+        stream.write(line + "\n")
+    if proof.divergence is not None or not proof.passed:
+        stream.write("\n" + show_diagnostics.render(failure(proof), color=color, width=width) + "\n\n")
+    if proof.unequal:
+        stream.write("replicas that hold different bits:\n")
+        stream.writelines(f"  {glob}\n" for glob in fold_paths(key.split(" ")[0] for key in proof.unequal))
+    stream.write(_last(proof) + (f" ({seconds:.1f} s)\n" if seconds is not None else "\n"))
+    stream.flush()
+
+
+def text(proof: Proof) -> str:
+    """The report without colour, as an AssertionError carries it."""
+    lines = [*_head(proof), ""]
+    if not proof.passed:
+        lines += [show_diagnostics.render(failure(proof)), ""]
+    if proof.unequal:
+        lines.append("replicas that hold different bits: " + ", ".join(fold_paths(key.split(" ")[0] for key in proof.unequal)))
+    return "\n".join([*lines, _last(proof)])
+
+
+def failure(proof: Proof) -> Diagnostic:
+    """What a failed proof found, at the rule that governs the place."""
+    found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
+    span = found.rule.span if found.rule else None
+    where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
+    governed = f"this rule governs {found.module or 'the model'} there" if span else "no rule of the plan stands there: give it one, or mend the style"
+    return Diagnostic(CODE, found.description, span, f"the first difference in order of execution is in the {where}; {governed}")
+
+
+def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
+    """What `verify --json` prints. Without a proof, because the plan was refused or a rank failed, the diagnostics alone."""
+    found = [d.as_json() for d in in_order(diagnostics)]
+    if proof is None:
+        return {"passed": False, "diagnostics": found}
+    worst = next(iter(proof.worst(1)), None)
+    reference, sharded = proof.losses
+    return {
+        "passed": proof.passed,
+        "verdict": proof.is_verdict,
+        "ranks": proof.mesh.world_size,
+        "mesh": dict(proof.mesh.sizes),
+        "dtype": proof.dtype,
+        "shrunk": list(proof.changes),
+        "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant},
+        "loss": {"reference": _number(reference), "sharded": _number(sharded), "relative_error": _number(_loss_error(proof))},
+        "parameters": _parameters(proof),
+        "worst": _worst(worst) if worst else None,
+        "unequal": list(proof.unequal),
+        "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
+        "diagnostics": found,
+    }
+
+
+def _head(proof: Proof) -> list[str]:
+    ranks = proof.mesh.world_size
+    what = "proof" if proof.is_verdict else "drift"
+    lines = [f"{what} of {proof.plan} on {proof.mesh}, {ranks} rank{'s' if ranks > 1 else ''}, in {proof.dtype}"]
+    if proof.changes:
+        lines.append(f"shrunk: {', '.join(proof.changes)}")
+    if proof.is_verdict:
+        lines.append(f"rule: error <= c*eps*sqrt(n), n the terms of the longest sum; c = {proof.verdict.constant:.3g}, "
+                     f"{MARGIN:g} times what another order of summation needs")
+    reference, sharded = proof.losses
+    lines.append(f"loss: {reference:.12g} unsharded, {sharded:.12g} sharded, relative error {_loss_error(proof):.2g}")
+    kinds = {what: len({d.name for d in proof.verdict.of(what)}) for what in ("gradient", "optimizer state", "buffer")}
+    lines.append(f"compared: {kinds['gradient']} gradients and updates, {kinds['optimizer state']} optimizer states, "
+                 f"{kinds['buffer']} buffers, loss, gradient norm and logits, over two steps")
+    lines.append("worst three parameters:")
+    worst = proof.worst(3)
+    width = max((len(d.name) for d in worst), default=0)
+    lines += [f"  {d.name:<{width}}  {d.what} of step {d.step}: error {d.error:.2g}{_margin(d) if proof.is_verdict else ''}" for d in worst]
+    return lines
+
+
+def _margin(difference: Difference) -> str:
+    if difference.passed:
+        return f", bound {difference.bound:.2g}, {_times(1 / difference.share)} below" if difference.share else f", bound {difference.bound:.2g}"
+    return f", bound {difference.bound:.2g}, {_times(difference.share)} above"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times" if factor < 1e4 else f"{factor:.0e} times"
+
+
+def _last(proof: Proof) -> str:
+    if not proof.is_verdict:
+        return f"information, not a verdict: this is how far {proof.dtype} drifts from float32"
+    return "proven: the sharded run equals the unsharded one" if proof.passed else "NOT proven: the sharded run is another computation"
+
+
+def _over(proof: Proof) -> str:
+    worst = proof.verdict.worst(1)
+    if not worst or worst[0].passed:
+        return "ranks that should hold the same value hold different bits"
+    return f"the {worst[0].what} {worst[0].name} is over its bound".replace("  ", " ")
+
+
+def _loss_error(proof: Proof) -> float:
+    return max((d.error for d in proof.verdict.of("loss") if d.step == 0), default=0.0)
+
+
+def _parameters(proof: Proof) -> list[dict[str, Any]]:
+    gradients, updates = _largest(proof, "gradient"), _largest(proof, "parameter")
+    return [
+        {
+            "name": name,
+            "gradient_error": None if name in proof.frozen else _number(gradients[name]),
+            "update_error": _number(updates[name]),
+        }
+        for name in gradients
+    ]
+
+
+def _largest(proof: Proof, what: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for difference in proof.verdict.of(what):
+        found[difference.name] = max(found.get(difference.name, 0.0), difference.error)
+    return found
+
+
+def _worst(difference: Difference) -> dict[str, Any]:
+    return {
+        "name": difference.name,
+        "what": difference.what,
+        "step": difference.step,
+        "error": _number(difference.error),
+        "bound": _number(difference.bound),
+        "share": _number(difference.share),
+    }
+
+
+def _divergence(found: Divergence) -> dict[str, Any]:
+    rule = {"key": found.rule.key, "file": found.rule.span.file, "line": found.rule.span.line} if found.rule else None
+    return {"module": found.module, "phase": found.phase, "axis": found.axis, "rule": rule, "description": found.description}
+
+
+def _number(value: float) -> float:
+    """JSON has no infinity: what is missing or not finite is as wrong as a number can be."""
+    return value if math.isfinite(value) else sys.float_info.max

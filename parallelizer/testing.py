@@ -1,0 +1,106 @@
+"""One line for anybody's test suite: this model under this plan computes what it computes on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from parallelizer.config import load_plan
+from parallelizer.plan import BATCH_AXES, Mesh, Plan
+from parallelizer.step import Loss
+from parallelizer.workload import Workload
+
+if TYPE_CHECKING:
+    from parallelizer.initialize import Initializer
+    from parallelizer.verify.prove import Proof
+
+Batch = Mapping[str, torch.Tensor]
+
+
+def assert_equivalent(
+    build: Callable[[], nn.Module],
+    plan: Plan | str | Path,
+    mesh: Mapping[str, int],
+    *,
+    loss: Loss,
+    batch: Batch | Callable[[int], Batch] | None = None,
+    workload: Workload | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    clip: float | None = 1.0,
+    accumulate: int = 1,
+    initializer: Initializer | None = None,
+    seed: int = 0,
+    force: bool = False,
+) -> Proof:
+    """Run a model for two optimizer steps in float64, on one process and under the plan on CPU ranks, and compare everything.
+
+    `build()` returns the model, the same on every call: on meta, to be initialised by `initializer` or its modules'
+    `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh` has the sizes of axes. The whole
+    batch is given as tensors with rows along dimension 0, as a function from a step's seed to such tensors, or described by a
+    `workload`. `loss(output, batch)` returns the sum of the losses and what they weigh, the number of tokens, say.
+
+    The process forks, so it must have no process group, and torch has one thread in it from now on. Returns the proof. Raises
+    AssertionError with the report when the runs differ; PlanError when the plan is refused, unless `force`; LaunchError when a rank
+    fails; ValueError when no batch is given, or its rows cannot be dealt out.
+    """
+    from parallelizer.show.proof import text
+    from parallelizer.verify.prove import prove_subject
+    from parallelizer.verify.subject import Subject
+
+    torch.set_num_threads(1)
+    sizes = Mesh(mesh)
+    batches, rows, tokens = _batches(batch, workload, seed)
+    ranks = sizes.size(*BATCH_AXES) * accumulate
+    if rows % ranks:
+        raise ValueError(f"{rows} rows cannot be dealt out evenly to {ranks} parts (data ranks times accumulated parts)")
+    subject = Subject(
+        plan=plan if isinstance(plan, Plan) else load_plan(str(plan)),
+        mesh=sizes,
+        build=_as_built(build),
+        loss=loss,
+        optimizer=optimizer or _adamw,
+        batch=batches,
+        rows=rows,
+        seq_len=tokens,
+        accumulate=accumulate,
+        clip=clip,
+        initializer=initializer,
+        workload=workload,
+    )
+    proof = prove_subject(subject, seed=seed, force=force)
+    if not proof.passed:
+        raise AssertionError(text(proof))
+    return proof
+
+
+def _as_built(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """Built once: forked processes have the same values then, however `build` draws them."""
+    model = build()
+    return lambda: model
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+
+
+def _batches(
+    batch: Batch | Callable[[int], Batch] | None, workload: Workload | None, seed: int
+) -> tuple[Callable[[int], dict[str, torch.Tensor]], int, int]:
+    """The batch of a step by its seed, its rows, and the length of its sequences."""
+    if batch is None:
+        if workload is None:
+            raise ValueError("assert_equivalent needs a batch or a workload")
+        from parallelizer.verify.tiny import proof_batch
+
+        return lambda s: proof_batch(workload, s), workload.batch_size, workload.seq_len
+    if callable(batch):
+        function = batch
+        first = next(iter(function(seed).values()))
+        return lambda s: dict(function(s)), first.shape[0], first.shape[1] if first.ndim > 1 else 1
+    fixed = dict(batch)
+    first = next(iter(fixed.values()))
+    return lambda s: {k: v.roll(s - seed, 0) for k, v in fixed.items()}, first.shape[0], first.shape[1] if first.ndim > 1 else 1

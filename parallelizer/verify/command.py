@@ -1,0 +1,76 @@
+"""`python -m parallelizer verify`: exit status 0 when proven, 1 when not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.show import diagnostics as show_diagnostics
+
+if TYPE_CHECKING:
+    from parallelizer.config import Setup
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `verify` has beside those of every command."""
+    parser.add_argument("--full-mesh", action="store_true", help="keep the mesh as it is (axes above 2 become 2)")
+    parser.add_argument("--force", action="store_true", help="run a plan that validate refuses")
+    parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64",
+                        help="float64 (the proof); bfloat16 reports its drift from float32")
+    parser.add_argument("--seed", type=int, default=0, help="of the initial values and the batches (0)")
+    parser.add_argument("--matrix", action="store_true", help="every shipped model on every preset that fits, as a table")
+    parser.add_argument("--write", metavar="PAGE", help="the page that --matrix writes its table into")
+
+
+def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
+    """Prove what the command line asks for, and print it. `setup` reads the configuration."""
+    started = time.perf_counter()
+    from parallelizer.launch import LaunchError
+    from parallelizer.show import proof as show
+    from parallelizer.simulate.world import WorldError
+    from parallelizer.verify.prove import prove
+
+    if arguments.matrix:
+        from parallelizer.verify import matrix
+
+        return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
+    try:
+        proof = prove(
+            setup(), full_mesh=arguments.full_mesh, seed=arguments.seed, force=arguments.force, dtype=arguments.dtype
+        )
+    except PlanError as error:
+        return _refused(error.diagnostics, arguments.json)
+    except LaunchError as error:
+        return _refused((Diagnostic("rank-failed", _line(error.message), None, "the plan makes ranks fail; no comparison was made"),),
+                        arguments.json)
+    except WorldError as error:
+        return _refused((Diagnostic("model-failed", f"the unsharded run failed: {_line(str(error), last=True)}"),), arguments.json)
+    if arguments.json:
+        json.dump(show.verify_document(proof, proof.diagnostics), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        show_diagnostics.write(proof.diagnostics, sys.stderr)
+        show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
+    return 0 if proof.passed else 1
+
+
+def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:
+    from parallelizer.show.proof import verify_document
+
+    if as_json:
+        json.dump(verify_document(None, found), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        show_diagnostics.write(found, sys.stderr)
+    return 1
+
+
+def _line(text: str, last: bool = False) -> str:
+    """One line of a traceback: the first, or the last, which names the exception."""
+    lines = [line for line in text.strip().splitlines() if line.strip()] or ["no reason was given"]
+    return lines[-1 if last else 0]

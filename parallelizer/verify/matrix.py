@@ -1,0 +1,165 @@
+"""Every shipped model under every plan of its kind on every preset that fits: one proof a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parallelizer.compose import compose_config
+from parallelizer.config import Setup, config_folder, from_config
+from parallelizer.diagnostics import PlanError
+from parallelizer.launch import LaunchError
+from parallelizer.plan import BATCH_AXES
+from parallelizer.show.markdown import replace_between, table
+from parallelizer.simulate.world import WorldError
+from parallelizer.verify.prove import prove
+from parallelizer.verify.tiny import small_mesh
+
+MARKER = "matrix"
+RANKS, FULL_RANKS = 8, 16
+"""The most ranks of a cell: with axes shrunk to 2, and with the preset's own sizes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is proven in one row: a model under a plan, and what else is set for it."""
+
+    model: str
+    plan: str
+    note: str = ""
+    overrides: tuple[str, ...] = ()
+    accumulate: int = 1
+    seq_len: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.plan}{', ' + self.note if self.note else ''}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The outcome of one proof: the worst error as a share of its bound, or why there is none. `ran` is what the mesh became."""
+
+    row: Row
+    preset: str
+    passed: bool
+    share: float | None
+    ran: str
+    reason: str = ""
+
+
+PLANS = ("llama", "llama_tp")
+OPTIONS = (
+    Row("llama_debug", "llama", "two accumulated parts", accumulate=2),
+    Row("llama_debug", "llama", "checkpointed layers", ('rules=["layers.*: checkpoint"]',)),
+    Row("llama_debug", "llama", "tied embeddings", ("++model.tie_embeddings=true",)),
+    Row("llama_debug", "llama", "20 tokens, small parameters whole", ("++parallel.styles.fsdp.min_size=100",), seq_len=20),
+    Row("llama_debug", "llama", "fsdp on the largest dimension", ("++parallel.styles.fsdp.shard_dim=largest",)),
+)
+"""Rows that vary what a model is trained with."""
+
+
+def models() -> list[str]:
+    """The shipped models."""
+    return sorted(p.stem for p in (config_folder() / "model").glob("*.yaml"))
+
+
+def presets() -> list[str]:
+    """The shipped presets."""
+    return sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
+
+
+def rows() -> list[Row]:
+    """Every shipped model under both plans, and the rows that vary the options."""
+    return [Row(model, plan) for model in models() for plan in PLANS] + list(OPTIONS)
+
+
+def columns(full_mesh: bool = False) -> list[str]:
+    """The presets that fit into the ranks of a cell."""
+    return [p for p in presets() if _ranks(p, full_mesh) <= (FULL_RANKS if full_mesh else RANKS)]
+
+
+def _ranks(preset: str, full_mesh: bool) -> int:
+    mesh = from_config(*compose_config([f"parallel={preset}"])).mesh
+    return (mesh if full_mesh else small_mesh(mesh)).world_size
+
+
+def prove_cell(row: Row, preset: str, full_mesh: bool = False, seed: int = 0) -> Cell:
+    """One proof. What the compiler refuses is no failure: that the preset is not for this model."""
+    chosen = _setup(row, preset)
+    ran = str(chosen.mesh if full_mesh else small_mesh(chosen.mesh))
+    try:
+        proof = prove(chosen, full_mesh=full_mesh, seed=seed, accumulate=row.accumulate, seq_len=row.seq_len)
+    except PlanError as error:
+        return Cell(row, preset, False, None, ran, f"refused: {error.diagnostics[0].message}")
+    except (LaunchError, WorldError) as error:
+        return Cell(row, preset, False, None, ran, str(error).strip().splitlines()[0])
+    reason = proof.divergence.description if proof.divergence else ""
+    return Cell(row, preset, proof.passed, max(d.share for d in proof.verdict.differences), ran, reason)
+
+
+def _setup(row: Row, preset: str) -> Setup:
+    """The configuration of a cell, with a batch that every data rank has two rows of in each part."""
+    chosen = from_config(*compose_config([f"model={row.model}", f"plan={row.plan}", f"parallel={preset}", *row.overrides]))
+    rows = 2 * chosen.mesh.size(*BATCH_AXES) * row.accumulate
+    return dataclasses.replace(chosen, workload=dataclasses.replace(chosen.workload, batch_size=rows, accumulate=row.accumulate))
+
+
+def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = None) -> int:
+    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
+    across, cells = columns(full_mesh), []
+    for row in rows():
+        for preset in across:
+            cells.append(prove_cell(row, preset, full_mesh))
+            _progress(cells[-1])
+    text = markdown(cells, across)
+    if page is not None:
+        replace_between(page, MARKER, text)
+    if as_json:
+        json.dump(document(cells), sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    else:
+        print(text)
+    return 0 if all(c.passed for c in cells) else 1
+
+
+def markdown(cells: Sequence[Cell], across: Sequence[str]) -> str:
+    """The table: in each cell the worst error as a share of its bound."""
+    by_row: dict[Row, list[Cell]] = {}
+    for cell in cells:
+        by_row.setdefault(cell.row, []).append(cell)
+    lines = [[row.name, *map(_text, of_row)] for row, of_row in by_row.items()]
+    ran = {c.preset: c.ran for c in cells}
+    head = ["model, plan", *(f"{p} ({ran[p]})" for p in across)]
+    green, shares = sum(c.passed for c in cells), [c.share for c in cells if c.passed and c.share is not None]
+    worst = f"; the worst error is {max(shares):.2f} of its bound" if shares else ""
+    wrong = "".join(f"\n\n- {c.row.name} on {c.preset}: {c.reason}" for c in cells if not c.passed)
+    return f"{green} of {len(cells)} cells are proven{worst}.\n\n{table(head, lines)}{wrong}"
+
+
+def document(cells: Iterable[Cell]) -> dict[str, Any]:
+    """What `verify --matrix --json` prints."""
+    every = list(cells)
+    return {
+        "passed": all(c.passed for c in every),
+        "cells": [
+            {"row": c.row.name, "model": c.row.model, "plan": c.row.plan, "preset": c.preset, "mesh": c.ran, "passed": c.passed,
+             "share": c.share if c.share is None or c.share < float("inf") else sys.float_info.max, "reason": c.reason}
+            for c in every
+        ],
+    }
+
+
+def _text(cell: Cell) -> str:
+    if cell.passed and cell.share is not None:
+        return f"{cell.share:.2f}"
+    return "**not equal**" if cell.share is not None else "refused" if cell.reason.startswith("refused") else "**failed**"
+
+
+def _progress(cell: Cell) -> None:
+    print(f"{cell.row.name} on {cell.preset}: {_text(cell)}", file=sys.stderr, flush=True)
+

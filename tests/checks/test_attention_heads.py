@@ -1,0 +1,80 @@
+"""Heads must divide by tp where their projections are split."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallelizer.diagnostics import Span
+from parallelizer.workload import Entry, Workload
+from tests.findings import findings, mesh_of
+from tests.styles.models import FusedAttention, Mlp, around
+from tests.test_step import llama
+
+IDS = Entry(("batch", "sequence"), range=(0, 32))
+WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, 8)
+
+
+def test_whole_heads_are_wanted_even_where_features_divide() -> None:
+    found = findings("extends: llama", llama(n_heads=6, n_kv_heads=2, n_layers=3), mesh_of(tp=4), workload=WORKLOAD)
+    assert [(d.code, d.message, d.span, d.help) for d in found] == [
+        ("heads-not-divisible", "layers.0.attention.inner has 2 key-value heads, which tp=4 does not divide (2 more like it)",
+         Span("mesh", 1, 4, 5), "tp may be 1, 2"),
+        ("heads-not-divisible", "layers.0.attention.inner has 6 query heads, which tp=4 does not divide (2 more like it)",
+         Span("mesh", 1, 4, 5), "tp may be 1, 2, 3, 6"),
+    ]  # fmt: skip
+    assert found[0].related[0].label == "this rule splits its projections"
+
+
+def test_heads_that_divide_are_fine() -> None:
+    assert findings("extends: llama", llama(), mesh_of(tp=4), workload=WORKLOAD) == ()
+
+
+def test_any_style_that_splits_projections_counts() -> None:
+    text = "rules:\n  inner.qkv: {style: shard-params, params: {weight: shard(0), bias: shard(0)}, output: replicate}"
+    found = findings(text, around(lambda: FusedAttention(4, 2)), mesh_of(tp=4), workload=WORKLOAD)
+    assert [d.code for d in found] == ["heads-not-divisible"]
+
+
+def test_attention_that_is_left_whole_is_let_alone() -> None:
+    text = "rules:\n  layers.*.feed_forward.w[13]: colwise\n  layers.*.feed_forward.w2: rowwise"
+    assert findings(text, llama(n_heads=6, n_kv_heads=2), mesh_of(tp=4), workload=WORKLOAD) == ()
+
+
+def test_what_is_split_only_after_attention_does_not_count() -> None:
+    class Beside(nn.Module):
+        """Attention over nothing but its input, then a split MLP, in one module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.mlp, self.attend = Mlp(), Attend()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.mlp(self.attend(x))
+            return y
+
+    text = "rules: {inner.mlp.up: colwise, inner.mlp.down: rowwise}"
+    assert findings(text, around(Beside), mesh_of(tp=4), workload=WORKLOAD) == ()
+
+
+class Attend(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        q = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(-2)
+
+
+def test_a_model_that_cannot_run_on_meta_is_not_judged() -> None:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = FusedAttention(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.attention(x) if x.sum().item() else x
+
+    text = "rules: {inner.attention.qkv: {style: colwise, output: replicate}}"
+    assert findings(text, around(Reads), mesh_of(tp=2), workload=WORKLOAD) == ()
+
+
+def test_without_a_workload_heads_are_unknown() -> None:
+    assert findings("extends: llama", llama(n_heads=6, n_kv_heads=2), mesh_of(tp=4)) == ()

@@ -1,0 +1,39 @@
+"""What fully_shard cannot do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.findings import finding, findings, marked, mesh_of
+from tests.test_step import llama
+
+NUMBER = 'rules:\n  "": {style: fsdp, reshard_after_forward: 2}\n  output: colwise'
+
+
+def test_a_number_must_make_smaller_groups_of_the_data_axes() -> None:
+    assert findings(NUMBER, llama(), mesh_of(dp_shard=4)) == ()
+    assert findings(NUMBER, llama(), mesh_of(dp_replicate=2, dp_shard=4)) == ()
+    assert findings(NUMBER, llama(), mesh_of(tp=2)) == ()  # no unit at all
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "message", "help_text"),
+    [
+        (NUMBER, {"dp_shard": 2}, "reshard_after_forward=2 is no smaller group of 2 ranks", "it may be true, false"),
+        (NUMBER.replace("2}", "3}"), {"dp_shard": 4}, "reshard_after_forward=3 is no smaller group of 4 ranks", "it may be true, false, 2"),
+        (NUMBER.replace("2}", "1}"), {"dp_shard": 8}, "reshard_after_forward=1 is no smaller group of 8 ranks", "it may be true, false, 2, 4"),
+        (NUMBER, {"dp_shard": 4, "tp": 2}, "reshard_after_forward=2 beside tp=2",
+         "a number is possible where no axis but the data axes is above 1: write true or false"),
+    ],
+)  # fmt: skip
+def test_other_numbers_are_refused_where_they_are_written(text: str, sizes: dict[str, int], message: str, help_text: str) -> None:
+    found = finding(text, llama(), mesh_of(**sizes))
+    assert (found.code, found.message, found.help) == ("reshard-size", message, help_text)
+    assert marked(text, found) == "reshard_after_forward"
+
+
+def test_a_container_is_no_unit() -> None:
+    text = "extends: llama\nrules: {layers: fsdp}"
+    found = finding(text, llama(), mesh_of(dp_shard=2))
+    assert (found.code, found.help) == ("style-module", "give the rule to the modules inside: `layers.*`")
+    assert marked(text, found) == "layers"

@@ -1,0 +1,47 @@
+"""The sequence is cut for cp in two chunks a rank, and again over tp."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.diagnostics import Span
+from parallelizer.workload import Entry, Workload
+from tests.findings import finding, findings, mesh_of
+from tests.test_step import llama
+
+HERE = Span("train", 4, 1, 2)
+ENTRIES = {"input_ids": Entry(("batch", "sequence")), "labels": Entry(("batch", "sequence"))}
+
+
+def work(tokens: int) -> Workload:
+    return Workload(ENTRIES, 8, tokens, spans={"seq_len": HERE})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "text"),
+    [
+        (7, {}, "extends: llama"),
+        (7, {"dp_shard": 2}, "extends: llama"),
+        (12, {"cp": 3}, "extends: llama"),
+        (8, {"cp": 2, "tp": 4}, "extends: llama"),
+        (7, {"tp": 2}, "extends: llama_tp"),
+        (12, {"cp": 2, "tp": 4}, "extends: llama_tp"),
+    ],
+)
+def test_lengths_that_divide(tokens: int, sizes: dict[str, int], text: str) -> None:
+    assert findings(text, llama(), mesh_of(**sizes), workload=work(tokens)) == ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "text", "message", "help_text"),
+    [
+        (7, {"tp": 2}, "extends: llama", "a sequence of 7 tokens does not divide by 2 (tp=2)", "train.seq_len=6 or 8 would"),
+        (10, {"cp": 2}, "extends: llama", "a sequence of 10 tokens does not divide by 4 (2*cp=4)", "train.seq_len=8 or 12 would"),
+        (2, {"cp": 2}, "extends: llama_tp", "a sequence of 2 tokens does not divide by 4 (2*cp=4)", "train.seq_len=4 would"),
+        (12, {"cp": 2, "tp": 4}, "extends: llama", "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)", "train.seq_len=8 or 16 would"),
+    ],
+)
+def test_lengths_that_do_not(tokens: int, sizes: dict[str, int], text: str, message: str, help_text: str) -> None:
+    found = finding(text, llama(), mesh_of(**sizes), workload=work(tokens))
+    assert (found.code, found.span, found.message, found.help) == ("sequence-not-divisible", HERE, message, help_text)
+    assert [r.label for r in found.related] == [f"{a}={n} is set here" for a, n in sizes.items()]

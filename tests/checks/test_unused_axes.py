@@ -1,0 +1,35 @@
+"""An axis on which nothing stands."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.diagnostics import Span
+from tests.findings import finding, findings, mesh_of
+from tests.styles.models import Mlp, around
+from tests.test_step import llama
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis", "help_text"),
+    [
+        ({"pp": 2}, "pp", "pipeline parallelism is not part of the plan language: set pp to 1"),
+        ({"ep": 2}, "ep", "add rules with styles that stand on ep, or set it to 1"),
+        ({"cp": 2}, "cp", "give context-parallel to the modules that call attention"),
+        ({"tp": 2}, "tp", "add rules with styles that stand on tp, or set it to 1"),
+    ],
+)
+def test_its_ranks_would_all_compute_the_same(sizes: dict[str, int], axis: str, help_text: str) -> None:
+    found = finding('rules: {"": fsdp}', llama(), mesh_of(**sizes))
+    assert (found.code, found.help, found.span) == ("unused-axis", help_text, Span("mesh", 1, 2, 3))
+    assert found.message == f"no rule stands on {axis}=2: its ranks would all compute the same"
+
+
+def test_data_axes_are_used_by_the_batch() -> None:
+    assert findings('rules: {"": fsdp}', llama(), mesh_of(dp_shard=2, dp_replicate=2)) == ()
+
+
+def test_any_style_on_an_axis_uses_it() -> None:
+    text = 'rules: {inner: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}, "": fsdp}'
+    assert findings(text, around(Mlp), mesh_of(cp=2)) == ()
+    assert findings("rules: {inner.up: {style: replicate, axis: ep}}", around(Mlp), mesh_of(ep=2)) == ()

@@ -1,0 +1,114 @@
+"""Two plans side by side: what each side of the command stands for, and what is printed of the two."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.show import diff
+from parallelizer.show.figures import Figures, Subject, changes
+from tests.show.test_lock import LEDGER, PLAN, USAGE, entry, example
+
+# --- what a side stands for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("fsdp2_tp2", ["parallel=fsdp2_tp2"]),
+        ("llama_tp", ["plan=llama_tp"]),
+        ("./mine.yaml", ["plan=./mine.yaml"]),
+        ("plans/my plan.yaml", ["plan='plans/my plan.yaml'"]),
+        ("parallel=tp4,train.seq_len=512", ["parallel=tp4", "train.seq_len=512"]),
+        ("++parallel.layouts.stream='shard(1)'", ["++parallel.layouts.stream='shard(1)'"]),
+        ("~parallel.styles.fsdp=x", ["~parallel.styles.fsdp=x"]),
+        ('rules=["a: {style: x, input: y}","b: none"],plan=llama', ['rules=["a: {style: x, input: y}","b: none"]', "plan=llama"]),
+        ("no such preset", ["parallel='no such preset'"]),
+    ],
+)
+def test_a_side_is_a_preset_a_plan_or_overrides(text: str, overrides: list[str]) -> None:
+    assert diff.side(text) == overrides
+
+
+def test_a_folder_of_ones_own_is_searched_too(tmp_path: Path) -> None:
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "mine.yaml").write_text("version: 1\n")
+    assert diff.side("mine", str(tmp_path)) == ["plan=mine"]
+    assert diff.side("mine") == ["parallel=mine"]
+
+
+plain = st.text("abc=. :", min_size=1, max_size=6).map(str.strip).filter(bool)
+bracketed = st.lists(plain, max_size=3).map(lambda xs: f"[{','.join(xs)}]")
+in_quotes = st.text("abc,[]{}", max_size=6).map(lambda x: f"'{x}'")
+
+
+@given(st.lists(st.one_of(plain, bracketed, in_quotes), max_size=5))
+def test_only_commas_between_overrides_split(parts: list[str]) -> None:
+    assert diff.split(",".join(parts)) == parts
+
+
+# --- what is printed ---------------------------------------------------------------------------------------
+
+
+def printed(one: Figures, other: Figures, width: int) -> str:
+    stream = io.StringIO()
+    diff.write(one, other, ("left", "right"), stream, width=width)
+    return stream.getvalue()
+
+
+OTHER = example(
+    plan=PLAN.replace("'*.down'", "'{0,1,3}.down'"),
+    ledger=(*(dataclasses.replace(e, payload_bytes=4096, wire_bytes=2048) for e in LEDGER[:-1]), entry("", 8, "send")),
+    usage=dataclasses.replace(USAGE, peak=999, at_peak={"parameters": 600, "activations": 399}),
+)
+
+
+def test_only_what_changes_is_printed() -> None:
+    text = " ".join(printed(example(), OTHER, 100).split())
+    assert "2.down.weight local 8x8 local 8x16 tp=1 tp=- bytes 256 B bytes 512 B +100%" in text
+    assert "forward tp all_gather payload 8.0 KiB payload 32.0 KiB +300%" in text
+    assert "loss tp all_reduce sent 4 B - gone" in text
+    assert "forward tp send - sent 4 B new" in text
+    assert "peak bytes 1,000 B bytes 999 B -0.1%" in text
+    assert "7 the same" in text and "up.weight" not in text and "by module" not in text
+
+
+def test_the_same_plan_twice_changes_nothing() -> None:
+    text = printed(example(), example(), 100)
+    assert "left" not in text and text.count("the same") == 4
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_it_fits_and_is_plain_when_piped(width: int) -> None:
+    text = printed(example(), OTHER, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\x1b" not in text
+
+
+def test_narrow_and_wide_say_the_same() -> None:
+    narrow, wide = printed(example(), OTHER, 60), printed(example(), OTHER, 100)
+    assert "8x8 -> 8x16" in narrow
+    for word in ("2.down.weight", "+300%", "gone", "new", "-0.1%"):
+        assert narrow.count(word) == wide.count(word) > 0
+
+
+def test_the_document_has_every_change_as_numbers() -> None:
+    document = json.loads(json.dumps(diff.document(example(), OTHER, ("left", "right"))))
+    assert document["sides"] == ["left", "right"] and len(document["changes"]) == len(changes(example(), OTHER))
+    assert {
+        "section": "parameters",
+        "subjects": ["2.down.weight"],
+        "before": {"local": "8x8", "over": "tp=shard(1)", "bytes": 256},
+        "after": {"local": "8x16", "over": "tp=replicate", "bytes": 512},
+    } in document["changes"]
+
+
+def test_a_section_that_is_on_no_side_is_said_to_be_empty() -> None:
+    empty: Figures = {"plan": {Subject("plan"): {"name": "a"}}, "collectives": {}}
+    assert "collectives\n  nothing on either side" in printed(empty, empty, 100)

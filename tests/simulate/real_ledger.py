@@ -1,0 +1,42 @@
+"""The ledger of a real step: the same recorder, on gloo ranks that do talk to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallelizer import train_step
+from parallelizer.applier import apply
+from parallelizer.config import Setup
+from parallelizer.initialize import materialize
+from parallelizer.mesh import build_mesh
+from parallelizer.simulate.ledger import Entry, Ledger
+from parallelizer.simulate.modules import Running
+from parallelizer.simulate.trace import local_parts
+from tests.ranks import run_ranks
+
+
+def real_ledgers(setups: Sequence[Setup]) -> list[list[tuple[Entry, ...]]]:
+    """The second step's entries of each setup, rank by rank. All have one number of ranks and run in one start of them."""
+
+    def worker() -> list[tuple[Entry, ...]]:
+        return [_second_step(setup) for setup in setups]
+
+    by_rank = run_ranks(worker, setups[0].mesh.world_size)
+    return [[ledgers[i] for ledgers in by_rank] for i in range(len(setups))]
+
+
+def _second_step(setup: Setup) -> tuple[Entry, ...]:
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    mesh = build_mesh(setup.mesh, "cpu")
+    apply(program, model, mesh)
+    running = Running(model)
+    ledger = Ledger(program, mesh, running)
+    materialize(model, device="cpu", seed=0)
+    ledger.label(model)
+    optimizer = recipe.optimizer(model)
+    parts = local_parts(recipe.workload, program, mesh)
+    train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+    with ledger:
+        train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+    return tuple(ledger.entries)

@@ -1,0 +1,274 @@
+"""Faults planted in the sharded run, each of which the proof must find, place and name.
+
+A fault is made by patching what the ranks run, after their plan was checked; the unsharded run never meets it.
+`python -m tests.verify.faults` runs all of them and writes the table of docs/proving.md.
+"""
+
+from __future__ import annotations
+
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import RowwiseParallel
+
+from parallelizer import applier, gradients, initialize, step, whole_parameters
+from parallelizer.context import attention, balance, intercept
+from parallelizer.context.buffers import LocalBuffers
+from parallelizer.show.markdown import replace_between, table
+from parallelizer.styles.packing import Packing
+from parallelizer.verify import observe
+from parallelizer.verify.prove import Proof, prove, prove_subject
+from tests.verify import subjects
+
+Patch = pytest.MonkeyPatch
+Faulty = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No overrides: the small model."""
+
+    name: str
+    overrides: tuple[str, ...]
+    plant: Callable[[Patch], None]
+    module: str
+    phase: str
+    axis: str | None
+    words: str
+    force: bool = False
+
+
+def proof_of(fault: Fault) -> Proof:
+    """Plant the fault, and prove."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault.plant(patch)
+        if not fault.overrides:
+            return prove_subject(subjects.mlp({"tp": 2}))
+        return prove(subjects.setup(*fault.overrides), force=fault.force)
+
+
+def found_rightly(fault: Fault, proof: Proof) -> bool:
+    """Whether the proof fails, and says of the fault what is true."""
+    found = proof.divergence
+    return (
+        not proof.passed and found is not None and (found.module, found.phase, found.axis) == (fault.module, fault.phase, fault.axis)
+        and fault.words in found.description
+    )
+
+
+def on_ranks(patch: Patch, owner: Any, name: str, faulty: Faulty) -> None:
+    """Replace a function on ranks only; `faulty` gets the right one first."""
+    right = getattr(owner, name)
+
+    @functools.wraps(right)  # torch looks at signatures
+    def either(*args: Any, **kwargs: Any) -> Any:
+        return faulty(right, *args, **kwargs) if dist.is_initialized() else right(*args, **kwargs)
+
+    static = isinstance(vars(owner).get(name), staticmethod)
+    patch.setattr(owner, name, staticmethod(either) if static else either)
+
+
+def on_model(change: Callable[[nn.Module], None]) -> Callable[[Patch], None]:
+    """Change the ranks' model once it has its values."""
+
+    def built(right: Faulty, model: nn.Module, **kwargs: Any) -> nn.Module:
+        right(model, **kwargs)
+        change(model)
+        return model
+
+    return lambda patch: on_ranks(patch, observe, "materialize", built)
+
+
+def replaced(owner: Any, name: str, faulty: Faulty) -> Callable[[Patch], None]:
+    """A fault that is one function."""
+    return lambda patch: on_ranks(patch, owner, name, faulty)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """In the place of what should have happened."""
+
+
+def _scale_gradient(model: nn.Module) -> None:
+    model.get_parameter("layers.0.attention.wo.weight").register_hook(lambda gradient: gradient * 2)
+
+
+def _exchange_heads(model: nn.Module) -> None:
+    def exchange(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        parts = [torch.empty_like(output) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, output.detach().contiguous())
+        return output * 0 + parts[1 - dist.get_rank()]
+
+    model.get_submodule("layers.0.attention.wk").register_forward_hook(exchange)
+
+
+def _other_slice(right: Faulty, full: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:
+    """The key heads' slices, dealt out in the wrong order."""
+    local = right(full, mesh, placements)
+    return right(full.roll(full.shape[0] // 2, 0), mesh, placements) if full.shape[0] == 32 else local
+
+
+def _mean(right: Faulty, model: nn.Module, batch: Any, loss: Any, *args: Any) -> Any:
+    def mean(output: torch.Tensor, part: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = loss(output, part)
+        return total / weight, torch.ones(())
+
+    return right(model, batch, mean, *args)
+
+
+def _twice(right: Faulty, groups: Any, gradient: torch.Tensor) -> torch.Tensor:
+    return right(groups, right(groups, gradient))
+
+
+def _no_mask(right: Faulty, region: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return right(region, func, args, {**kwargs, "is_causal": False} if region.name == "layers.1.attention.inner" else kwargs)
+
+
+def _skip_on_rank_1(right: Faulty, *args: Any, **kwargs: Any) -> Any:
+    return None if dist.get_rank() == 1 else right(*args, **kwargs)
+
+
+def _plain_labels(right: Faulty, batch: Any, plan: Any, mesh: Any) -> Any:
+    cp = mesh["cp"]
+    return {**right(batch, plan, mesh), "labels": batch["labels"].chunk(cp.size(), 1)[cp.get_local_rank()]}
+
+
+def _unreduced(right: Faulty, *args: Any) -> Any:
+    *_, module, output, _ = args
+    return output.to_local() if isinstance(module, nn.Linear) else right(*args)
+
+
+def _bias_again(model: nn.Module) -> None:
+    down = model.get_submodule("down")
+    bias = down.get_parameter("bias")
+    local = bias.full_tensor() if isinstance(bias, DTensor) else bias
+    down.register_forward_hook(lambda module, args, output: output + local.detach() + 1)
+
+
+def _everything_sharded(right: Faulty, tensor: torch.Tensor) -> Any:
+    if not isinstance(tensor, DTensor):
+        return right(tensor)
+    groups = tensor.device_mesh.get_all_groups()
+    return {(str(i), group.group_name): group for i, group in enumerate(groups) if group.size() > 1}
+
+
+def _rolled(right: Faulty, buffers: LocalBuffers) -> None:
+    for name in buffers.whole:
+        buffers.whole[name] = buffers.whole[name].roll(1, 0)
+    right(buffers)
+
+
+def _own_rows_only(right: Faulty, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, group: Any) -> Any:
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    return tuple(balance.split(t, 2, ranks, rank).to(dtype) for t in (keys, values))
+
+
+def _noise(model: nn.Module) -> None:
+    norm = model.get_submodule("layers.0.ffn_norm")
+    norm.register_forward_hook(lambda module, args, output: output + 1e-8 * (1000 * output).sin())
+
+
+def _another_decay(right: Faulty, optimizer: torch.optim.Optimizer, *args: Any) -> Any:
+    for group in optimizer.param_groups:
+        group["weight_decay"] *= 1.5
+    return right(optimizer, *args)
+
+
+def _halved(right: Faulty, parameters: Any) -> None:
+    parameters = list(parameters)
+    right(parameters)
+    for param in parameters:
+        param.grad.mul_(0.5)
+
+
+def _local_norm(right: Faulty, parameters: Any) -> torch.Tensor:
+    """Every rank's own shards, and nobody else's."""
+    locals_ = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
+    return torch.stack([g.norm() for g in locals_]).norm()
+
+
+
+
+NORMS = 'rules=["layers.*.{attention_norm,ffn_norm}: none"]'
+WHOLE_NORMS = "++parallel.styles.fsdp.min_size=100"
+
+FAULTS = (
+    Fault("a norm without its rule", ("parallel=tp2", NORMS), nothing,
+          "layers.1.ffn_norm", "backward", "tp", "its reduction over tp is missing", force=True),
+    Fault("a gradient scaled by tp", ("parallel=tp2",), on_model(_scale_gradient),
+          "layers.0.attention.wo", "backward", "tp", "is tp (2) times the reference"),
+    Fault("rotary positions not split with the tokens", ("parallel=cp2",), replaced(LocalBuffers, "_swap", nothing),
+          "rope", "forward", "cp", "the output of rope"),
+    Fault("key heads of another rank", ("parallel=tp2",), on_model(_exchange_heads),
+          "layers.0.attention.wk", "forward", "tp", "the part that belongs to rank 1"),
+    Fault("key weights dealt out in the wrong order", ("parallel=tp2",), replaced(initialize, "local_slice", _other_slice),
+          "layers.0.attention.wk", "initialization", "tp", "in another order: a permutation"),
+    Fault("loss averaged over ranks, not tokens", ("parallel=fsdp2",), replaced(observe, "train_step", _mean),
+          "output", "backward", "dp_shard", "as in a mean of means"),
+    Fault("an all-reduce doubled", ("parallel=fsdp2", WHOLE_NORMS), replaced(whole_parameters, "_sum_over", _twice),
+          "norm", "backward", "dp_shard", "summed over dp_shard once too often"),
+    Fault("the causal mask dropped in one layer", ("parallel=cp2",), replaced(intercept, "_attend", _no_mask),
+          "layers.1.attention.inner", "forward", "cp", "differs by"),
+    Fault("weights initialised differently per rank", ("parallel=fsdp2_tp2",),
+          replaced(initialize, "derived_seed", lambda right, seed, name: right(seed + dist.get_rank(), name)),
+          "tok_embeddings", "initialization", "tp", "the initial value of tok_embeddings.weight"),
+    Fault("one rank skips the optimizer's step", ("parallel=fsdp2",), replaced(torch.optim.AdamW, "step", _skip_on_rank_1),
+          "tok_embeddings", "optimizer", "dp_shard", "on rank 1: no optimizer step was made there"),
+    Fault("labels not permuted with the tokens", ("parallel=cp2",), replaced(observe, "shard_batch", _plain_labels),
+          "output", "backward", "cp", "look at the labels"),
+    Fault("a row-wise output not reduced", ("plan=llama_tp", "parallel=tp2"),
+          replaced(RowwiseParallel, "_prepare_output_fn", _unreduced),
+          "layers.0.attention.wo", "forward", "tp", "its reduction over tp is missing"),
+    Fault("a bias added again", (), on_model(_bias_again), "down", "forward", "tp", "by the same vector at every position"),
+    Fault("fsdp averages gradients", ("parallel=fsdp2",), replaced(applier, "_sum_gradients", nothing),
+          "output", "backward", "dp_shard", "it is averaged over dp_shard and not summed"),
+    Fault("whole parameters' gradients not summed", ("parallel=fsdp2", WHOLE_NORMS), replaced(applier, "sum_gradients_of", nothing),
+          "norm", "backward", "dp_shard", "its reduction over dp_shard is missing"),
+    Fault("the gradient norm counts replicas", ("parallel=tp2",), replaced(gradients, "_sharding_groups", _everything_sharded),
+          "", "clip", None, "some are counted more than once"),
+    Fault("the gradient norm of this rank only", ("parallel=fsdp2",), replaced(step, "grad_norm", _local_norm),
+          "", "clip", None, "some are left out"),
+    Fault("buffers put back shifted", ("parallel=cp2",), replaced(LocalBuffers, "restore", _rolled),
+          "rope", "forward", "cp", "of step 1"),
+    Fault("packed parts split as one", (), replaced(Packing, "order", lambda right, packing: torch.arange(sum(packing.parts))),
+          "gate_up", "forward", "tp", "the output of gate_up"),
+    Fault("data ranks read the same rows", ("parallel=fsdp2",),
+          replaced(observe, "batch_rank", lambda right, mesh: (0, right(mesh)[1])),
+          "tok_embeddings", "forward", "dp_shard", "the part that belongs to rank 0"),
+    Fault("keys' gradients stay on their rank", ("parallel=cp2",), replaced(attention, "scatter_sum", _own_rows_only),
+          "layers.1.attention.wv", "backward", "cp", "the gradient of the output of layers.1.attention.wv"),
+    Fault("a norm in lower precision", ("parallel=tp2",), on_model(_noise),
+          "layers.0.ffn_norm", "forward", "tp", "noise, of the size that float32 rounds away"),
+    Fault("replicas of hsdp not summed", ("parallel=hsdp2x2",), replaced(applier, "fsdp_mesh", lambda right, mesh: mesh["dp_shard"]),
+          "output", "backward", "dp_replicate", "its reduction over dp_replicate is missing"),
+    Fault("another weight decay", ("parallel=tp2",), replaced(torch.optim.AdamW, "step", _another_decay),
+          "tok_embeddings", "optimizer", None, "the optimizer's step is another"),
+    Fault("every gradient halved", ("parallel=tp2",), replaced(step, "sum_partial", _halved),
+          "output", "backward", "tp", "1/tp (1/2) of the reference, as every other is"),
+)
+
+
+def main() -> None:
+    """Run every fault, and write what was found into the documentation."""
+    torch.set_num_threads(1)
+    rows, right = [], 0
+    for fault in FAULTS:
+        proof = proof_of(fault)
+        found = proof.divergence
+        right += found_rightly(fault, proof)
+        where = f"`{found.module or 'the model'}`, {found.phase}" if found else "not found"
+        rows.append([fault.name, where, (found.axis if found else None) or "", found.description if found else ""])
+    text = f"{right} of {len(FAULTS)} planted faults are found, placed and named.\n\n"
+    replace_between("docs/proving.md", "planted", text + table(["fault", "found in", "axis", "said of it"], rows))
+    print(text.strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""Every planted fault is found, placed and named."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.verify.faults import FAULTS, Fault, found_rightly, proof_of
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_found_placed_and_named(fault: Fault) -> None:
+    proof = proof_of(fault)
+    assert found_rightly(fault, proof), proof.divergence

@@ -1,0 +1,51 @@
+"""A slice of the matrix, another every day; `python -m parallelizer verify --matrix` runs all of it."""
+
+from __future__ import annotations
+
+import datetime
+import random
+
+import pytest
+
+from parallelizer.show.markdown import replace_between, table
+from parallelizer.verify.matrix import Cell, Row, columns, document, markdown, models, presets, prove_cell, rows
+
+SLICE = 6
+CELLS = [(row, preset) for row in rows() for preset in columns()]
+TODAY = random.Random(datetime.date.today().isoformat()).sample(CELLS, SLICE)  # noqa: S311
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("row", "preset"), TODAY, ids=lambda part: getattr(part, "name", part))
+def test_todays_cells_are_proven(row: Row, preset: str) -> None:
+    cell = prove_cell(row, preset)
+    assert cell.passed, cell.reason
+
+
+def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:
+    assert {row.model for row, _ in CELLS} == set(models())
+    assert {preset for _, preset in CELLS} == set(presets())
+    assert len(models()) >= 4 and len(presets()) >= 15
+
+
+def test_the_real_mesh_has_fewer_columns() -> None:
+    assert set(columns(full_mesh=True)) == {p for p in presets() if p not in ("fsdp1024_cp2_tp8", "fsdp8_tp8", "hsdp2x16_tp8")}
+
+
+def test_a_table_counts_and_explains_what_is_not_green() -> None:
+    row = Row("model", "plan")
+    cells = [Cell(row, "a", True, 0.25, "tp=2"), Cell(row, "b", False, 3.0, "cp=2", "the loss is off"), Cell(row, "c", False, None, "tp=2", "rank 1")]
+    text = markdown(cells, ["a", "b", "c"])
+    assert text.startswith("1 of 3 cells are proven; the worst error is 0.25 of its bound")
+    assert "| model, plan | 0.25 | **not equal** | **failed** |" in text
+    assert "on b: the loss is off" in text
+    assert not document(cells)["passed"]
+
+
+def test_a_page_keeps_what_is_around_the_table(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- t:begin -->\nold\n<!-- t:end -->\nafter\n")
+    replace_between(page, "t", table(["a"], [["x|y"]]))
+    assert page.read_text() == "before\n<!-- t:begin -->\n| a |\n| --- |\n| x\\|y |\n<!-- t:end -->\nafter\n"
+    with pytest.raises(ValueError, match="no place"):
+        replace_between(page, "other", "")

@@ -1,0 +1,116 @@
+"""Correct plans are proven, on any mesh and seed, and nothing is said to differ in them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from parallelizer.diagnostics import PlanError
+from parallelizer.show.proof import verify_document
+from parallelizer.verify import prove as module
+from parallelizer.verify.locate import locate
+from parallelizer.verify.prove import Proof, prove, prove_subject
+from tests.verify import subjects
+
+pytestmark = pytest.mark.ranks
+
+MISSING_NORM = 'rules=["layers.*.ffn_norm: none"]'
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel=fsdp2_cp2_tp2",),
+        ("parallel=hsdp2x2", "plan=llama_tp"),
+        ("parallel=fsdp2_tp2", 'rules=["layers.*: checkpoint"]', "train.accumulate=2"),
+        ("parallel=cp2_tp2", "++model.tie_embeddings=true", "++parallel.styles.fsdp.min_size=100"),
+    ],
+    ids=" ".join,
+)
+def test_a_correct_plan_is_proven_and_nothing_differs(overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def judge(*args: object, **kwargs: object) -> object:
+        verdict = module_judge(*args, **kwargs)  # type: ignore[arg-type]
+        found.append((args, verdict))
+        return verdict
+
+    module_judge = module.judge
+    monkeypatch.setattr(module, "judge", judge)
+    setup = subjects.setup(*overrides)
+    assert prove(setup).passed
+    ((reference, _, _, ranks, *_), verdict) = found[0]
+    small, _ = module.shrink(setup)
+    assert locate(small.compile(small.build()), reference, ranks, verdict) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}])
+def test_biases_and_packed_parts_are_proven(mesh: dict[str, int]) -> None:
+    extra = '\n  "": fsdp\n' if "tp" not in mesh else ""
+    assert prove_subject(subjects.mlp(mesh, subjects.MLP_PLAN.rstrip() + extra)).passed
+
+
+def no_alarm(seeds: range, overrides: tuple[str, ...]) -> None:
+    alarms = {s: p.divergence for s in seeds if not (p := prove(subjects.setup(*overrides), seed=s)).passed}
+    assert not alarms
+
+
+def test_five_seeds_raise_no_alarm() -> None:
+    no_alarm(range(1, 6), ("parallel=cp2",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["fsdp2_tp2", "cp2_tp2"])
+def test_a_hundred_seeds_raise_no_alarm(preset: str) -> None:
+    no_alarm(range(100), (f"parallel={preset}",))
+
+
+@pytest.fixture(scope="module")
+def failed() -> Proof:
+    return prove(subjects.setup("parallel=tp2", MISSING_NORM), force=True)
+
+
+def test_the_document_of_a_failed_proof_is_as_documented(failed: Proof) -> None:
+    document = json.loads(json.dumps(verify_document(failed, failed.diagnostics), allow_nan=False))
+    assert not document["passed"]
+    assert document["ranks"] == 2 and document["mesh"]["tp"] == 2 and len(document["mesh"]) == 6
+    assert document["dtype"] == "float64"
+    assert set(document["loss"]) >= {"reference", "sharded", "relative_error"}
+    errors = {p["name"]: p for p in document["parameters"]}
+    assert errors["layers.1.ffn_norm.weight"]["gradient_error"] > 0.1
+    assert errors["output.weight"]["update_error"] >= 0
+    assert document["worst"]["name"].startswith("layers.")
+    divergence = document["first_divergence"]
+    assert (divergence["module"], divergence["phase"], divergence["axis"]) == ("layers.1.ffn_norm", "backward", "tp")
+    assert divergence["rule"]["key"] == "layers.*.ffn_norm"
+
+
+def test_the_loss_of_a_plan_without_its_norm_rule_is_right(failed: Proof) -> None:
+    """Why losses are not enough."""
+    assert failed.losses[0] == pytest.approx(failed.losses[1], rel=1e-14)
+
+
+def test_bfloat16_is_information() -> None:
+    proof = prove(subjects.setup("parallel=fsdp2"), dtype="bfloat16")
+    assert proof.passed and not proof.is_verdict
+    assert 1e-4 < max(d.error for d in proof.verdict.of("gradient")) < 0.3
+
+
+def test_float32_is_a_verdict_of_its_own_precision() -> None:
+    proof = prove(subjects.setup("parallel=tp2"), dtype="float32")
+    assert proof.passed and proof.is_verdict
+    assert max(d.error for d in proof.verdict.of("gradient")) > 1e-9
+    assert not prove(subjects.setup("parallel=tp2", MISSING_NORM), dtype="float32", force=True).passed
+
+
+def test_a_refused_plan_is_not_run() -> None:
+    with pytest.raises(PlanError, match=r"layers\.\*\.nothing"):
+        prove(subjects.setup("parallel=tp2", 'rules=["layers.*.nothing: colwise"]'))
+
+
+def test_the_cost_does_not_depend_on_the_real_size() -> None:
+    proof = prove(subjects.setup("model=llama3_405b", "parallel=fsdp2"))
+    assert proof.passed
+    assert any(change.startswith("n_layers 126 -> ") for change in proof.changes)
+
