@@ -51,7 +51,9 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     tie(model, tied)  # each name has got a DTensor of its own
     for application in program.of_slot("attention"):
         options = intercept.ContextOptions(keep_gathered=bool(application.options.get("keep_gathered")))
-        intercept.wrap(modules[application.module], mesh[application.axes[0]], options, name=application.module)
+        intercept.wrap(
+            modules[application.module], mesh[application.axes[0]], options, name=application.module
+        )
     for application in program.of_slot("checkpoint"):
         _recompute(modules[application.module], application.options.get("mode", "full"))
     for application in units:
@@ -87,9 +89,13 @@ def parallelize(
 
 def _tensor_style(application: Application, module: nn.Module, mesh: DeviceMesh, meta: bool) -> None:
     if application.act is None:
-        raise ValueError(f"the application of {application.style} to {application.module} has no ParallelStyle")
+        raise ValueError(
+            f"the application of {application.style} to {application.module} has no ParallelStyle"
+        )
     # Without values there is nothing to send; with values, rank 0's are everyone's, as in torch.
-    parallelize_module(module, submesh(mesh, application.axes), application.act, src_data_rank=None if meta else 0)
+    parallelize_module(
+        module, submesh(mesh, application.axes), application.act, src_data_rank=None if meta else 0
+    )
 
 
 def _recompute(module: nn.Module, mode: str) -> None:
@@ -98,7 +104,9 @@ def _recompute(module: nn.Module, mode: str) -> None:
         costly = torch_private.costly_operators()
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, costly)
 
-    def around(module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, **options, **kwargs)
@@ -108,7 +116,9 @@ def _recompute(module: nn.Module, mode: str) -> None:
 
 def _shard_data(application: Application, module: nn.Module, mesh: DeviceMesh) -> None:
     options, device_mesh = application.options, fsdp_mesh(mesh)
-    params = {module.get_parameter(n): next(iter(by_axis.values())) for n, by_axis in application.params.items()}
+    params = {
+        module.get_parameter(n): next(iter(by_axis.values())) for n, by_axis in application.params.items()
+    }
     dims = {id(param): p.dim for param, p in params.items() if p.dim is not None}
     whole = {param for param, p in params.items() if p.dim is None}
     more: dict[str, Any] = {}
@@ -152,5 +162,3 @@ def _sum_gradients(model: nn.Module) -> None:
 
 def _dtype(name: str | None) -> torch.dtype | None:
     return DTYPES[name] if name else None
-
-

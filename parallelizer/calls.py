@@ -1,6 +1,5 @@
-"""How the modules of a model call each other, from one forward on the meta device: how each is called, what it returns, and which
-tensor goes from where to where.
-"""
+"""How the modules of a model call each other, from one forward on the meta device: how each is called, what
+it returns, and which tensor goes from where to where."""
 
 from __future__ import annotations
 
@@ -21,8 +20,9 @@ from parallelizer.workload import Workload
 
 @dataclass(frozen=True)
 class Call:
-    """How a module is called: each argument's name in forward's signature, and whether it is a tensor. The first of `*args` is called
-    `""`, as in plans, the others `*`. `outputs` is None for a tensor, the length of a tuple, and -1 for anything else."""
+    """How a module is called: each argument's name in forward's signature, and whether it is a tensor. The
+    first of `*args` is called `""`, as in plans, the others `*`. `outputs` is None for a tensor, the length
+    of a tuple, and -1 for anything else."""
 
     positional: tuple[tuple[str, bool], ...]
     keywords: Mapping[str, bool]
@@ -48,8 +48,8 @@ class Journey:
 
 @dataclass(frozen=True)
 class Calls:
-    """`by_module` has None for a module that is called in several ways; modules never called are missing. `returned_by` are the
-    modules, outermost last, that return what the model returns."""
+    """`by_module` has None for a module that is called in several ways; modules never called are missing.
+    `returned_by` are the modules, outermost last, that return what the model returns."""
 
     by_module: Mapping[str, Call | None]
     journeys: tuple[Journey, ...]

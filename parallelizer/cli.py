@@ -8,14 +8,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parallelizer.compose import OverrideSyntaxError, compose_config
 from parallelizer.config import Setup, from_config
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.verify import command as verify_command
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.program import Program
+    from parallelizer.simulate.trace import Trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +52,24 @@ def _parser() -> argparse.ArgumentParser:
     for name, run, doc in (
         ("validate", _validate, "find every mistake in the plan and the configuration"),
         ("plan", _plan, "print what each rank holds"),
+        ("verify", _verify, "prove that the sharded run equals the unsharded one"),
+        ("export", _export, "print the plan as plain Python on torch's public APIs"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
         command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, as for the recipe")
         command.add_argument("--config-dir", metavar="DIR", help="a folder of one's own configuration, searched behind the shipped one")
         command.add_argument("--config-name", metavar="NAME", default="train", help="the root configuration (train)")
-        command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+        if name != "export":
+            command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
         if name == "plan":
             command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+            exclusive = command.add_mutually_exclusive_group()
+            exclusive.add_argument("--lock", metavar="FILE", help="write shards, collectives and memory as text to be committed")
+            exclusive.add_argument("--locked", metavar="FILE", help="compare with such a file: exit 1 with what differs")
+            exclusive.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what changes between two presets, plans or sets of overrides")
             command.add_argument("--html", metavar="FILE", help="write all of it as one page for a browser too")
+        if name == "verify":
+            verify_command.add_options(command)
         command.set_defaults(run=run)
     return parser
 
@@ -79,11 +96,15 @@ def _validate(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     import torch
 
+    from parallelizer.lints import lint
     from parallelizer.show import plan as show_plan
     from parallelizer.show import step as show_step
     from parallelizer.show.documents import plan_document
     from parallelizer.simulate.trace import trace
 
+    torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
+    if arguments.diff:
+        return _diff(arguments)
     try:
         setup = _setup(arguments)
         model = setup.build_model()
@@ -99,9 +120,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         return 1
     found = program.diagnostics
     step = None
-    torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     try:
         step = trace(program, model, setup.recipe(), arguments.rank)
+        found += lint(setup, program, model, step)
     except PlanError as error:
         found += error.diagnostics
     if arguments.html:
@@ -112,15 +133,98 @@ def _plan(arguments: argparse.Namespace) -> int:
                             diagnostics=found, rank=arguments.rank)  # fmt: skip
         except PlanError as error:
             found += error.diagnostics
-    status = 1 if has_errors(found) else 0
+    differing: list[str] = []
+    if arguments.lock or arguments.locked:
+        try:
+            differing = _lock(arguments, setup, program, model, step)
+        except PlanError as error:
+            found += error.diagnostics
+    status = 1 if has_errors(found) or differing else 0
     if arguments.json:
-        _print_json(plan_document(program, model, setup.device, arguments.rank, step, found))
+        document = plan_document(program, model, setup.device, arguments.rank, step, found)
+        _print_json({**document, "differences": differing} if arguments.locked else document)
         return status
     show_diagnostics.write(found, sys.stderr)
+    if arguments.lock or arguments.locked:
+        _say_locked(arguments, found, differing)
+        return status
     show_plan.write(program, model, sys.stdout, rank=arguments.rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
     return status
+
+
+def _lock(arguments: argparse.Namespace, setup: Setup, program: Program, model: nn.Module, step: Trace | None) -> list[str]:
+    """Write or compare a lock; what differs, in words. Raises PlanError when there is nothing to lock, or no lock."""
+    from parallelizer.show import lock
+    from parallelizer.show.figures import figures
+
+    if step is None:
+        raise PlanError([Diagnostic("lock-incomplete", "the step cannot be traced, so that there is nothing to lock")])
+    now = figures(program, model, step, setup.workload)
+    if arguments.lock:
+        lock.write_lock(arguments.lock, now)
+        return []
+    return lock.check_lock(arguments.locked, now)
+
+
+def _say_locked(arguments: argparse.Namespace, found: tuple[Diagnostic, ...], differing: list[str]) -> None:
+    from parallelizer.show import lock
+
+    if differing:
+        print(lock.report(arguments.locked, differing))
+    elif not has_errors(found):
+        print(f"{arguments.lock}: written" if arguments.lock else f"as locked in {arguments.locked}")
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from parallelizer.show import diff
+
+    names = arguments.diff
+    try:
+        one, other = (
+            diff.of_overrides(
+                [*arguments.overrides, *diff.side(name, arguments.config_dir)],
+                arguments.config_dir, arguments.config_name, arguments.rank,
+            )
+            for name in names
+        )
+    except PlanError as error:
+        if arguments.json:
+            _print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+        else:
+            show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    if arguments.json:
+        _print_json(diff.document(one, other, names))
+    else:
+        diff.write(one, other, names, sys.stdout)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from parallelizer.calls import observe
+    from parallelizer.show.export import export
+
+    torch.set_num_threads(1)  # the model is observed in a forked child
+    try:
+        setup = _setup(arguments)
+        model = setup.build_model()
+        program = setup.compile(model)
+        command = shlex.join(["python", "-m", "parallelizer", "export", *arguments.overrides])
+        code = export(program, model, observe(model, setup.workload), command)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    show_diagnostics.write(program.diagnostics, sys.stderr)
+    sys.stdout.write(code)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    return verify_command.run(arguments, lambda: _setup(arguments))
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:

@@ -20,7 +20,15 @@ from parallelizer.resolving import resolve, shard_data
 from parallelizer.styles import io, tensor
 from parallelizer.workload import Workload
 
-__all__ = ["PASSES", "STYLE_FAMILIES", "Application", "Compilation", "Program", "compile", "tensor_placements"]
+__all__ = [
+    "PASSES",
+    "STYLE_FAMILIES",
+    "Application",
+    "Compilation",
+    "Program",
+    "compile",
+    "tensor_placements",
+]
 
 STYLE_FAMILIES = (tensor, io)
 """Imported for what they register: the functions behind the declared styles."""
@@ -65,5 +73,8 @@ def order(state: Compilation) -> None:
     state.applications.sort(key=lambda a: SLOTS.index(a.slot))
 
 
-PASSES: tuple[tuple[Callable[[Compilation], None], ...], ...] = ((match, resolve, shard_data, order), (check,))
+PASSES: tuple[tuple[Callable[[Compilation], None], ...], ...] = (
+    (match, resolve, shard_data, order),
+    (check,),
+)
 """The passes, in stages: errors of one end the compilation."""

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import OverrideParseException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from parallelizer.compose_mistakes import Attempt, explain, explain_override
@@ -45,17 +47,18 @@ def compose_config(
         message, help_text = f"there is no folder {config_dir}", "--config-dir names a folder of YAML files"
         raise PlanError([Diagnostic("config-not-found", message, None, help_text)])
 
-    def attempt(some: Sequence[str]) -> DictConfig:
+    def attempt(some: Sequence[str]) -> tuple[DictConfig, Origins]:
         with _also_searched(folders[1:]), initialize_config_dir(str(shipped), version_base="1.3"):
-            return compose(config_name, overrides=list(some), return_hydra_config=True)
+            config = compose(config_name, overrides=list(some), return_hydra_config=True)
+            return config, _origins(config.hydra, config_name)
 
     try:
-        config = attempt(overrides)
+        config, origins = attempt(overrides)
     except OverrideParseException as error:
         raise OverrideSyntaxError(explain_override(error.override, error.message, overrides)) from None
     except Exception as error:  # Hydra lets through what its parts raise: YAML's errors, ValueError
-        raise PlanError([explain(error, Attempt(overrides, folders, config_name, attempt))]) from None
-    origins = _origins(config.hydra, config_name)
+        failed = Attempt(overrides, folders, lambda some: attempt(some)[0])
+        raise PlanError([explain(error, failed)]) from None
     with open_dict(config):
         del config["hydra"]
     return config, origins
@@ -67,12 +70,16 @@ def running_origins() -> Origins:
     return _origins(hydra, str(hydra.job.config_name))
 
 
-def _origins(hydra: Any, root: str) -> Origins:
-    folders = [Path(s.path) for s in hydra.runtime.config_sources if s.schema == "file" and s.path]
+def _origins(hydra: Any, config_name: str) -> Origins:
+    """The origins of a composed configuration, while Hydra is initialised as it was for that."""
     # Unresolved: an override may have an interpolation in its text.
-    choices: Any = OmegaConf.to_container(hydra.runtime.choices, resolve=False)
-    overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    return Origins(overrides, choices, folders, root)
+    task: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    own: Any = OmegaConf.to_container(hydra.overrides.hydra, resolve=False)
+    loader = GlobalHydra.instance().config_loader()
+    merged = loader.compute_defaults_list(config_name, [*own, *task], RunMode.RUN).defaults
+    configs = [(str(m.config_path), m.package or "") for m in merged if m.config_path]
+    folders = [Path(s.path) for s in hydra.runtime.config_sources if s.schema == "file" and s.path]
+    return Origins(task, configs, folders)
 
 
 class _AlsoSearched(SearchPathPlugin):

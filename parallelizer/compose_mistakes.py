@@ -40,7 +40,6 @@ class Attempt:
 
     overrides: Sequence[str]
     folders: Sequence[Path]
-    config_name: str
     compose: Callable[[Sequence[str]], DictConfig]
 
     def options(self, group: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""What applications do to tensors at the border of their modules, in placements: how each arrives and how it is wanted."""
+"""What applications do to tensors at the border of their modules, in placements: how each arrives and how it
+is wanted."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from parallelizer.styles.tensor import ShardParams
 class Conversion:
     """One tensor laid out anew on one axis: an output (`leaves`) or an input of the application's module.
 
-    `name` is the input's in forward's signature, or the output's index or key; empty for the first or only one.
+    `name` is the input's in forward's signature, or the output's index or key; empty for the first or only
+    one.
     """
 
     application: Application
@@ -42,7 +44,8 @@ class Conversion:
 
 
 def conversions(application: Application) -> Iterator[Conversion]:
-    """Every tensor that an application lays out anew; nothing for styles of the user's own, of which nothing is known."""
+    """Every tensor that an application lays out anew; nothing for styles of the user's own, of which nothing
+    is known."""
     act = application.act
     if isinstance(act, ColwiseParallel | RowwiseParallel):
         yield from _of_torch(application, act)

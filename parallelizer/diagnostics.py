@@ -113,9 +113,14 @@ def one_line(diagnostic: Diagnostic) -> str:
     return f"{where}{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}{tail}"
 
 
-def quoted(text: str, limit: int = 60) -> str:
-    """A text as messages show it: in quotes, without control characters, and not much longer than `limit`."""
-    return repr(text if len(text) <= limit else text[: limit - 3] + "...")
+def shortened(text: str, limit: int = 60) -> str:
+    """The text, or its beginning if it is longer than `limit` characters."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def quoted(text: str) -> str:
+    """A text as messages show it: in quotes, without control characters, and not long."""
+    return repr(shortened(text))
 
 
 def counts(diagnostics: Sequence[Diagnostic]) -> str:

@@ -19,7 +19,11 @@ def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
     """
     for param in parameters:
         gradient = param.grad
-        if isinstance(param, DTensor) and isinstance(gradient, DTensor) and gradient.placements != param.placements:
+        if (
+            isinstance(param, DTensor)
+            and isinstance(gradient, DTensor)
+            and gradient.placements != param.placements
+        ):
             param.grad = gradient.redistribute(placements=param.placements)
 
 
@@ -48,7 +52,9 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(())
     every = [g for gradients in squares.values() for g in gradients]
     wide = torch.float64 if any(g.dtype == torch.float64 for g in every) else torch.float32
-    device = next((g.device for g in every if g.device.type != "cpu"), every[0].device)  # offloaded ones lie on the CPU
+    device = next(
+        (g.device for g in every if g.device.type != "cpu"), every[0].device
+    )  # offloaded ones lie on the CPU
     sums = {axes: _sum_of_squares(gradients, wide, device) for axes, gradients in squares.items()}
     for axis, group in groups.items():  # in the order of the parameters, which is the same on every rank
         # Everything still to be summed over this axis, by the axes that remain.
@@ -66,7 +72,8 @@ def _sharding_groups(tensor: torch.Tensor) -> dict[Axis, dist.ProcessGroup]:
     """The groups over which a tensor's elements lie scattered."""
     if not isinstance(tensor, DTensor):
         return {}
-    mesh, groups = tensor.device_mesh, {}
+    mesh = tensor.device_mesh
+    groups: dict[Axis, dist.ProcessGroup] = {}
     names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
     for i, placement in enumerate(tensor.placements):
         if not isinstance(placement, Replicate) and mesh.size(i) > 1:

@@ -41,7 +41,9 @@ def materialize(
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
         if lacking:
             message = f"{_called(lacking[0], model)} cannot make its values"
-            raise PlanError([Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")])
+            raise PlanError(
+                [Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")]
+            )
     state = state_of(model)
     packed = state.packed if state else {}
     divided = {a.module: a.divided for a in state.program if a.divided} if state else {}
@@ -88,7 +90,9 @@ def allocate(model: nn.Module, device: str | torch.device) -> None:
 
 
 def _own(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False)) or any(True for _ in module.buffers(recurse=False))
+    return any(True for _ in module.parameters(recurse=False)) or any(
+        True for _ in module.buffers(recurse=False)
+    )
 
 
 def _reset(module: nn.Module) -> None:
@@ -100,8 +104,11 @@ def _whole(module: nn.Module, divided: Mapping[str, int]) -> nn.Module:
 
     `divided` has the whole values of attributes that a style has divided.
     """
-    original = next(c for c in type(module).__mro__ if not issubclass(c, FSDPModule))
-    twin: nn.Module = original.__new__(original)
+    # The class that FSDP has put its own in front of.
+    original = next(
+        c for c in type(module).__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
+    )
+    twin = original.__new__(original)
     twin.__dict__.update(module.__dict__)
     twin.__dict__.update(divided)
     twin.__dict__.pop("forward", None)
@@ -125,7 +132,13 @@ def _check_filled(whole: nn.Module, path: str, model: nn.Module) -> None:
     missed = [name for name, tensor in own if tensor.is_floating_point() and tensor.isnan().any()]
     if missed:
         message = f"the initializer of {_called(path, model)} leaves {', '.join(missed)} unfilled"
-        raise PlanError([Diagnostic("no-initializer", message, None, "let it fill every parameter and buffer of its module")])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "no-initializer", message, None, "let it fill every parameter and buffer of its module"
+                )
+            ]
+        )
 
 
 def _called(path: str, model: nn.Module) -> str:

@@ -1,11 +1,12 @@
-"""What a plan wastes, seen in the traced step: warnings and notes with the line of the rule and what it costs.
+"""What a plan wastes, seen in the traced step: warnings and notes with the line of the rule and what it
+costs.
 
-    redundant-redistribution  a tensor is made whole and split again, or split and made whole, with nothing in between
-    replicated-logits         every tensor rank holds all logits, where a vocabulary-parallel loss would do with a slice
-    half-sequence-parallel    some modules work on the sharded sequence, others on the whole one
-    small-fsdp-units          all-gathers so small that their number costs more than their bytes
-    large-root-unit           most of the model is gathered at once, though it has layers that could be units
-    optimizer-collectives     an optimizer that communicates for each parameter
+redundant-redistribution  a tensor is made whole and split again, or split and made whole, with nothing in
+between replicated-logits         every tensor rank holds all logits, where a vocabulary-parallel loss would
+do with a slice half-sequence-parallel    some modules work on the sharded sequence, others on the whole one
+small-fsdp-units          all-gathers so small that their number costs more than their bytes large-root-unit
+most of the model is gathered at once, though it has layers that could be units optimizer-collectives     an
+optimizer that communicates for each parameter
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ LARGE_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Traced:
-    """What lints look at. `calls` is None for a model that does not run on meta; `optimizer` has the optimizer's config."""
+    """What lints look at. `calls` is None for a model that does not run on meta; `optimizer` has the
+    optimizer's config."""
 
     program: Program
     model: nn.Module
@@ -49,7 +51,9 @@ class Traced:
     def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Entry]:
         """The collectives of one module in one phase on one axis."""
         return [
-            e for e in self.trace.ledger if (e.phase, e.axis, e.module) == (phase, axis, module) and e.kind in kinds
+            e
+            for e in self.trace.ledger
+            if (e.phase, e.axis, e.module) == (phase, axis, module) and e.kind in kinds
         ]
 
 
@@ -83,7 +87,9 @@ def redundant_redistributions(traced: Traced) -> Iterator[Diagnostic]:
             "redundant-redistribution",
             f"{_border(first)} of {_modules(c.application for c, _ in pairs)} is {done} over {first.axis} and {undone} as "
             f"{_border(second)} of {_modules(c.application for _, c in pairs)}, with nothing in between: {_sent(calls)}",
-            _written(first), help_text, "warning",
+            _written(first),
+            help_text,
+            "warning",
             (Related(_written(second), undone),),
         )
 
@@ -112,15 +118,21 @@ def _border(conversion: Conversion) -> str:
 
 
 def _at(passage: Passage, found: Sequence[Conversion]) -> Iterator[Conversion]:
-    """The conversions at one passage, in order: inputs from the outermost style in, outputs from the innermost out."""
+    """The conversions at one passage, in order: inputs from the outermost style in, outputs from the
+    innermost out."""
     here = [c for c in found if c.leaves == passage.leaves and c.kind]
     for conversion in here if passage.leaves else reversed(here):
-        if conversion.name == passage.name or (conversion.name or "0") == (passage.name or "0") or not conversion.name:
+        if (
+            conversion.name == passage.name
+            or (conversion.name or "0") == (passage.name or "0")
+            or not conversion.name
+        ):
             yield conversion
 
 
 def _read_before(journey: Journey, passage: Passage) -> bool:
-    """Whether anybody may read the tensor as it is between two conversions, of which the second is at `passage`."""
+    """Whether anybody may read the tensor as it is between two conversions, of which the second is at
+    `passage`."""
 
     def inside(module: str) -> bool:
         return module == passage.module or module.startswith(f"{passage.module}.") or passage.module == ""
@@ -132,7 +144,8 @@ def _read_before(journey: Journey, passage: Passage) -> bool:
 
 
 def _cost(traced: Traced, first: Conversion, second: Conversion) -> list[Entry]:
-    """The collectives of two conversions that undo each other: one gathers in forward, the other its gradient in backward."""
+    """The collectives of two conversions that undo each other: one gathers in forward, the other its gradient
+    in backward."""
     gathers = (first, second) if first.kind != "split" else (second, first)
     forward = traced.entries("forward", first.axis, gathers[0].application.module, "all_gather", "all_reduce")
     backward = traced.entries("backward", first.axis, gathers[1].application.module, "all_gather")
@@ -148,7 +161,11 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
             if not conversion.leaves or conversion.kind != "gather" or not _last(conversion):
                 continue
             gathers = traced.entries("forward", conversion.axis, application.module, "all_gather")
-            calls = gathers[len(gathers) // traced.accumulate - 1 :: len(gathers) // traced.accumulate] if gathers else []
+            calls = (
+                gathers[len(gathers) // traced.accumulate - 1 :: len(gathers) // traced.accumulate]
+                if gathers
+                else []
+            )
             if not calls:
                 continue
             held = calls[0].payload_bytes
@@ -170,27 +187,40 @@ def _last(conversion: Conversion) -> bool:
 def half_sequence_parallel(traced: Traced) -> Iterator[Diagnostic]:
     """Sums over an axis leave some modules sharded along the sequence and others whole."""
     leaving = [
-        c for a in traced.program.of_slot("params", "io") for c in conversions(a) if c.leaves and c.before.kind == "partial"
+        c
+        for a in traced.program.of_slot("params", "io")
+        for c in conversions(a)
+        if c.leaves and c.before.kind == "partial"
     ]
     returned = traced.calls.returned_by if traced.calls else ()
     told = {first.application.module for first, _ in _undone(traced)}
     for axis in dict.fromkeys(c.axis for c in leaving):
         sharded = [c for c in leaving if c.axis == axis and c.after.kind == "shard"]
-        whole = [c for c in leaving if c.axis == axis and c.kind == "reduce" and c.application.module not in (*returned, *told)]
+        whole = [
+            c
+            for c in leaving
+            if c.axis == axis and c.kind == "reduce" and c.application.module not in (*returned, *told)
+        ]
         if not sharded:
             continue
         for found in _by_rule(whole):
-            calls = [e for c in found for e in traced.entries("forward", axis, c.application.module, "all_reduce")]
+            calls = [
+                e for c in found for e in traced.entries("forward", axis, c.application.module, "all_reduce")
+            ]
             saved = sum(e.wire_bytes - wire_bytes("reduce_scatter", e.payload_bytes, e.ranks) for e in calls)
             yield Diagnostic(
                 "half-sequence-parallel",
-                f"{_modules(c.application for c in found)} leave{'s' if len(found) == 1 else ''} the sequence whole on every rank of "
-                f"{axis}, while {_modules(c.application for c in sharded)} shard{'s' if len(sharded) == 1 else ''} it: "
+                f"{_many(found, 'leave')} the sequence whole on every rank of {axis}, while {_many(sharded, 'shard')} it: "
                 f"{_sent(calls)}, {size(saved)} more than sharded",
                 _written(found[0]),
                 f"write `output: {sharded[0].after}` there, or `output: replicate` everywhere",
-                "warning", (Related(_written(sharded[0]), "this one leaves it sharded"),),
+                "warning",
+                (Related(_written(sharded[0]), "this one leaves it sharded"),),
             )
+
+
+def _many(found: Sequence[Conversion], verb: str) -> str:
+    return f"{_modules(c.application for c in found)} {verb}{'s' if len(found) == 1 else ''}"
 
 
 def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
@@ -198,7 +228,12 @@ def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
     units = {a.module: a for a in traced.program.of_slot("fsdp") if a.module}
     calls: dict[str, list[Entry]] = {}
     for entry in traced.trace.ledger:
-        if entry.overlapped and entry.kind == "all_gather" and entry.module in units and entry.ranks >= MANY_RANKS:
+        if (
+            entry.overlapped
+            and entry.kind == "all_gather"
+            and entry.module in units
+            and entry.ranks >= MANY_RANKS
+        ):
             calls.setdefault(entry.module, []).append(entry)
     small = [units[m] for m, entries in calls.items() if max(e.payload_bytes for e in entries) < SMALL]
     for found in _applications_by_rule(small):
@@ -224,7 +259,9 @@ def large_root_unit(traced: Traced) -> Iterator[Diagnostic]:
     own = [full_name(root.module, name) for name in root.params]
     share = sum(sizes[n] for n in own) / max(sum(sizes.values()), 1)
     layers = _layers(traced.model, own)
-    gathers = traced.entries("forward", "+".join(a for a in root.axes if a != "dp_replicate"), "", "all_gather")
+    gathers = traced.entries(
+        "forward", "+".join(a for a in root.axes if a != "dp_replicate"), "", "all_gather"
+    )
     gathered = [e for e in gathers if e.overlapped]
     if share <= LARGE_SHARE or not layers or not gathered or gathered[0].payload_bytes < SMALL:
         return
@@ -232,7 +269,9 @@ def large_root_unit(traced: Traced) -> Iterator[Diagnostic]:
         "large-root-unit",
         f"the root unit gathers {share:.0%} of the parameters at once: {size(gathered[0].payload_bytes)} lie in full on every "
         "rank from the beginning of forward to the end of backward",
-        root.rule.span, f"make the layers units: `{layers}: fsdp`", "warning",
+        root.rule.span,
+        f"make the layers units: `{layers}: fsdp`",
+        "warning",
     )
 
 
@@ -262,7 +301,9 @@ def optimizer_collectives(traced: Traced) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "optimizer-collectives",
         f"the optimizer communicates for each of its {parameters:,} parameters ({kinds}): {_sent(calls)}",
-        traced.optimizer_span, help_text, "warning",
+        traced.optimizer_span,
+        help_text,
+        "warning",
     )
 
 
@@ -305,8 +346,9 @@ def _modules(applications: Iterable[Application]) -> str:
 
 def _sent(calls: Sequence[Entry]) -> str:
     """`4 collectives a step send 8.0 MiB`."""
-    return f"{len(calls):,} collective{'' if len(calls) == 1 else 's'} a step send{'s' if len(calls) == 1 else ''} " + size(
-        sum(e.wire_bytes for e in calls)
+    return (
+        f"{len(calls):,} collective{'' if len(calls) == 1 else 's'} a step send{'s' if len(calls) == 1 else ''} "
+        + size(sum(e.wire_bytes for e in calls))
     )
 
 

@@ -1,4 +1,4 @@
-"""The first pass: which rule wins each slot of each module. Rules that match nothing, and rules that win nothing, are found here."""
+"""The first pass: which rule wins each slot of each module. It finds rules that match nothing, and rules that win nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from parallelizer.program import Compilation, Slot
 from parallelizer.styles.declare import STYLES
 from parallelizer.suggest import suggest
 from parallelizer.tied_parameters import parameter_names
+
 
 def match(state: Compilation) -> None:
     """Fill `state.winners`: on one module and one slot the later rule wins."""
@@ -33,12 +34,19 @@ def match(state: Compilation) -> None:
                     beaten_by[id(slots.pop(slot)[0])] = rule
                 slots[name, param or axis] = (rule, use)
         if targets and not rule.uses and not emptied and not rule.optional:
-            state.find("shadowed-rule", f"{_shown(rule)} finds nothing to empty", rule.span,
-                       "remove the rule, or put it behind those that fill the slots", severity="warning")
+            state.find(
+                "shadowed-rule",
+                f"{_shown(rule)} finds nothing to empty",
+                rule.span,
+                "remove the rule, or put it behind those that fill the slots",
+                severity="warning",
+            )
     _report_losers(state, beaten_by)
 
 
-def _targets(state: Compilation, rule: Rule, paths: list[str], names: list[str]) -> list[tuple[str, str | None]] | None:
+def _targets(
+    state: Compilation, rule: Rule, paths: list[str], names: list[str]
+) -> list[tuple[str, str | None]] | None:
     """The modules that a rule names, or else the parameters, with the module of each; None after an error."""
     modules: list[tuple[str, str | None]] = [(path, None) for path in rule.glob.select(paths)]
     if modules:
@@ -46,8 +54,12 @@ def _targets(state: Compilation, rule: Rule, paths: list[str], names: list[str])
     found = rule.glob.select(names)
     misfit = next((u for u in rule.uses if not STYLES[u.style].takes_parameters), None)
     if found and misfit:
-        state.find("style-on-parameter", f"`{rule.key}` names a parameter, and {misfit.style} takes a module", misfit.span,
-                   f"name its module: {found[0].rpartition('.')[0]}")
+        state.find(
+            "style-on-parameter",
+            f"`{rule.key}` names a parameter, and {misfit.style} takes a module",
+            misfit.span,
+            f"name its module: {found[0].rpartition('.')[0]}",
+        )
         return None
     return [(path, leaf) for path, _, leaf in (name.rpartition(".") for name in found)]
 
@@ -67,13 +79,27 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
         return
     if not matched:
         near = suggest(rule.key, names)
-        hint = "; ".join(f"`{g}` matches {n}" for g, n in near) if near else "`python -m parallelizer plan` lists the modules"
-        state.find("unmatched-glob", f"{_shown(rule)} matches no module", rule.span, f"did you mean {hint}" if near else hint)
+        hint = (
+            "; ".join(f"`{g}` matches {n}" for g, n in near)
+            if near
+            else "`python -m parallelizer plan` lists the modules"
+        )
+        state.find(
+            "unmatched-glob",
+            f"{_shown(rule)} matches no module",
+            rule.span,
+            f"did you mean {hint}" if near else hint,
+        )
         return
     for alternative in rule.glob.unmatched(names):
         near = suggest(alternative, names)
         hint = f"did you mean `{near[0][0]}`?" if near else "take it out of the braces"
-        state.find("unmatched-alternative", f"`{alternative}`, one alternative of `{rule.key}`, matches no module", rule.span, hint)
+        state.find(
+            "unmatched-alternative",
+            f"`{alternative}`, one alternative of `{rule.key}`, matches no module",
+            rule.span,
+            hint,
+        )
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
@@ -84,9 +110,14 @@ def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
             continue
         # A plan that extends another replaces rules on purpose.
         severity = "warning" if later.span.file == rule.span.file else "note"
-        state.find("shadowed-rule", f"{_shown(rule)} never wins: later rules take every slot that it fills", rule.span,
-                   "remove the rule, or put it behind the others", severity=severity,
-                   related=(Related(later.span, "this one wins"),))
+        state.find(
+            "shadowed-rule",
+            f"{_shown(rule)} never wins: later rules take every slot that it fills",
+            rule.span,
+            "remove the rule, or put it behind the others",
+            severity=severity,
+            related=(Related(later.span, "this one wins"),),
+        )
 
 
 def _shown(rule: Rule) -> str:

@@ -20,7 +20,9 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
     Raises ValueError when the world has another size. Collective: every rank calls it.
     """
     if mesh.world_size != dist.get_world_size():
-        raise ValueError(f"the mesh has {mesh.world_size} ranks ({mesh}), the world has {dist.get_world_size()}")
+        raise ValueError(
+            f"the mesh has {mesh.world_size} ranks ({mesh}), the world has {dist.get_world_size()}"
+        )
     names = [a for a in AXES if mesh.sizes[a] > 1]
     if not mesh.fsdp_axes:
         names = [a for a in AXES if a in names or a == "dp_shard"]
@@ -78,7 +80,9 @@ def with_shard_axis(device_mesh: DeviceMesh) -> DeviceMesh:
         return device_mesh
     outside = [n for n in names if AXES.index(n) < AXES.index("dp_shard")]
     if outside:
-        return torch_private.split_axis(device_mesh, outside[-1], {outside[-1]: mesh.sizes[outside[-1]], "dp_shard": 1})
+        return torch_private.split_axis(
+            device_mesh, outside[-1], {outside[-1]: mesh.sizes[outside[-1]], "dp_shard": 1}
+        )
     return torch_private.split_axis(device_mesh, names[0], {"dp_shard": 1, names[0]: mesh.sizes[names[0]]})
 
 
@@ -95,7 +99,9 @@ def fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
     """
     mesh = describe(device_mesh)
     names = mesh.fsdp_axes or ("dp_shard",)
-    sharded = torch_private.flatten_mesh(device_mesh[names], FOLDED) if len(names) > 1 else device_mesh[names[0]]
+    sharded = (
+        torch_private.flatten_mesh(device_mesh[names], FOLDED) if len(names) > 1 else device_mesh[names[0]]
+    )
     if mesh.sizes["dp_replicate"] > 1:
         return torch_private.join_meshes(device_mesh["dp_replicate"], sharded)
     return sharded
@@ -114,12 +120,12 @@ def folded_name(mesh: Mesh) -> str:
 
 
 def batch_rank(device_mesh: DeviceMesh) -> tuple[int, int]:
-    """This rank's index among those that see different rows of the global batch, and their number."""
-    index, count = 0, 1
-    names = device_mesh.mesh_dim_names or ()
+    """This rank's index among those that see different rows of the global batch, and their number.
+
+    Raises ValueError for axes that have other names than ours.
+    """
+    mesh, index = describe(device_mesh), 0
     for axis in BATCH_AXES:
-        if axis in names:
-            size = device_mesh.size(names.index(axis))
-            index = index * size + device_mesh.get_local_rank(axis)
-            count *= size
-    return index, count
+        if mesh.sizes[axis] > 1:
+            index = index * mesh.sizes[axis] + device_mesh.get_local_rank(axis)
+    return index, mesh.size(*BATCH_AXES)

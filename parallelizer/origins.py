@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from parallelizer.diagnostics import PlanError, Span
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read, read_text, shown_path
 
 MAX_DEPTH = 8
-"""How deep defaults lists and interpolations are followed."""
+"""How many interpolations are followed one after another."""
 
 NOWHERE = Span("<configuration>")
 """The place of what was set in a way that cannot be told."""
@@ -21,34 +21,16 @@ _INTERPOLATION = re.compile(r"\$\{([\w.-]+)\}")
 
 
 @dataclass(frozen=True)
-class _Default:
-    """An item of a defaults list: a config by its path, and the group that it is an option of, if any."""
-
-    config: str
-    group: str | None = None
-
-
-@dataclass(frozen=True)
-class _File:
-    """A config file: its content, the key that the content goes under, and its defaults list."""
-
-    node: MappingNode
-    package: tuple[str, ...]
-    defaults: tuple[_Default, ...]
-
-
-_SELF = _Default("_self_")
-
-
-@dataclass(frozen=True)
 class Origins:
-    """The overrides, what each config group was set to, the folders that are searched, the root config."""
+    """The overrides, and the config files in the order in which Hydra has merged them.
+
+    Each of `configs` is a config's path in the search path and the dotted key that its content goes under.
+    """
 
     overrides: Sequence[str] = ()
-    choices: Mapping[str, Any] = field(default_factory=dict)
+    configs: Sequence[tuple[str, str]] = ()
     folders: Sequence[Path] = ()
-    root: str = "train"
-    files: dict[str, _File | None] = field(default_factory=dict, repr=False, compare=False)
+    files: dict[str, MappingNode | None] = field(default_factory=dict, repr=False, compare=False)
     """What has been read already."""
 
     def span(self, key: str) -> Span | None:
@@ -103,10 +85,11 @@ class Origins:
 
     def _group_span(self, key: str) -> Span | None:
         """The override that chose the key's group, or the chosen file."""
-        group = key.partition(".")[0]
-        if group not in self.choices or group == key:
+        group, _, inside = key.partition(".")
+        chosen = [config for config, _ in self.configs if config.startswith(f"{group}/")]
+        if not inside or not chosen:
             return None
-        path = _find(f"{group}/{self.choices[group]}", self.folders)
+        path = self._path(chosen[-1])
         return self._override(group) or (Span(shown_path(path)) if path else None)
 
     def _override(self, key: str) -> Span | None:
@@ -114,89 +97,40 @@ class Origins:
         for override in reversed(self.overrides):
             name, _, value = override.partition("=")
             name = name.lstrip("+~")
-            if name == key or (key.startswith(f"{name}.") and name not in self.choices):
+            if name == key or (key.startswith(f"{name}.") and not self._is_group(name)):
                 start = len(override) - len(value) + 1
                 return Span(f"<override {override}>", 1, start, start + max(len(value), 1))
         return None
 
+    def _is_group(self, name: str) -> bool:
+        """Whether an override of this name chooses files instead of setting a value."""
+        return any((folder / name).is_dir() for folder in self.folders)
+
     def _written(self, key: str) -> tuple[Scalar | None, Node] | None:
-        """The key and its value as they stand in the files; of several files, in the one that counts."""
-        return next(self._search(self.root, tuple(key.split(".")), 0), None)
+        """The key, if it is one of a map, and its value as they stand in the files; what is merged last counts."""
+        parts = key.split(".")
+        for config, package in reversed(self.configs):
+            inside = package.split(".") if package else []
+            node = self._read(config) if parts[: len(inside)] == inside else None
+            found = _locate(node, parts[len(inside) :]) if node is not None else None
+            if found is not None:
+                return found
+        return None
 
-    def _search(self, config: str, key: tuple[str, ...], depth: int) -> Iterator[tuple[Scalar | None, Node]]:
-        """A key in a config file and in those of its defaults list; what counts comes first."""
+    def _path(self, config: str) -> Path | None:
+        return next((path for folder in self.folders if (path := folder / f"{config}.yaml").is_file()), None)
+
+    def _read(self, config: str) -> MappingNode | None:
+        """A config's content; None for what cannot be read, and for Hydra's own."""
         if config not in self.files:
-            self.files[config] = _read_config(config, self.folders)
-        file = self.files[config]
-        if file is None or depth > MAX_DEPTH:
-            return
-        for default in reversed(file.defaults):
-            if default != _SELF:
-                for chosen in self._chosen(default):
-                    yield from self._search(chosen, key, depth + 1)
-            elif key[: len(file.package)] == file.package:
-                found = _locate(file.node, key[len(file.package) :])
-                if found is not None:
-                    yield found
-
-    def _chosen(self, default: _Default) -> list[str]:
-        """The configs that an item of a defaults list stands for, the last one first."""
-        if default.group is None or default.group not in self.choices:
-            return [default.config]
-        chosen = self.choices[default.group]
-        options = chosen if isinstance(chosen, list | tuple) else [chosen]
-        return [f"{default.group}/{option}" for option in reversed(options)]
-
-
-def _find(config: str, folders: Sequence[Path]) -> Path | None:
-    return next((path for folder in folders if (path := folder / f"{config}.yaml").is_file()), None)
-
-
-def _read_config(config: str, folders: Sequence[Path]) -> _File | None:
-    """A config by its path in the first of the folders that has it; None for what cannot be read."""
-    path = _find(config, folders)
-    if path is None:
-        return None
-    try:
-        text = read_text(str(path), shown_path(path))
-        node = read(text, shown_path(path), trusted=True)
-    except PlanError:
-        return None
-    if not isinstance(node, MappingNode):
-        return None
-    group = config.rpartition("/")[0]
-    defaults = list(_defaults(node.get("defaults"), group))
-    if _SELF not in defaults:
-        defaults.append(_SELF)
-    return _File(node, _package(text, group), tuple(defaults))
-
-
-def _package(text: str, group: str) -> tuple[str, ...]:
-    """Where a file's content goes: under its group, unless its first lines have `# @package ...`."""
-    header = re.match(r"(?:\s*#[^\n]*\n)*?\s*#\s*@package\s+(\S+)", text)
-    package = header[1] if header else "_group_"
-    if package == "_global_":
-        return ()
-    dotted = package.replace("_group_", group.replace("/", "."))
-    return tuple(dotted.split(".")) if dotted else ()
-
-
-def _defaults(node: Node | None, group: str) -> Iterator[_Default]:
-    """The items of a defaults list that stand for files; `override` ones tell what others are set to."""
-
-    def absolute(path: str) -> str:
-        path = path.partition("@")[0]
-        return path[1:] if path.startswith("/") else f"{group}/{path}".lstrip("/")
-
-    for item in node.items if isinstance(node, SequenceNode) else ():
-        if isinstance(item, Scalar):
-            yield _SELF if item.text == "_self_" else _Default(absolute(item.text))
-        for key, value in item if isinstance(item, MappingNode) else ():
-            words = key.text.split()
-            if words and "override" not in words:
-                of = absolute(words[-1])
-                option = value.text if isinstance(value, Scalar) else ""
-                yield _Default(f"{of}/{option}", of)
+            path = self._path(config)
+            try:
+                shown = shown_path(path) if path else ""
+                node = read(read_text(str(path), shown), shown, trusted=True) if path else None
+            except PlanError:
+                node = None
+            self.files[config] = node if isinstance(node, MappingNode) else None
+        return self.files[config]
 
 
 def _locate(node: Node, key: Sequence[str]) -> tuple[Scalar | None, Node] | None:

@@ -67,8 +67,7 @@ def parse_flow(text: str, *, output: bool, place: Place | None = None) -> Flow:
     if len(parts) == 1:
         placement = parse_placement(text, place)
         return Flow(wanted=placement) if output else Flow(arrives=placement)
-    wanted = parse_placement(parts[1], place, len(parts[0]) + 2)
-    return Flow(parse_placement(parts[0], place), wanted)
+    return Flow(parse_placement(parts[0], place), parse_placement(parts[1], place, len(parts[0]) + 2))
 
 
 def to_torch(placement: Placement) -> placement_types.Placement:

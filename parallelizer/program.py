@@ -83,12 +83,16 @@ class Compilation:
     applications: list[Application] = field(default_factory=list)
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
-    def find(self, code: str, message: str, span: Span | None, help_text: str | None = None, **more: Any) -> None:
+    def find(
+        self, code: str, message: str, span: Span | None, help_text: str | None = None, **more: Any
+    ) -> None:
         """Add a diagnostic."""
         self.diagnostics.append(Diagnostic(code, message, span, help_text, **more))
 
 
-def tensor_placements(applications: list[Application] | tuple[Application, ...]) -> dict[str, dict[str, Placement]]:
+def tensor_placements(
+    applications: list[Application] | tuple[Application, ...],
+) -> dict[str, dict[str, Placement]]:
     """Placements that tensor styles give, by full parameter name and axis."""
     found: dict[str, dict[str, Placement]] = {}
     for application in applications:

@@ -16,9 +16,10 @@ from parallelizer.program import Application, Compilation, Slot, tensor_placemen
 from parallelizer.styles import fsdp
 from parallelizer.styles.base import FUNCTIONS, Sharding, StyleError, Target
 from parallelizer.styles.declare import STYLES
+from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.suggest import nearest
 
-AXES_OF_SLOT = {"params": ("ep", "tp"), "io": ("cp", "ep", "tp"), "attention": ("cp",)}
+AXES_OF_SLOT = {"params": TENSOR_AXES, "io": ("cp", *TENSOR_AXES), "attention": ("cp",)}
 """The axes that styles of a slot may stand on."""
 
 
@@ -47,7 +48,13 @@ def resolve(state: Compilation) -> None:
         options = {k: _resolved(v, state, use) for k, v in winner.options.items()}
         axis = options.get("axis") or STYLES[use.style].axis
         application = Application(
-            winner.path, slot, use.style, (), winner.rule, options, {k: o.span for k, o in winner.written.items()}
+            winner.path,
+            slot,
+            use.style,
+            (),
+            winner.rule,
+            options,
+            {k: o.span for k, o in winner.written.items()},
         )
         try:
             if axis is not None:
@@ -67,13 +74,21 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     """The application on the axes above 1 that its style stands on; none where there is nothing to do. Raises StyleError."""
     possible = AXES_OF_SLOT.get(application.slot, AXES)
     if axis not in possible:
-        raise StyleError("unknown-axis", f"{application.style} does not stand on {axis}", f"it stands on {' or '.join(possible)}", "axis")
-    act, axes = None, (axis,)
+        raise StyleError(
+            "unknown-axis",
+            f"{application.style} does not stand on {axis}",
+            f"it stands on {' or '.join(possible)}",
+            "axis",
+        )
+    act: ParallelStyle | None = None
+    axes: tuple[str, ...] = (axis,)
     more: dict[str, Any] = {}
     if application.slot in ("params", "io"):
         options = {**application.options, "style": application.style}
         module = state.modules[application.module]
-        result = FUNCTIONS[application.style](Target(module, application.module, param, options, axis, state.mesh.sizes))
+        result = FUNCTIONS[application.style](
+            Target(module, application.module, param, options, axis, state.mesh.sizes)
+        )
         sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
         act, axes = sharding.style, sharding.axes
         more = {"params": sharding.params, "packed": sharding.packed, "divided": sharding.divided}
@@ -101,17 +116,21 @@ def _failure(state: Compilation, error: StyleError, winner: Winner, axis: str | 
     option = winner.written.get(error.option or "")
     set_here = state.mesh.spans.get(axis or "") if error.code == "not-divisible" else None
     related = (Related(set_here, f"{axis}={state.mesh.sizes[axis or '']} is set here"),) if set_here else ()
-    return Diagnostic(error.code, error.message, option.span if option else winner.use.span, error.help, related=related)
+    return Diagnostic(
+        error.code, error.message, option.span if option else winner.use.span, error.help, related=related
+    )
 
 
 def _resolved(value: Any, state: Compilation, use: StyleUse) -> Any:
     """The value with every layout's name replaced by its placement."""
     if isinstance(value, Placement) and value.kind == "layout":
-        layouts = state.plan.layouts
-        if value.name in layouts:
-            return dataclasses.replace(layouts[value.name], span=value.span)
-        near = nearest(value.name or "", layouts, 1)
-        hint = (f"did you mean {near[0]}? " if near else "") + f"the layouts are {', '.join(layouts) or 'none'}"
+        layouts, name = state.plan.layouts, value.name or ""
+        if name in layouts:
+            return dataclasses.replace(layouts[name], span=value.span)
+        near = nearest(name, layouts, 1)
+        hint = (
+            f"did you mean {near[0]}? " if near else ""
+        ) + f"the layouts are {', '.join(layouts) or 'none'}"
         state.find("unknown-layout", f"there is no layout {value.name!r}", value.span or use.span, hint)
         return dataclasses.replace(value, kind="replicate")
     if isinstance(value, Flow):
@@ -134,7 +153,9 @@ def shard_data(state: Compilation) -> None:
         params, reasons = {}, {}
         for name in names:
             relative = name[len(path) + 1 :] if path else name
-            assigned = fsdp.assign(state.parameters[name], options, tensor.get(name, {}), mesh.size(*mesh.fsdp_axes))
+            assigned = fsdp.assign(
+                state.parameters[name], options, tensor.get(name, {}), mesh.size(*mesh.fsdp_axes)
+            )
             params[relative] = {folded_name(mesh): assigned.placement}
             if assigned.reason:
                 reasons[relative] = assigned.reason

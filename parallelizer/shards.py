@@ -64,8 +64,14 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
             placements["+".join(mesh.fsdp_axes)] = REPLICATE
         shards.append(
             ParameterShard(
-                name, str(param.dtype).removeprefix("torch."), tuple(param.shape), tuple(shape),
-                {a: str(placements[a]) for a in sorted(placements, key=lambda a: AXES.index(a.split("+")[0]))},
+                name,
+                str(param.dtype).removeprefix("torch."),
+                tuple(param.shape),
+                tuple(shape),
+                {
+                    a: str(placements[a])
+                    for a in sorted(placements, key=lambda a: AXES.index(a.split("+")[0]))
+                },
                 math.prod(shape) * param.element_size(),
                 (*styles.get(name, []), *(("fsdp",) if unit is not None else ())),
                 unit.reasons.get(relative) if unit is not None else None,

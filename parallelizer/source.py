@@ -19,9 +19,9 @@ from parallelizer import yaml_mistakes
 from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span, quoted
 from parallelizer.yaml_mistakes import Position
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 250_000
 MAX_DEPTH = 32
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 
 
 @dataclass(frozen=True)

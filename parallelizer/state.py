@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
-    from parallelizer.program import Program
     from parallelizer.context.buffers import LocalBuffers
+    from parallelizer.program import Program
     from parallelizer.styles.packing import Packing
 
 _ATTRIBUTE = "_parallelizer_state"

@@ -39,13 +39,13 @@ def assert_equivalent(
     """Run a model for two optimizer steps in float64, on one process and under the plan on CPU ranks, and compare everything.
 
     `build()` returns the model, the same on every call: on meta, to be initialised by `initializer` or its modules'
-    `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh` has the sizes of axes. The whole
-    batch is given as tensors with rows along dimension 0, as a function from a step's seed to such tensors, or described by a
-    `workload`. `loss(output, batch)` returns the sum of the losses and what they weigh, the number of tokens, say.
+    `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh` has the sizes of axes.
+    The whole batch is given as tensors with rows along dimension 0, as a function from a step's seed to such tensors, or
+    described by a `workload`. `loss(output, batch)` returns the sum of the losses and what they weigh, the number of tokens, say.
 
     The process forks, so it must have no process group, and torch has one thread in it from now on. Returns the proof. Raises
-    AssertionError with the report when the runs differ; PlanError when the plan is refused, unless `force`; LaunchError when a rank
-    fails; ValueError when no batch is given, or its rows cannot be dealt out.
+    AssertionError with the report when the runs differ; PlanError when the plan is refused, unless `force`; LaunchError
+    when a rank fails; ValueError when no batch is given, or its rows cannot be dealt out.
     """
     from parallelizer.show.proof import text
     from parallelizer.verify.prove import prove_subject
@@ -56,7 +56,9 @@ def assert_equivalent(
     batches, rows, tokens = _batches(batch, workload, seed)
     ranks = sizes.size(*BATCH_AXES) * accumulate
     if rows % ranks:
-        raise ValueError(f"{rows} rows cannot be dealt out evenly to {ranks} parts (data ranks times accumulated parts)")
+        raise ValueError(
+            f"{rows} rows cannot be dealt out evenly to {ranks} parts (data ranks times accumulated parts)"
+        )
     subject = Subject(
         plan=plan if isinstance(plan, Plan) else load_plan(str(plan)),
         mesh=sizes,
@@ -103,4 +105,8 @@ def _batches(
         return lambda s: dict(function(s)), first.shape[0], first.shape[1] if first.ndim > 1 else 1
     fixed = dict(batch)
     first = next(iter(fixed.values()))
-    return lambda s: {k: v.roll(s - seed, 0) for k, v in fixed.items()}, first.shape[0], first.shape[1] if first.ndim > 1 else 1
+    return (
+        lambda s: {k: v.roll(s - seed, 0) for k, v in fixed.items()},
+        first.shape[0],
+        first.shape[1] if first.ndim > 1 else 1,
+    )

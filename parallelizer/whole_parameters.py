@@ -53,12 +53,19 @@ def sum_gradients_of(model: nn.Module, groups: Mapping[str, Groups]) -> None:
 def _sum_over(groups: Groups, gradient: torch.Tensor) -> torch.Tensor:
     local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
     # In float32 at least: sums in bfloat16 lose small addends, and gloo's differ from rank to rank.
-    wide = local.to(torch.promote_types(local.dtype, torch.float32), memory_format=torch.contiguous_format, copy=True)
+    wide = local.to(
+        torch.promote_types(local.dtype, torch.float32), memory_format=torch.contiguous_format, copy=True
+    )
     for group in groups:
         dist.all_reduce(wide, group=group)
     total = wide.to(local.dtype)
     if isinstance(gradient, DTensor):
         return DTensor.from_local(
-            total, gradient.device_mesh, gradient.placements, run_check=False, shape=gradient.shape, stride=gradient.stride()
+            total,
+            gradient.device_mesh,
+            gradient.placements,
+            run_check=False,
+            shape=gradient.shape,
+            stride=gradient.stride(),
         )
     return total

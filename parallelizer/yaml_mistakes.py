@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from parallelizer.diagnostics import Diagnostic, Span, quoted
+from parallelizer.diagnostics import Diagnostic, Span, quoted, shortened
 
 
 class Position(NamedTuple):
@@ -70,7 +70,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         return at(
             "interpolation", message, dollar, help_text, line.find("}", mark.column) + 1 - dollar.column
         )
-    if here and here in "]}":
+    if here and here in "]}" and "flow" not in context:
         return at("yaml-syntax", f"this `{here}` closes nothing", mark, "remove it")
     if bracket := _bracket_before(line, mark):
         return unquoted(bracket, text, span_of)
@@ -96,10 +96,12 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         return at("yaml-syntax", "this line has no `: `", began, help_text, len(written))
     if "flow" in context:
         opening = _line(text, began)[began.column : began.column + 1]
+        if opening not in ("[", "{"):
+            return at("yaml-syntax", "the text ends inside `[` or `{`", mark, "close what was opened")
         if mark.line != began.line or not here:
             help_text = "close it; a glob that begins with it needs quotes"
             return at("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
-        closing = {"{": "}", "[": "]"}.get(opening, opening)
+        closing = {"{": "}", "[": "]"}[opening]
         return at("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, None)
     if here == ":" and not line[: mark.column].strip():
         return at("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
@@ -124,7 +126,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
 def unquoted(start: Position, text: str, span_of: SpanOf) -> Diagnostic:
     """The diagnostic for a text that begins at `start` with a character that YAML has taken for syntax."""
     start = glob_start(text, start)
-    written = word_at(text, start)
+    written = shortened(word_at(text, start))
     quotes = "'" if '"' in written or "\\" in written else '"'
     read_as = _READ_AS.get(written[:1], "syntax")
     return Diagnostic(

@@ -30,7 +30,9 @@ def compiled(text: str, build: Callable[[], nn.Module], mesh: Mesh | None = None
     return pz.compile(plan(text), on_meta(build), mesh or Mesh({}), defaults=style_defaults(options), **more)
 
 
-def findings(text: str, build: Callable[[], nn.Module], mesh: Mesh | None = None, **more: Any) -> tuple[Diagnostic, ...]:
+def findings(
+    text: str, build: Callable[[], nn.Module], mesh: Mesh | None = None, **more: Any
+) -> tuple[Diagnostic, ...]:
     """Every diagnostic, whether errors or not."""
     try:
         return compiled(text, build, mesh, **more).diagnostics

@@ -48,7 +48,9 @@ def plan(text: str) -> Plan:
 def style_defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, StyleDefaults]:
     """A preset's options by style."""
     where = Span("<preset>")
-    return {style: StyleDefaults({k: Option(v, where) for k, v in own.items()}) for style, own in options.items()}
+    return {
+        style: StyleDefaults({k: Option(v, where) for k, v in own.items()}) for style, own in options.items()
+    }
 
 
 def token_batch() -> Batch:
@@ -77,7 +79,7 @@ def token_loss(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
 class Case:
     """One model under one plan on one mesh.
 
-    `accumulate` cuts the rows of each rank into parts, `options` are a preset's, by style, and the sharded run happens in `setting`.
+    `accumulate` cuts the rows of each rank into parts, `options` are a preset's, by style; the sharded run happens in `setting`.
     """
 
     name: str
@@ -117,10 +119,14 @@ def unsharded(case: Case) -> Outcome:
     with keep_float64():
         for step in range(2):
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(**inputs).flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+            loss = F.cross_entropy(
+                model(**inputs).flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
+            )
             loss.backward()
             losses.append(loss.detach())
-            norms.append(nn.utils.clip_grad_norm_(model.parameters(), torch.inf if case.clip is None else case.clip))
+            norms.append(
+                nn.utils.clip_grad_norm_(model.parameters(), torch.inf if case.clip is None else case.clip)
+            )
             if step == 0:
                 gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
             optimizer.step()
@@ -137,7 +143,10 @@ def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
     optimizer = _optimizer(model)
     index, count = pz.batch_rank(mesh)
     rows = {k: v.chunk(count)[index] for k, v in case.batch().items()}
-    cuts = [dict(zip(rows, parts, strict=True)) for parts in zip(*(v.chunk(case.accumulate) for v in rows.values()), strict=True)]
+    cuts = [
+        dict(zip(rows, parts, strict=True))
+        for parts in zip(*(v.chunk(case.accumulate) for v in rows.values()), strict=True)
+    ]
     parts = [pz.shard_batch(part, case.plan, mesh) for part in cuts]
     losses, norms, gradients = [], [], {}
     with keep_float64():
@@ -146,7 +155,9 @@ def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
             losses.append(done.loss)
             norms.append(done.grad_norm)
             if step == 0:
-                gradients = gathered(model, {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+                gradients = gathered(
+                    model, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+                )
         with torch.no_grad():
             local = pz.shard_batch(rows, case.plan, mesh)
             logits = model.eval()(**{k: v for k, v in local.items() if k != "labels"})
@@ -167,7 +178,9 @@ def errors(got: Outcome, expected: Outcome) -> Errors:
     """Relative errors of everything that was computed; what is missing or of another kind is infinitely wrong."""
     pairs = {f"loss {i}": pair for i, pair in enumerate(zip(got.losses, expected.losses, strict=True))}
     pairs |= {f"norm {i}": pair for i, pair in enumerate(zip(got.norms, expected.norms, strict=True))}
-    pairs |= {f"gradient {n}": (got.gradients.get(n, torch.tensor(0)), g) for n, g in expected.gradients.items()}
+    pairs |= {
+        f"gradient {n}": (got.gradients.get(n, torch.tensor(0)), g) for n, g in expected.gradients.items()
+    }
     pairs |= {f"parameter {n}": (got.parameters[n], p) for n, p in expected.parameters.items()}
     pairs["logits"] = (got.logits, expected.logits)
     return {name: relative(*pair) for name, pair in pairs.items()}
@@ -255,5 +268,7 @@ def _worst(by_rank: Sequence[dict[str, Errors | str]]) -> dict[str, Errors | str
         results = [found[name] for found in by_rank]
         tracebacks = [r for r in results if isinstance(r, str)]
         numbers = [r for r in results if not isinstance(r, str)]
-        worst[name] = tracebacks[0] if tracebacks else {key: max(r[key] for r in numbers) for key in numbers[0]}
+        worst[name] = (
+            tracebacks[0] if tracebacks else {key: max(r[key] for r in numbers) for key in numbers[0]}
+        )
     return worst

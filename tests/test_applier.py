@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,14 +108,27 @@ def test_what_applying_does() -> None:
         done.append("a deep copy is on its own")
 
         # FSDP on a mesh that has no axis to shard over, for the dtype.
-        model = pz.parallelize(on_meta(llama()), plan('rules: {"": {style: fsdp, param_dtype: bfloat16}, output: colwise}'), mesh)
+        model = pz.parallelize(
+            on_meta(llama()), plan('rules: {"": {style: fsdp, param_dtype: bfloat16}, output: colwise}'), mesh
+        )
         pz.materialize(model, device="cpu", seed=SEED)
         assert model(ids).dtype == torch.bfloat16
         done.append("precision alone")
         return done
 
     results = run_ranks(worker, 2)
-    assert results == [["values stay", "nothing on axes that are not there", "a deep copy is on its own", "precision alone"]] * 2
+    assert (
+        results
+        == [
+            [
+                "values stay",
+                "nothing on axes that are not there",
+                "a deep copy is on its own",
+                "precision alone",
+            ]
+        ]
+        * 2
+    )
 
 
 # Checkpointing, in one process: a mesh of one rank
@@ -191,11 +203,17 @@ class Products(torch.utils._python_dispatch.TorchDispatchMode):
 def test_programs_can_be_applied_to_several_models() -> None:
     def worker() -> list[float]:
         mesh = pz.build_mesh(Mesh({"tp": 2}), "cpu")
-        program = pz.compile(plan("rules: {inner.up: colwise, inner.down: rowwise}"), on_meta(around(Mlp)), mesh)
+        program = pz.compile(
+            plan("rules: {inner.up: colwise, inner.down: rowwise}"), on_meta(around(Mlp)), mesh
+        )
         losses = []
         for _ in range(2):
             model = pz.materialize(pz.apply(program, on_meta(around(Mlp)), mesh), device="cpu", seed=SEED)
-            losses.append(pz.train_step(model, token_batch(), token_loss, torch.optim.SGD(model.parameters(), lr=0.1)).loss.item())
+            losses.append(
+                pz.train_step(
+                    model, token_batch(), token_loss, torch.optim.SGD(model.parameters(), lr=0.1)
+                ).loss.item()
+            )
         return losses
 
     for first, second in run_ranks(worker, 2):

@@ -14,7 +14,10 @@ from tests.parity import plan
 from tests.snapshot import snapshot
 from tests.test_step import llama
 
-ENTRIES = {"input_ids": Entry(("batch", "sequence"), range=(0, 32)), "labels": Entry(("batch", "sequence"), range=(0, 32))}
+ENTRIES = {
+    "input_ids": Entry(("batch", "sequence"), range=(0, 32)),
+    "labels": Entry(("batch", "sequence"), range=(0, 32)),
+}
 WORKLOAD = Workload(ENTRIES, 4, 16)
 ALL = """
 extends: llama
@@ -32,7 +35,13 @@ def test_applications_come_in_the_order_in_which_they_are_applied() -> None:
     for slot in ("params", "io", "attention", "checkpoint"):
         positions = [order[a.module] for a in program.of_slot(slot)]
         assert positions == sorted(positions)
-    assert [a.module for a in program.of_slot("fsdp")] == ["layers.0.attention", "layers.1.attention", "layers.0", "layers.1", ""]
+    assert [a.module for a in program.of_slot("fsdp")] == [
+        "layers.0.attention",
+        "layers.1.attention",
+        "layers.0",
+        "layers.1",
+        "",
+    ]
     assert len(program) == len(list(program)) == len(slots)
 
 
@@ -41,7 +50,11 @@ def test_each_application_knows_its_rule() -> None:
     rules = {a.module: (a.rule.key, a.rule.span.line) for a in program.of_slot("io")}
     assert rules["layers.0.attention"] == ("layers.*.attention", 5)
     (inner,) = (a for a in program if a.module == "layers.0.attention.inner")
-    assert (inner.rule.key, inner.style, inner.axes) == ("layers.*.attention.inner", "context-parallel", ("cp",))
+    assert (inner.rule.key, inner.style, inner.axes) == (
+        "layers.*.attention.inner",
+        "context-parallel",
+        ("cp",),
+    )
 
 
 def test_on_one_rank_only_what_needs_no_axis_is_left() -> None:
@@ -49,7 +62,9 @@ def test_on_one_rank_only_what_needs_no_axis_is_left() -> None:
     assert {a.slot for a in program} == {"checkpoint"}
 
 
-@pytest.mark.parametrize("sizes", [{}, {"tp": 2}, {"dp_shard": 2, "cp": 2, "tp": 4}, {"tp": 3}, {"ep": 2}, {"cp": 3}])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"tp": 2}, {"dp_shard": 2, "cp": 2, "tp": 4}, {"tp": 3}, {"ep": 2}, {"cp": 3}]
+)
 def test_a_model_is_left_as_it_was(sizes: dict[str, int]) -> None:
     for model in (on_meta(llama()), llama()()):
         before = snapshot(model)
@@ -104,6 +119,8 @@ def test_compiling_is_fast_enough_for_a_deep_model() -> None:
     import time
 
     started = time.monotonic()
-    program = compiled("extends: llama", llama(n_layers=126), mesh_of(dp_shard=4, cp=2, tp=4), workload=WORKLOAD)
+    program = compiled(
+        "extends: llama", llama(n_layers=126), mesh_of(dp_shard=4, cp=2, tp=4), workload=WORKLOAD
+    )
     assert len(program) > 126 * 12
     assert time.monotonic() - started < 20

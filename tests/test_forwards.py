@@ -23,7 +23,9 @@ class Adds(nn.Module):
         return x + self.n * (2 if twice else 1)
 
 
-def doubled(module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def doubled(
+    module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     return 2 * forward(*args, **kwargs)
 
 

@@ -20,7 +20,10 @@ SHAPES = [(8, 4), (5, 3), (7,), (1,), (3, 8), (6, 6), (2, 2)]
 def wholes(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """The same on every rank."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) * 3**i for i, shape in enumerate(SHAPES)]
+    return [
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) * 3**i
+        for i, shape in enumerate(SHAPES)
+    ]
 
 
 def with_gradient(whole: Tensor, mesh: DeviceMesh | None, *placements: Placement) -> nn.Parameter:
@@ -76,7 +79,9 @@ def test_norms_and_clipping_on_four_ranks() -> None:
                 if isinstance(gradient, DTensor) and isinstance(param, DTensor):
                     assert gradient.placements == param.placements
                     gradient = gradient.full_tensor()
-                torch.testing.assert_close(gradient.double(), full.double() * (5 / expected), rtol=4 * exact, atol=1e-6)
+                torch.testing.assert_close(
+                    gradient.double(), full.double() * (5 / expected), rtol=4 * exact, atol=1e-6
+                )
         return found
 
     results = run_ranks(worker, 4)
@@ -124,7 +129,9 @@ def test_the_norm_of_nothing_is_zero() -> None:
 
 def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
     # In float16 the squares overflow, in bfloat16 the norm of each would be rounded to 8 bits.
-    assert grad_norm([with_gradient(torch.full((10,), 3e4, dtype=torch.float16), None)]) == pytest.approx(3e4 * 10**0.5, rel=1e-6)
+    assert grad_norm([with_gradient(torch.full((10,), 3e4, dtype=torch.float16), None)]) == pytest.approx(
+        3e4 * 10**0.5, rel=1e-6
+    )
     one = torch.cat([torch.ones(1000), torch.full((1,), 2.0)]).bfloat16()
     assert grad_norm([with_gradient(one, None)]).item() == pytest.approx(1004**0.5, rel=1e-6)
 
@@ -134,12 +141,18 @@ def test_the_factor_is_torchs(max_norm: float, norm: float) -> None:
     param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     param.grad = torch.tensor([norm], dtype=torch.float64)
     nn.utils.clip_grad_norm_([param], max_norm)
-    assert clip_factor(torch.tensor(norm, dtype=torch.float64), max_norm) * norm == pytest.approx(param.grad.item(), rel=1e-12)
+    assert clip_factor(torch.tensor(norm, dtype=torch.float64), max_norm) * norm == pytest.approx(
+        param.grad.item(), rel=1e-12
+    )
 
 
 def test_scaling_changes_gradients_in_place_and_keeps_their_dtype() -> None:
-    params = [with_gradient(torch.ones(2, dtype=d), None) for d in (torch.float32, torch.bfloat16, torch.float64)]
+    params = [
+        with_gradient(torch.ones(2, dtype=d), None) for d in (torch.float32, torch.bfloat16, torch.float64)
+    ]
     before = [p.grad for p in params]
     scale_([*params, nn.Parameter(torch.ones(1))], torch.tensor(0.5))
     assert all(p.grad is g for p, g in zip(params, before, strict=True))
-    assert all(p.grad is not None and p.grad.dtype == p.dtype and p.grad.tolist() == [0.5, 0.5] for p in params)
+    assert all(
+        p.grad is not None and p.grad.dtype == p.dtype and p.grad.tolist() == [0.5, 0.5] for p in params
+    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
@@ -29,7 +28,9 @@ PACKED = plan(
     "  inner: {style: shard-params, divide: [heads, kv_heads]}\n"
     '  inner.out: rowwise\n  "": fsdp\n'
 )
-EXPERTS = plan('rules:\n  inner: {style: shard-params, params: {up: {ep: shard(2), tp: shard(2)}, down: {ep: shard(0)}}}\n  "": fsdp')
+EXPERTS = plan(
+    'rules:\n  inner: {style: shard-params, params: {up: {ep: shard(2), tp: shard(2)}, down: {ep: shard(0)}}}\n  "": fsdp'
+)
 UNEVEN = {"vocab_size": 30, "hidden_dim": 36, "dim": 24, "n_heads": 6, "n_kv_heads": 2}
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Plan, list[dict[str, int]]]] = {
@@ -46,7 +47,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Plan, list[dict[str, int]]]] = 
 
 @pytest.mark.ranks
 def test_full_values_are_bit_identical_on_every_mesh() -> None:
-    wholes = {name: materialize(on_meta(build), device="cpu", seed=7) for name, (build, _, _) in MODELS.items()}
+    wholes = {
+        name: materialize(on_meta(build), device="cpu", seed=7) for name, (build, _, _) in MODELS.items()
+    }
     expected = {name: dict(model.named_parameters()) for name, model in wholes.items()}
 
     def worker() -> int:
@@ -56,14 +59,22 @@ def test_full_values_are_bit_identical_on_every_mesh() -> None:
                 for options in ({}, {"shard_dim": "largest", "min_size": 100}):
                     mesh = pz.build_mesh(Mesh(sizes), "cpu")
                     model = on_meta(build)
-                    pz.apply(pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options})), model, mesh)
+                    pz.apply(
+                        pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options})),
+                        model,
+                        mesh,
+                    )
                     before = torch.random.get_rng_state()
                     pz.materialize(model, device="cpu", seed=7)
                     assert torch.equal(torch.random.get_rng_state(), before)
                     values = gathered(model, dict(model.named_parameters()))
-                    assert {n: torch.equal(v, expected[name][n]) for n, v in values.items()} == dict.fromkeys(expected[name], True)
+                    assert {n: torch.equal(v, expected[name][n]) for n, v in values.items()} == dict.fromkeys(
+                        expected[name], True
+                    )
                     assert tied_names(model) == tied_names(wholes[name])
-                    for (key, buffer), whole in zip(model.named_buffers(), wholes[name].buffers(), strict=True):
+                    for (key, buffer), whole in zip(
+                        model.named_buffers(), wholes[name].buffers(), strict=True
+                    ):
                         assert torch.equal(buffer, whole), key
                     count += 1
         return count
@@ -187,7 +198,10 @@ def test_offloaded_parameters_stay_on_the_cpu() -> None:
     """The device `meta` stands in for a GPU."""
 
     def worker() -> dict[str, str]:
-        rules = plan('rules:\n  before: {style: fsdp, cpu_offload: true}\n  inner: {style: fsdp, cpu_offload: true, min_size: 100}\n  "": fsdp')
+        rules = plan(
+            "rules:\n  before: {style: fsdp, cpu_offload: true}\n  inner: {style: fsdp, cpu_offload: true, min_size: 100}\n"
+            '  "": fsdp'
+        )
         mesh = pz.build_mesh(Mesh({"dp_shard": 2}), "cpu")
         model = on_meta(around(FusedMlp))
         pz.apply(pz.compile(rules, model, mesh), model, mesh)

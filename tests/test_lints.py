@@ -39,11 +39,17 @@ def linted(*overrides: str) -> tuple[Diagnostic, ...]:
 
 
 @pytest.mark.parametrize("plan", ["llama", "llama_tp"])
-@pytest.mark.parametrize("preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS])
+@pytest.mark.parametrize(
+    "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS]
+)
 def test_the_shipped_plans_waste_nothing_but_whole_logits(preset: str, plan: str) -> None:
-    setup = from_config(*compose_config([f"parallel={preset}", "train.batch_size=2048", "train.seq_len=2048"]))
+    setup = from_config(
+        *compose_config([f"parallel={preset}", "train.batch_size=2048", "train.seq_len=2048"])
+    )
     rows = setup.mesh.size("dp_replicate", "dp_shard")
-    found = linted(f"parallel={preset}", f"plan={plan}", f"train.batch_size={rows}", "train.seq_len=64", "model.dim=64")
+    found = linted(
+        f"parallel={preset}", f"plan={plan}", f"train.batch_size={rows}", "train.seq_len=64", "model.dim=64"
+    )
     expected = [("replicated-logits", "note")] if setup.mesh.sizes["tp"] > 1 else []
     assert [(d.code, d.severity) for d in found] == expected
 
@@ -101,17 +107,36 @@ class Layers(nn.Module):
 
 def entry(phase: str, module: str, kind: str, payload: int, axis: str = "tp", ranks: int = 2) -> Entry:
     sent = wire_bytes(kind, payload, ranks)
-    return Entry(phase, kind, axis, ranks, payload, sent, "float32", module, None, axis != "tp" and kind != "all_reduce")
+    return Entry(
+        phase,
+        kind,
+        axis,
+        ranks,
+        payload,
+        sent,
+        "float32",
+        module,
+        None,
+        axis != "tp" and kind != "all_reduce",
+    )
 
 
 def found_in(
-    text: str, model: nn.Module, ledger: Sequence[Entry] = (), mesh: Mapping[str, int] | None = None, **more: Any
+    text: str,
+    model: nn.Module,
+    ledger: Sequence[Entry] = (),
+    mesh: Mapping[str, int] | None = None,
+    **more: Any,
 ) -> list[Diagnostic]:
     with torch.device("meta"):
         model = model.to("meta")
     program = compiled(text, lambda: model, Mesh(mesh or {"tp": 2}))
     step = Trace(0, tuple(ledger), Usage(0, "", "", {}))
-    return [d for d in findings(Traced(program, model, step, observe(model, WORKLOAD), **more)) if d.severity == "warning"]
+    return [
+        d
+        for d in findings(Traced(program, model, step, observe(model, WORKLOAD), **more))
+        if d.severity == "warning"
+    ]
 
 
 GATHER_SPLIT = """version: 1
@@ -122,7 +147,11 @@ rules:
 
 
 def test_a_tensor_gathered_and_split_again_is_found_with_its_bytes() -> None:
-    ledger = [entry("forward", "a", "all_gather", 4 * MIB), entry("backward", "b", "all_gather", 4 * MIB), entry("forward", "b", "all_gather", 9)]
+    ledger = [
+        entry("forward", "a", "all_gather", 4 * MIB),
+        entry("backward", "b", "all_gather", 4 * MIB),
+        entry("forward", "b", "all_gather", 9),
+    ]
     [found] = found_in(GATHER_SPLIT, Pair(), ledger)
     assert found.code == "redundant-redistribution"
     assert found.message == (
@@ -146,7 +175,12 @@ def test_split_and_gathered_is_found_too() -> None:
         (GATHER_SPLIT, True),
         (GATHER_SPLIT.replace("input: replicate -> shard(1)", "input: replicate -> replicate"), False),
         (GATHER_SPLIT.replace("output: shard(1) -> replicate", "output: shard(1) -> shard(0)"), False),
-        (GATHER_SPLIT.replace("  a: {", "  b: {").replace("  b: {style: prepare-input", "  a: {style: prepare-input"), False),
+        (
+            GATHER_SPLIT.replace("  a: {", "  b: {").replace(
+                "  b: {style: prepare-input", "  a: {style: prepare-input"
+            ),
+            False,
+        ),
     ],
     ids=["read in between", "gathered and wanted whole", "never whole", "the other way round"],
 )
@@ -163,10 +197,15 @@ rules:
 
 
 def test_half_a_sequence_parallel_plan_is_found_but_for_the_models_output() -> None:
-    ledger = [entry("forward", "layers.1", "all_reduce", 4 * MIB), entry("forward", "layers.0", "reduce_scatter", 4 * MIB)]
+    ledger = [
+        entry("forward", "layers.1", "all_reduce", 4 * MIB),
+        entry("forward", "layers.0", "reduce_scatter", 4 * MIB),
+    ]
     [found] = found_in(HALF, Layers(4), ledger)
     assert found.code == "half-sequence-parallel"
-    assert "layers.1 leaves the sequence whole on every rank of tp, while layers.{0,2} shard it" in found.message
+    assert (
+        "layers.1 leaves the sequence whole on every rank of tp, while layers.{0,2} shard it" in found.message
+    )
     assert "1 collective a step sends 4.0 MiB, 2.0 MiB more" in found.message
     assert found.span is not None and found.span.line == 4
 
@@ -181,13 +220,20 @@ FSDP = 'version: 1\nrules:\n  layers.*: fsdp\n  "": fsdp\n'
 
 
 def gathers(payload: int, ranks: int, calls: int = 2) -> list[Entry]:
-    return [entry("forward", f"layers.{i}", "all_gather", payload, "dp_shard", ranks) for i in range(12) for _ in range(calls)]
+    return [
+        entry("forward", f"layers.{i}", "all_gather", payload, "dp_shard", ranks)
+        for i in range(12)
+        for _ in range(calls)
+    ]
 
 
 def test_many_small_units_over_many_ranks_are_found() -> None:
     [found] = found_in(FSDP, Layers(), gathers(MIB // 2, 8), {"dp_shard": 8})
     assert found.code == "small-fsdp-units" and found.severity == "warning"
-    assert "layers.{0..11} are gathered in 24 all-gathers a step of 512.0 KiB on average over 8 ranks" in found.message
+    assert (
+        "layers.{0..11} are gathered in 24 all-gathers a step of 512.0 KiB on average over 8 ranks"
+        in found.message
+    )
     assert marked(FSDP, found) == "layers.*" and "min_params" in (found.help or "")
 
 
@@ -235,4 +281,6 @@ class ByValue(nn.Module):
 
 def test_a_model_that_does_not_run_on_meta_is_linted_as_far_as_its_ledger_goes() -> None:
     ledger = [entry("optimizer", "", "all_reduce", 64) for _ in range(9)]
-    assert [d.code for d in found_in('version: 1\nrules:\n  "": fsdp\n', ByValue(), ledger, {"dp_shard": 2})] == ["optimizer-collectives"]
+    assert [
+        d.code for d in found_in('version: 1\nrules:\n  "": fsdp\n', ByValue(), ledger, {"dp_shard": 2})
+    ] == ["optimizer-collectives"]

@@ -46,7 +46,11 @@ def test_a_rule_is_replaced_whole() -> None:
 
 
 def test_slots_are_won_one_by_one() -> None:
-    text = rules("in*.up: [colwise, checkpoint]", "inner.up: {style: checkpoint, mode: selective}", "inner.*: {style: fsdp, cpu_offload: true}")
+    text = rules(
+        "in*.up: [colwise, checkpoint]",
+        "inner.up: {style: checkpoint, mode: selective}",
+        "inner.*: {style: fsdp, cpu_offload: true}",
+    )
     assert winners(text) == {
         ("inner.up", "params"): "colwise", ("inner.up", "checkpoint"): "checkpoint",
         ("inner.up", "fsdp"): "fsdp", ("inner.down", "fsdp"): "fsdp",
@@ -69,7 +73,9 @@ def test_none_empties_every_slot_or_the_named_ones() -> None:
         ("inner.up", "params"): "colwise", ("inner.up", "checkpoint"): "checkpoint",
     }  # fmt: skip
     assert winners(rules(three, "inner.up: {none: [params, checkpoint]}")) == {("inner.up", "fsdp"): "fsdp"}
-    assert winners(rules(three, "inner.?p: none", "inner.up: checkpoint")) == {("inner.up", "checkpoint"): "checkpoint"}
+    assert winners(rules(three, "inner.?p: none", "inner.up: checkpoint")) == {
+        ("inner.up", "checkpoint"): "checkpoint"
+    }
 
 
 def test_a_parameter_may_be_named() -> None:
@@ -98,7 +104,9 @@ def test_a_module_is_meant_before_a_parameter() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x
 
-    program = compiled('rules: {"{a,w.a}": {style: replicate}, w.a: {style: shard-params, params: shard(0)}}', Both, TP)
+    program = compiled(
+        'rules: {"{a,w.a}": {style: replicate}, w.a: {style: shard-params, params: shard(0)}}', Both, TP
+    )
     assert [(a.module, list(a.params)) for a in program] == [("a", ["weight", "bias"]), ("w", ["a"])]
 
 
@@ -115,7 +123,9 @@ def test_a_module_is_meant_before_a_parameter() -> None:
          "`inner.dwn`, one alternative of `inner.{up,dwn}`, matches no module", "did you mean `inner.down`?"),
     ],
 )  # fmt: skip
-def test_a_rule_that_matches_nothing_is_an_error_with_a_suggestion(rule: str, code: str, mark: str, message: str, help_text: str) -> None:
+def test_a_rule_that_matches_nothing_is_an_error_with_a_suggestion(
+    rule: str, code: str, mark: str, message: str, help_text: str
+) -> None:
     found = finding(rules(rule), MLP, TP)
     assert (found.code, found.severity, found.message, found.help) == (code, "error", message, help_text)
     assert marked(rules(rule), found) == mark
@@ -159,13 +169,21 @@ def test_a_rule_that_wins_somewhere_or_some_slot_is_not_reported() -> None:
 def test_what_is_emptied_is_shadowed_too() -> None:
     text = rules("inner.up: colwise", "inner.*: none")
     found = finding(text, MLP, TP)
-    assert (found.code, marked(text, found), marked(text, found.related[0].span)) == ("shadowed-rule", "inner.up", "inner.*")
+    assert (found.code, marked(text, found), marked(text, found.related[0].span)) == (
+        "shadowed-rule",
+        "inner.up",
+        "inner.*",
+    )
 
 
 def test_none_that_finds_nothing_to_empty_is_reported() -> None:
     text = rules("inner.*: none")
     found = finding(text, MLP, TP)
-    assert (found.code, found.severity, found.message) == ("shadowed-rule", "warning", "`inner.*` finds nothing to empty")
+    assert (found.code, found.severity, found.message) == (
+        "shadowed-rule",
+        "warning",
+        "`inner.*` finds nothing to empty",
+    )
     assert findings(rules("inner.*: {none: fsdp, optional: true}"), MLP, TP) == ()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,20 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import parallelizer as pz
-from parallelizer.mesh import batch_rank, build_mesh, data_groups, describe, folded_name, fsdp_mesh, rename, submesh, with_shard_axis
+from parallelizer.mesh import (
+    batch_rank,
+    build_mesh,
+    data_groups,
+    describe,
+    folded_name,
+    fsdp_mesh,
+    rename,
+    submesh,
+    with_shard_axis,
+)
 from parallelizer.plan import AXES, Mesh
 from parallelizer.state import state_of
-from tests.parity import Case, Outcome, errors, keep_float64, plan, sharded, token_loss, unsharded
+from tests.parity import Case, errors, keep_float64, plan, sharded, token_loss, unsharded
 from tests.ranks import run_ranks
 from tests.test_step import llama
 
@@ -28,7 +37,14 @@ def test_meshes_on_four_ranks() -> None:
     def worker() -> dict[str, Any]:
         found: dict[str, Any] = {}
         rank = dist.get_rank()
-        for sizes in ({"tp": 4}, {"dp_shard": 2, "tp": 2}, {"cp": 4}, {"dp_replicate": 2, "cp": 2}, {"dp_shard": 2, "cp": 2}, {"ep": 2, "dp_replicate": 2}):
+        for sizes in (
+            {"tp": 4},
+            {"dp_shard": 2, "tp": 2},
+            {"cp": 4},
+            {"dp_replicate": 2, "cp": 2},
+            {"dp_shard": 2, "cp": 2},
+            {"ep": 2, "dp_replicate": 2},
+        ):
             wanted = Mesh(sizes)
             mesh = build_mesh(wanted, "cpu")
             assert describe(mesh) == wanted
@@ -40,7 +56,9 @@ def test_meshes_on_four_ranks() -> None:
             found[str(wanted)] = [ranks_of(g) for g in data_groups(mesh)], batch_rank(mesh)
             assert fsdp_mesh(mesh) == sharded_over  # made once
         for size in (3, 8):
-            with pytest.raises(ValueError, match=f"the mesh has {size} ranks \\(tp={size}\\), the world has 4"):
+            with pytest.raises(
+                ValueError, match=f"the mesh has {size} ranks \\(tp={size}\\), the world has 4"
+            ):
                 build_mesh(Mesh({"tp": size}), "cpu")
         return found
 
@@ -65,10 +83,22 @@ FOREIGN: list[tuple[str, tuple[int, ...], tuple[str, ...], dict[str, str], tuple
     ("one of the names", (2, 2), ("dp_replicate", "context"), {"context": "cp"}, ()),
     ("one axis", (4,), ("model",), {"model": "tp"}, ()),
     ("replicas only", (4,), ("ddp",), {"ddp": "dp_replicate"}, ()),
-    ("axes of size 1", (1, 2, 1, 2), ("a", "b", "c", "d"), {"a": "pp", "b": "dp_shard", "c": "cp", "d": "tp"}, ()),
+    (
+        "axes of size 1",
+        (1, 2, 1, 2),
+        ("a", "b", "c", "d"),
+        {"a": "pp", "b": "dp_shard", "c": "cp", "d": "tp"},
+        (),
+    ),
     ("folded axes", (2, 2), ("x", "y"), {"x": "dp_shard", "y": "cp"}, ()),
     ("part of a mesh", (2, 2), ("same", "model"), {"model": "tp"}, ("model",)),
-    ("several axes of a mesh", (1, 2, 2), ("same", "data", "model"), {"data": "dp_replicate", "model": "tp"}, ("data", "model")),
+    (
+        "several axes of a mesh",
+        (1, 2, 2),
+        ("same", "data", "model"),
+        {"data": "dp_replicate", "model": "tp"},
+        ("data", "model"),
+    ),
 ]
 
 
@@ -111,7 +141,9 @@ def test_parallelize_takes_a_foreign_mesh() -> None:
         index, count = batch_rank(state.mesh)
         rows = {k: v.chunk(count)[index] for k, v in case.batch().items()}
         with keep_float64():
-            done = pz.train_step(model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+            done = pz.train_step(
+                model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+            )
         return [done.loss.item(), done.grad_norm.item()]
 
     for loss, norm in run_ranks(worker, 4):
@@ -141,9 +173,17 @@ def test_renaming_keeps_groups_and_says_what_it_cannot_read() -> None:
         for device_mesh, axes, message in wrong:
             with pytest.raises(ValueError, match=message):
                 rename(device_mesh, axes)
-        for device_mesh in (mesh, init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "cp"))):
+        for device_mesh in (
+            mesh,
+            init_device_mesh("cpu", (2,)),
+            init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "cp")),
+        ):
             with pytest.raises(ValueError, match="say which is which with `axes`"):
                 describe(device_mesh)
+            with pytest.raises(ValueError):  # and nobody gets another rank's rows
+                batch_rank(device_mesh)
+            with pytest.raises(ValueError):
+                pz.shard_batch({}, LLAMA, device_mesh)
 
     run_ranks(worker, 2)
 

@@ -27,7 +27,9 @@ def rules(*lines: str) -> str:
 
 
 def test_a_rules_own_option_wins_over_the_presets() -> None:
-    text = rules("inner.up: {style: colwise, local: false}", "inner.down: rowwise", "inner: {style: checkpoint}")
+    text = rules(
+        "inner.up: {style: colwise, local: false}", "inner.down: rowwise", "inner: {style: checkpoint}"
+    )
     program = compiled(text, MLP, TP, options={"colwise": {"local": True}, "rowwise": {"local": True}})
     options = {a.module: dict(a.options) for a in program}
     assert options == {"inner.up": {"local": False}, "inner.down": {"local": True}, "inner": {}}
@@ -41,7 +43,9 @@ def test_a_mistake_in_a_presets_option_is_shown_in_the_preset() -> None:
 
 
 def test_a_style_switched_off_is_as_if_nobody_had_written_it() -> None:
-    text = rules("inner.up: colwise", "layers: {style: fsdp, optional: true}", '"": fsdp', "inner: checkpoint")
+    text = rules(
+        "inner.up: colwise", "layers: {style: fsdp, optional: true}", '"": fsdp', "inner: checkpoint"
+    )
     off = {"fsdp": StyleDefaults(off=True), "checkpoint": StyleDefaults(off=True)}
     program = pz.compile(plan(text), on_meta(MLP), TP, defaults=off)
     assert [a.style for a in program] == ["colwise"]
@@ -59,7 +63,9 @@ def test_layouts_are_resolved_wherever_a_placement_stands() -> None:
 
 
 def test_an_unknown_layout_is_reported_where_it_stands() -> None:
-    text = "layouts: {stream: shard(1)}\n" + rules("inner: {style: prepare-input, input: {x: steam -> replicate}}", "after: colwise")
+    text = "layouts: {stream: shard(1)}\n" + rules(
+        "inner: {style: prepare-input, input: {x: steam -> replicate}}", "after: colwise"
+    )
     found = finding(text, MLP, TP)
     assert (found.code, found.help) == ("unknown-layout", "did you mean stream? the layouts are stream")
     assert marked(text, found) == "steam"
@@ -77,17 +83,28 @@ def test_styles_without_an_axis_above_1_do_nothing() -> None:
 def test_context_parallel_stands_on_cp_alone() -> None:
     text = rules("inner: {style: context-parallel, axis: tp}", "after: colwise")
     found = finding(text, MLP, TP)
-    assert (found.code, found.message, found.help) == ("unknown-axis", "context-parallel does not stand on tp", "it stands on cp")
+    assert (found.code, found.message, found.help) == (
+        "unknown-axis",
+        "context-parallel does not stand on tp",
+        "it stands on cp",
+    )
     assert marked(text, found) == "axis"
 
 
 def test_what_is_wrong_in_the_same_way_is_reported_once() -> None:
-    text = rules("layers.*.attention.w[qk]: {style: colwise, packed: [1, 7]}", "layers.*.feed_forward.w1: {style: colwise, packed: [1, 6]}")
+    text = rules(
+        "layers.*.attention.w[qk]: {style: colwise, packed: [1, 7]}",
+        "layers.*.feed_forward.w1: {style: colwise, packed: [1, 6]}",
+    )
     found = findings(text, llama(n_layers=3), TP)
     assert [d.code for d in found] == ["not-divisible", "not-divisible"]
     first, second = (d.message for d in found)
-    assert first.startswith("a part of layers.0.attention.wq.weight is 3,") and first.endswith(" (5 more like it)")
-    assert second.startswith("dimension 0 of layers.0.feed_forward.w1.weight is 40,") and second.endswith(" (2 more like it)")
+    assert first.startswith("a part of layers.0.attention.wq.weight is 3,") and first.endswith(
+        " (5 more like it)"
+    )
+    assert second.startswith("dimension 0 of layers.0.feed_forward.w1.weight is 40,") and second.endswith(
+        " (2 more like it)"
+    )
 
 
 # FSDP
@@ -117,7 +134,9 @@ def test_units_are_drawn_innermost_first() -> None:
         ({"dp_replicate": 2, "dp_shard": 2, "tp": 2}, ("dp_replicate", "dp_shard"), "dp_shard"),
     ],
 )
-def test_units_stand_on_the_data_axes_folded(sizes: dict[str, int], axes: tuple[str, ...], folded: str) -> None:
+def test_units_stand_on_the_data_axes_folded(
+    sizes: dict[str, int], axes: tuple[str, ...], folded: str
+) -> None:
     root = units(LLAMA, mesh_of(**sizes))[""]
     assert root.axes == axes
     assert {axis for by_axis in root.params.values() for axis in by_axis} == {folded}
@@ -146,7 +165,10 @@ def test_reasons_are_told() -> None:
 def test_options_may_differ_by_unit() -> None:
     text = "extends: llama\nrules:\n  layers.1: {style: fsdp, reshard_after_forward: false}"
     found = units(text, mesh_of(dp_shard=2), reshard_after_forward=True)
-    assert [found[name].options["reshard_after_forward"] for name in ("layers.0", "layers.1")] == [True, False]
+    assert [found[name].options["reshard_after_forward"] for name in ("layers.0", "layers.1")] == [
+        True,
+        False,
+    ]
 
 
 def test_modules_without_parameters_can_be_units() -> None:

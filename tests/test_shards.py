@@ -62,7 +62,9 @@ def test_the_arithmetic_agrees_with_live_parameters_on_every_rank() -> None:
                         assert tuple(local.shape) == one.local_shape, where
                         assert local.nbytes == one.bytes, where
                         assert f"torch.{one.dtype}" == str(local.dtype), where
-                        assert placements(param) == {a: p for a, p in one.placements.items() if p != "replicate"}, where
+                        assert placements(param) == {
+                            a: p for a, p in one.placements.items() if p != "replicate"
+                        }, where
                         assert set(one.placements) == axes(sizes), where
                         count += 1
         return count
@@ -100,13 +102,22 @@ def test_a_cut_is_torchs_chunk(shape: list[int], ranks: int, data: st.DataObject
     assert sum(sizes) == shape[dim]
 
 
-@given(st.sampled_from([{"tp": 2, "dp_shard": 3}, {"ep": 2, "tp": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 5, "cp": 2}]), st.sampled_from(["0", "largest"]))
-def test_all_ranks_together_hold_every_parameter_as_often_as_it_is_replicated(sizes: dict[str, int], dim: str) -> None:
+@given(
+    st.sampled_from(
+        [{"tp": 2, "dp_shard": 3}, {"ep": 2, "tp": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 5, "cp": 2}]
+    ),
+    st.sampled_from(["0", "largest"]),
+)
+def test_all_ranks_together_hold_every_parameter_as_often_as_it_is_replicated(
+    sizes: dict[str, int], dim: str
+) -> None:
     mesh = mesh_of(**sizes)
     model = on_meta(around(Experts))
     text = 'rules:\n  inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {tp: shard(1)}}}\n  "": fsdp'
     text += "\n  before: colwise\nbuffers: {batch: {input_ids: 1}}"
-    program = pz.compile(plan(text), model, mesh, defaults=style_defaults({"fsdp": {"shard_dim": dim}}), force=True)
+    program = pz.compile(
+        plan(text), model, mesh, defaults=style_defaults({"fsdp": {"shard_dim": dim}}), force=True
+    )
     by_rank = [parameter_shards(program, model, rank) for rank in range(mesh.world_size)]
     for name, shards in zip([s.name for s in by_rank[0]], zip(*by_rank, strict=True), strict=True):
         copies = 1
@@ -118,9 +129,14 @@ def test_all_ranks_together_hold_every_parameter_as_often_as_it_is_replicated(si
 
 
 def test_styles_and_reasons_are_told() -> None:
-    program = compiled("extends: llama", llama(**TINY), mesh_of(dp_shard=2, tp=2), options={"fsdp": {"min_size": 20}})
+    program = compiled(
+        "extends: llama", llama(**TINY), mesh_of(dp_shard=2, tp=2), options={"fsdp": {"min_size": 20}}
+    )
     shards = {s.name: s for s in parameter_shards(program, on_meta(llama(**TINY)))}
     assert shards["layers.0.attention.wq.weight"].styles == ("colwise", "fsdp")
     assert shards["norm.weight"].styles == ("sequence", "fsdp")
-    assert (shards["norm.weight"].reason, shards["norm.weight"].placements) == ("too small", {"dp_shard": "replicate", "tp": "replicate"})
+    assert (shards["norm.weight"].reason, shards["norm.weight"].placements) == (
+        "too small",
+        {"dp_shard": "replicate", "tp": "replicate"},
+    )
     assert shards["layers.0.attention.wq.weight"].reason is None

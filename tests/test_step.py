@@ -27,7 +27,12 @@ from tests.parity import (
     token_loss,
 )
 
-MESHES_OF_2 = {"tp2": {"tp": 2}, "fsdp2": {"dp_shard": 2}, "cp2": {"cp": 2}, "replicate2": {"dp_replicate": 2}}
+MESHES_OF_2 = {
+    "tp2": {"tp": 2},
+    "fsdp2": {"dp_shard": 2},
+    "cp2": {"cp": 2},
+    "replicate2": {"dp_replicate": 2},
+}
 MESHES_OF_4 = {
     "tp4": {"tp": 4},
     "fsdp4": {"dp_shard": 4},
@@ -42,7 +47,15 @@ MESHES_OF_4 = {
 
 def llama(**sizes: Any) -> Callable[[], nn.Module]:
     """Grouped heads, and sizes of which none is the same as another."""
-    every = {"vocab_size": VOCAB, "dim": 24, "n_layers": 2, "n_heads": 12, "n_kv_heads": 4, "hidden_dim": 40, "max_seq_len": 20}
+    every = {
+        "vocab_size": VOCAB,
+        "dim": 24,
+        "n_layers": 2,
+        "n_heads": 12,
+        "n_kv_heads": 4,
+        "hidden_dim": 40,
+        "max_seq_len": 20,
+    }
     return lambda: Llama(**{**every, **sizes})
 
 
@@ -82,7 +95,14 @@ OPTIONS_OF_2 = {
 }  # fmt: skip
 
 OPTIONS_OF_4 = {
-    "fsdp2_tp2": ["checkpoint full", "accumulation", "shard_dim largest", "min_size", "tied embeddings", "ignored labels"],
+    "fsdp2_tp2": [
+        "checkpoint full",
+        "accumulation",
+        "shard_dim largest",
+        "min_size",
+        "tied embeddings",
+        "ignored labels",
+    ],
     "hsdp2x2": ["checkpoint selective", "min_size above everything", "cpu_offload", "ignored labels"],
     "cp2_tp2": ["checkpoint full", "min_size", "tied embeddings", "shard_dim largest"],
     "replicate2_cp2": ["accumulation", "checkpoint around a unit", "ignored labels"],
@@ -99,7 +119,10 @@ def cases(meshes: dict[str, dict[str, int]], options: dict[str, list[str]]) -> l
         for name in ("llama", "llama_tp")
     ]
     others = [
-        Case(f"{mesh} {name}", **{"plan": with_rules(), "mesh": meshes[mesh], "model": llama(), **EVERYTHING[name]})  # type: ignore[arg-type]
+        Case(
+            f"{mesh} {name}",
+            **{"plan": with_rules(), "mesh": meshes[mesh], "model": llama(), **EVERYTHING[name]},
+        )  # type: ignore[arg-type]
         for mesh, names in options.items()
         for name in names
     ]
@@ -109,7 +132,13 @@ def cases(meshes: dict[str, dict[str, int]], options: dict[str, list[str]]) -> l
 CASES_OF_2 = cases(MESHES_OF_2, OPTIONS_OF_2)
 CASES_OF_4 = [
     *cases(MESHES_OF_4, OPTIONS_OF_4),
-    Case("fsdp4 reshard_after_forward 2", with_rules(), {"dp_shard": 4}, llama(), options={"fsdp": {"reshard_after_forward": 2}}),
+    Case(
+        "fsdp4 reshard_after_forward 2",
+        with_rules(),
+        {"dp_shard": 4},
+        llama(),
+        options={"fsdp": {"reshard_after_forward": 2}},
+    ),
 ]
 
 
@@ -131,7 +160,7 @@ SPOILT = [
         "gradients averaged by fsdp", with_rules(), {"dp_shard": 2}, llama(), batch=ignored_batch,
         setting=without(applier, "_sum_gradients", lambda _: None),
     ),
-    Case("tokens of this rank only", with_rules(), {"dp_shard": 2}, llama(), setting=without(applier, "data_groups", lambda _: [])),
+    Case("tokens of this rank", with_rules(), {"dp_shard": 2}, llama(), setting=without(applier, "data_groups", lambda _: [])),
     Case("ties cut", with_rules(), {"tp": 2}, llama(tie_embeddings=True), setting=without(applier, "tie", lambda *_: None)),
 ]  # fmt: skip
 
@@ -167,13 +196,19 @@ def test_the_comparison_sees_what_is_missing(name: str, on_2_ranks: dict[str, Er
 
 
 @pytest.mark.ranks
-def test_a_norm_without_a_rule_spoils_its_gradient_and_not_the_loss(on_2_ranks: dict[str, Errors | str]) -> None:
+def test_a_norm_without_a_rule_spoils_its_gradient_and_not_the_loss(
+    on_2_ranks: dict[str, Errors | str],
+) -> None:
     result = on_2_ranks["a plan without the norms"]
     assert not isinstance(result, str), result
     assert result["loss 0"] < EXACT
     wrong = {name for name, error in result.items() if name.startswith("gradient") and error > 0.01}
     # All gradients are scaled by the clipping, which has seen a wrong norm; beside that only the norms' are wrong.
-    assert {"gradient norm.weight", "gradient layers.0.attention_norm.weight", "gradient layers.1.ffn_norm.weight"} <= wrong
+    assert {
+        "gradient norm.weight",
+        "gradient layers.0.attention_norm.weight",
+        "gradient layers.1.ffn_norm.weight",
+    } <= wrong
 
 
 # One process

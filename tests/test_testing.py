@@ -25,12 +25,21 @@ def test_a_model_with_values_of_its_own_is_proven() -> None:
 
 @pytest.mark.ranks
 def test_a_batch_may_be_a_function_and_the_model_draw_new_values_every_time() -> None:
-    assert_equivalent(Mlp, plan(MLP_PLAN.rstrip() + '\n  "": fsdp\n'), {"dp_shard": 2}, loss=token_loss, batch=token_batch, accumulate=2)
+    assert_equivalent(
+        Mlp,
+        plan(MLP_PLAN.rstrip() + '\n  "": fsdp\n'),
+        {"dp_shard": 2},
+        loss=token_loss,
+        batch=token_batch,
+        accumulate=2,
+    )
 
 
 @pytest.mark.ranks
 def test_a_plan_that_computes_something_else_raises_with_the_report() -> None:
-    unpacked = plan("version: 1\nrules:\n  gate_up: colwise\n  down: rowwise\n")  # halves of the fused features
+    unpacked = plan(
+        "version: 1\nrules:\n  gate_up: colwise\n  down: rowwise\n"
+    )  # halves of the fused features
     with pytest.raises(AssertionError, match="NOT proven") as caught:
         assert_equivalent(build, unpacked, {"tp": 2}, loss=token_loss, batch=token_batch(0))
     assert "down" in str(caught.value)
@@ -38,7 +47,13 @@ def test_a_plan_that_computes_something_else_raises_with_the_report() -> None:
 
 def test_a_refused_plan_raises_its_diagnostics() -> None:
     with pytest.raises(PlanError, match="gate_down"):
-        assert_equivalent(build, plan("version: 1\nrules:\n  gate_down: colwise\n"), {"tp": 2}, loss=token_loss, batch=token_batch(0))
+        assert_equivalent(
+            build,
+            plan("version: 1\nrules:\n  gate_down: colwise\n"),
+            {"tp": 2},
+            loss=token_loss,
+            batch=token_batch(0),
+        )
 
 
 def test_rows_that_cannot_be_dealt_out_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Parameters that FSDP leaves whole: their gradients are summed over data ranks, and they are computed with in the unit's dtype."""
+"""Parameters that FSDP leaves whole: gradients summed over data ranks, computed with in the unit's dtype."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_gradients_are_summed_in_every_backward() -> None:
             lies = [Replicate() if isinstance(placement, Partial) else placement]
             model.weight = nn.Parameter(distribute_tensor(torch.ones(3, 2), mesh["tp"], lies))
             sum_gradients_of(model, {"weight": [mesh.get_group("dp_shard")]})
-            gradient = DTensor.from_local(torch.full((3, 2), rank + 1.0), mesh["tp"], [placement], run_check=False)
+            gradient = DTensor.from_local(
+                torch.full((3, 2), rank + 1.0), mesh["tp"], [placement], run_check=False
+            )
             model.register_forward_hook(lambda module, *_: module.weight)
             model.forward = lambda: None  # type: ignore[method-assign]
             (model() * 1).backward(gradient)
@@ -94,20 +96,30 @@ def test_mixed_precision_holds_for_them_too() -> None:
             for sizes in ({"dp_shard": 2}, {"tp": 2, "dp_shard": 1}):
                 model = on_meta(llama())
                 mesh = pz.build_mesh(Mesh(sizes), "cpu")
-                program = pz.compile(plan(f"extends: llama\n{rule}"), model, mesh, defaults=style_defaults(options))
+                program = pz.compile(
+                    plan(f"extends: llama\n{rule}"), model, mesh, defaults=style_defaults(options)
+                )
                 pz.materialize(pz.apply(program, model, mesh), device="cpu", seed=5)
                 seen: list[torch.dtype] = []
                 model.norm.register_forward_hook(lambda _, args, out, seen=seen: seen.append(out.dtype))
                 index, count = pz.batch_rank(mesh)
                 rows = {k: v.chunk(count)[index] for k, v in token_batch().items()}
-                done = pz.train_step(model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False))
+                done = pz.train_step(
+                    model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+                )
                 assert seen == [torch.bfloat16]
-                assert all(p.dtype == torch.float32 and p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+                assert all(
+                    p.dtype == torch.float32 and p.grad is not None and p.grad.dtype == torch.float32
+                    for p in model.parameters()
+                )
                 found[f"{name} {sizes}"] = done.loss.item()
         return found
 
     reference = pz.materialize(on_meta(llama()), device="cpu", seed=5).bfloat16()
-    expected = token_loss(reference(token_batch()["input_ids"]), token_batch())[0].item() / token_batch()["labels"].numel()
+    expected = (
+        token_loss(reference(token_batch()["input_ids"]), token_batch())[0].item()
+        / token_batch()["labels"].numel()
+    )
     for result in run_ranks(worker, 2):
         assert len(result) == 4
         assert result == {name: pytest.approx(expected, rel=2e-3) for name in result}

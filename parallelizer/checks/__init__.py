@@ -17,8 +17,8 @@ from parallelizer.checks.unreduced_gradients import unreduced_gradients
 from parallelizer.checks.unused_axes import unused_axes
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
     from parallelizer.diagnostics import Diagnostic
+    from parallelizer.program import Compilation
 
 CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     unused_axes,

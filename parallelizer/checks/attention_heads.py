@@ -66,8 +66,17 @@ class _Calls(TorchFunctionMode):
 def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     """Query and key-value heads must divide by tp where projections are split over it."""
     tp = state.mesh.sizes["tp"]
-    split = {a.module: a for a in state.applications if a.slot == "params" and any(_on_tp(p) for p in a.params.values())}
-    if tp == 1 or state.workload is None or not split or not any(p.is_meta for p in state.parameters.values()):
+    split = {
+        a.module: a
+        for a in state.applications
+        if a.slot == "params" and any(_on_tp(p) for p in a.params.values())
+    }
+    if (
+        tp == 1
+        or state.workload is None
+        or not split
+        or not any(p.is_meta for p in state.parameters.values())
+    ):
         return
     wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
     for call in _calls(state, state.workload):
@@ -80,8 +89,13 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
         legal = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         span = state.mesh.spans.get("tp")
-        yield Diagnostic("heads-not-divisible", f"{path} has {heads} {what} heads, which tp={tp} does not divide{more}", span,
-                         f"tp may be {', '.join(legal)}", related=(Related(projection.rule.span, "this rule splits its projections"),))
+        yield Diagnostic(
+            "heads-not-divisible",
+            f"{path} has {heads} {what} heads, which tp={tp} does not divide{more}",
+            span,
+            f"tp may be {', '.join(legal)}",
+            related=(Related(projection.rule.span, "this rule splits its projections"),),
+        )
 
 
 def _on_tp(placements: Mapping[str, Placement]) -> bool:
@@ -112,5 +126,9 @@ def _projection(call: _Call, state: Compilation, split: Mapping[str, Application
     while around and not any(True for _ in state.modules[around].parameters()):
         around = around.rpartition(".")[0]
     prefix = f"{around}." if around else ""
-    ran = (p for p, begun in call.begun.items() if begun >= call.begun[around] and (p == around or p.startswith(prefix)))
+    ran = (
+        p
+        for p, begun in call.begun.items()
+        if begun >= call.begun[around] and (p == around or p.startswith(prefix))
+    )
     return next((split[path] for path in ran if path in split), None)

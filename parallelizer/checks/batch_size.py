@@ -22,10 +22,18 @@ def batch_size(state: Compilation) -> Iterator[Diagnostic]:
     if work.batch_size % shares or work.batch_size < 1:
         sizes = [f"{a}={state.mesh.sizes[a]}" for a in BATCH_AXES if state.mesh.sizes[a] > 1]
         sizes += [f"accumulate={work.accumulate}"] if work.accumulate > 1 else []
-        related = tuple(Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here")
-                        for a in BATCH_AXES if a in state.mesh.spans and state.mesh.sizes[a] > 1)
+        related = tuple(
+            Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here")
+            for a in BATCH_AXES
+            if a in state.mesh.spans and state.mesh.sizes[a] > 1
+        )
         below, above = work.batch_size // shares * shares, (work.batch_size // shares + 1) * shares
         near = f"{below} or {above}" if below else str(above)
-        yield Diagnostic("batch-not-divisible", f"a global batch of {work.batch_size} sequences does not divide into {shares} "
-                         f"equal parts ({' x '.join(sizes) or 'one'})", work.spans.get("batch_size"),
-                         f"train.batch_size={near} would", related=related)
+        yield Diagnostic(
+            "batch-not-divisible",
+            f"a global batch of {work.batch_size} sequences does not divide into {shares} "
+            f"equal parts ({' x '.join(sizes) or 'one'})",
+            work.spans.get("batch_size"),
+            f"train.batch_size={near} would",
+            related=related,
+        )

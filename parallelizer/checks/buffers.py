@@ -22,31 +22,53 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
     for name, buffer in state.plan.batch.items():
         if entries is not None and buffer.make is None and name not in entries:
             near = nearest(name, entries, 1)
-            yield Diagnostic("unknown-buffer", f"the batch has no entry {name!r}", buffer.span,
-                             f"did you mean {near[0]}?" if near else f"it has {', '.join(entries)}")
+            yield Diagnostic(
+                "unknown-buffer",
+                f"the batch has no entry {name!r}",
+                buffer.span,
+                f"did you mean {near[0]}?" if near else f"it has {', '.join(entries)}",
+            )
         elif entries is not None and buffer.dim is not None and buffer.dim >= len(entries[name].shape):
-            yield Diagnostic("unknown-dim", f"{name} has {len(entries[name].shape)} dimensions, not one of number {buffer.dim}",
-                             buffer.span, f"its shape is [{', '.join(map(str, entries[name].shape))}]")
+            yield Diagnostic(
+                "unknown-dim",
+                f"{name} has {len(entries[name].shape)} dimensions, not one of number {buffer.dim}",
+                buffer.span,
+                f"its shape is [{', '.join(map(str, entries[name].shape))}]",
+            )
     inside = any(a.slot == "io" and "cp" in a.axes for a in state.applications)
-    if state.mesh.sizes["cp"] == 1 or inside:  # inside: the sequence is split by a rule, somewhere in the model
+    if (
+        state.mesh.sizes["cp"] == 1 or inside
+    ):  # inside: the sequence is split by a rule, somewhere in the model
         return
     attention = next((a for a in state.applications if a.slot == "attention"), None)
     if attention is None:
         return
     if not state.plan.batch:
-        yield Diagnostic("missing-buffers", "context parallelism, and no batch entry is split", attention.rule.span,
-                         "add buffers: {batch: {input_ids: 1, labels: 1}}")
+        yield Diagnostic(
+            "missing-buffers",
+            "context parallelism, and no batch entry is split",
+            attention.rule.span,
+            "add buffers: {batch: {input_ids: 1, labels: 1}}",
+        )
         return
     for name, entry in (entries or {}).items():
         dim = entry.sequence_dim()
         if dim is not None and name not in state.plan.batch:
-            yield Diagnostic("missing-buffers", f"the batch entry {name!r} carries the sequence and is not split",
-                             attention.rule.span, f"add `{name}: {dim}` to buffers.batch of {state.plan.file}")
+            yield Diagnostic(
+                "missing-buffers",
+                f"the batch entry {name!r} carries the sequence and is not split",
+                attention.rule.span,
+                f"add `{name}: {dim}` to buffers.batch of {state.plan.file}",
+            )
     inputs = forward_names(state.model)
     if state.plan.buffers and inputs is not None and not any(n in inputs for n in state.plan.batch):
         first: Buffer = next(iter(state.plan.batch.values()))
-        yield Diagnostic("unknown-buffer", "no batch entry that is split is a parameter of the model's forward", first.span,
-                         f"forward takes {', '.join(inputs)}")
+        yield Diagnostic(
+            "unknown-buffer",
+            "no batch entry that is split is a parameter of the model's forward",
+            first.span,
+            f"forward takes {', '.join(inputs)}",
+        )
 
 
 def _model_buffers(state: Compilation) -> Iterator[Diagnostic]:
@@ -55,11 +77,28 @@ def _model_buffers(state: Compilation) -> Iterator[Diagnostic]:
         matched = parse_glob(name).select(list(own))
         if not matched:
             near = suggest(name, list(own))
-            yield Diagnostic("unknown-buffer", f"`{name}` matches no buffer of the model", buffer.span,
-                             f"did you mean `{near[0][0]}`?" if near else f"it has {', '.join(list(own)[:8]) or 'none'}")
+            yield Diagnostic(
+                "unknown-buffer",
+                f"`{name}` matches no buffer of the model",
+                buffer.span,
+                f"did you mean `{near[0][0]}`?" if near else f"it has {', '.join(list(own)[:8]) or 'none'}",
+            )
         for path in matched:
             if buffer.dim is not None and buffer.dim >= own[path].ndim:
-                yield Diagnostic("unknown-dim", f"{path} has {own[path].ndim} dimensions, not one of number {buffer.dim}", buffer.span)
-            elif buffer.dim is not None and state.workload and own[path].shape[buffer.dim] < state.workload.seq_len:
-                yield Diagnostic("sequence-too-long", f"{path} has {own[path].shape[buffer.dim]:,} positions, the sequence has "
-                                 f"{state.workload.seq_len:,}", state.workload.spans.get("seq_len"), "shorten train.seq_len")
+                yield Diagnostic(
+                    "unknown-dim",
+                    f"{path} has {own[path].ndim} dimensions, not one of number {buffer.dim}",
+                    buffer.span,
+                )
+            elif (
+                buffer.dim is not None
+                and state.workload
+                and own[path].shape[buffer.dim] < state.workload.seq_len
+            ):
+                yield Diagnostic(
+                    "sequence-too-long",
+                    f"{path} has {own[path].shape[buffer.dim]:,} positions, the sequence has "
+                    f"{state.workload.seq_len:,}",
+                    state.workload.spans.get("seq_len"),
+                    "shorten train.seq_len",
+                )

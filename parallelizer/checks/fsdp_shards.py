@@ -25,8 +25,12 @@ def fsdp_shards(state: Compilation) -> Iterator[Diagnostic]:
 def _container(state: Compilation, application: Application) -> Iterator[Diagnostic]:
     module = state.modules[application.module]
     if type(module).forward is nn.Module.forward:
-        yield Diagnostic("style-module", f"{application.module} ({type(module).__name__}) has no forward that fsdp could gather for",
-                         application.rule.span, f"give the rule to the modules inside: `{application.module}.*`")
+        yield Diagnostic(
+            "style-module",
+            f"{application.module} ({type(module).__name__}) has no forward that fsdp could gather for",
+            application.rule.span,
+            f"give the rule to the modules inside: `{application.module}.*`",
+        )
 
 
 def _reshard(state: Compilation, application: Application) -> Iterator[Diagnostic]:
@@ -36,11 +40,19 @@ def _reshard(state: Compilation, application: Application) -> Iterator[Diagnosti
     span, ranks = application.spans["reshard_after_forward"], state.mesh.size(*state.mesh.fsdp_axes)
     if not 1 < number < ranks or ranks % number:
         legal = ["true", "false", *(str(n) for n in range(2, ranks) if ranks % n == 0)]
-        yield Diagnostic("reshard-size", f"reshard_after_forward={number} is no smaller group of {ranks} ranks", span,
-                         f"it may be {', '.join(legal)}")
+        yield Diagnostic(
+            "reshard-size",
+            f"reshard_after_forward={number} is no smaller group of {ranks} ranks",
+            span,
+            f"it may be {', '.join(legal)}",
+        )
         return
     # Torch makes the smaller groups from this rank's own data ranks, as if there were no others.
     other = [f"{a}={n}" for a, n in state.mesh.sizes.items() if n > 1 and a not in DATA_AXES]
     if other:
-        yield Diagnostic("reshard-size", f"reshard_after_forward={number} beside {', '.join(other)}", span,
-                         "a number is possible where no axis but the data axes is above 1: write true or false")
+        yield Diagnostic(
+            "reshard-size",
+            f"reshard_after_forward={number} beside {', '.join(other)}",
+            span,
+            "a number is possible where no axis but the data axes is above 1: write true or false",
+        )

@@ -21,5 +21,9 @@ def initializers(state: Compilation) -> Iterator[Diagnostic]:
             lacking.append(path)
     if lacking:
         kinds = sorted({type(state.modules[p]).__name__ for p in lacking})
-        yield Diagnostic("no-initializer", f"{', '.join(fold_paths(lacking)[:3]) or 'the root'} ({', '.join(kinds[:3])}) cannot make its values",
-                         None, "a module with parameters or buffers of its own needs a method reset_parameters() that fills them")
+        yield Diagnostic(
+            "no-initializer",
+            f"{', '.join(fold_paths(lacking)[:3]) or 'the root'} ({', '.join(kinds[:3])}) cannot make its values",
+            None,
+            "a module with parameters or buffers of its own needs a method reset_parameters() that fills them",
+        )

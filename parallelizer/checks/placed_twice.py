@@ -27,6 +27,10 @@ def placed_twice(state: Compilation) -> Iterator[Diagnostic]:
             if other is application or pair in seen:
                 continue
             seen.add(pair)
-            yield Diagnostic("placed-twice", f"{application.style} places {full}, and {other.style} does so too", application.rule.span,
-                             "name other parameters in one of the rules, or empty a slot with `none`",
-                             related=(Related(other.rule.span, f"this is the rule with {other.style}"),))
+            yield Diagnostic(
+                "placed-twice",
+                f"{application.style} places {full}, and {other.style} does so too",
+                application.rule.span,
+                "name other parameters in one of the rules, or empty a slot with `none`",
+                related=(Related(other.rule.span, f"this is the rule with {other.style}"),),
+            )

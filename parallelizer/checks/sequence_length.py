@@ -29,15 +29,25 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
     if work.seq_len % parts or work.seq_len < 1:
         below, above = work.seq_len // parts * parts, (work.seq_len // parts + 1) * parts
         near = f"{below} or {above}" if below else str(above)
-        related = tuple(Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here") for a in axes if a in state.mesh.spans)
-        yield Diagnostic("sequence-not-divisible", f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
-                         work.spans.get("seq_len"), f"train.seq_len={near} would", related=related)
+        related = tuple(
+            Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here")
+            for a in axes
+            if a in state.mesh.spans
+        )
+        yield Diagnostic(
+            "sequence-not-divisible",
+            f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
+            work.spans.get("seq_len"),
+            f"train.seq_len={near} would",
+            related=related,
+        )
 
 
 def _along_sequence(state: Compilation) -> bool:
     """Whether a tensor style lays an activation out along dimension 1 over tp."""
     return any(
-        "tp" in a.axes and (a.style == "sequence" and _layout(a.options) or any(_mentions(v) for v in a.options.values()))
+        "tp" in a.axes
+        and ((a.style == "sequence" and _layout(a.options)) or any(_mentions(v) for v in a.options.values()))
         for a in state.applications
         if a.slot in ("params", "io")
     )
@@ -53,5 +63,3 @@ def _mentions(value: Any) -> bool:
         return False
     flows = [v for v in value.values() if isinstance(v, Flow)]
     return any(p is not None and p.dim == 1 for f in flows for p in (f.arrives, f.wanted))
-
-

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def tied_parameters(state: Compilation) -> Iterator[Diagnostic]:
     """Each name of a shared parameter has the same placements and packing, and lies in the same fsdp unit."""
-    placed = {full_name(a.module, n): (a, n) for a in state.applications if a.slot == "params" for n in a.params}
+    placed = {
+        full_name(a.module, n): (a, n) for a in state.applications if a.slot == "params" for n in a.params
+    }
     units = [a for a in state.applications if a.slot == "fsdp"]
     for first, *others in tied_names(state.model):
         for other in others:
@@ -27,9 +29,13 @@ def _same_placement(a: str, b: str, placed: dict[str, tuple[Application, str]]) 
     if _placement(a, placed) == _placement(b, placed):
         return
     rules = [placed[n][0].rule for n in (b, a) if n in placed]
-    yield Diagnostic("tied-parameters", f"{b} is the same parameter as {a}, and is not placed alike", rules[0].span,
-                     "give both modules styles that place it alike, or do not tie them",
-                     related=tuple(Related(r.span, f"this rule places {a}") for r in rules[1:]))
+    yield Diagnostic(
+        "tied-parameters",
+        f"{b} is the same parameter as {a}, and is not placed alike",
+        rules[0].span,
+        "give both modules styles that place it alike, or do not tie them",
+        related=tuple(Related(r.span, f"this rule places {a}") for r in rules[1:]),
+    )
 
 
 def _placement(name: str, placed: dict[str, tuple[Application, str]]) -> object:
@@ -44,9 +50,15 @@ def _same_unit(a: str, b: str, units: list[Application]) -> Iterator[Diagnostic]
     if first is second:
         return
     rules = [u.rule for u in (second, first) if u is not None]
-    yield Diagnostic("tied-parameters", f"{b} is the same parameter as {a}, and fsdp gathers them in different units", rules[0].span,
-                     "leave both to one module around them",
-                     related=tuple(Related(r.span, f"this rule makes the unit of {a}") for r in rules[1:] if r is not rules[0]))
+    yield Diagnostic(
+        "tied-parameters",
+        f"{b} is the same parameter as {a}, and fsdp gathers them in different units",
+        rules[0].span,
+        "leave both to one module around them",
+        related=tuple(
+            Related(r.span, f"this rule makes the unit of {a}") for r in rules[1:] if r is not rules[0]
+        ),
+    )
 
 
 def _unit(name: str, units: list[Application]) -> Application | None:

@@ -18,7 +18,7 @@ def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:
     axes = [a for a in DATA_AXES if state.mesh.sizes[a] > 1]
     if not axes:
         return
-    reduced = set()
+    reduced: set[str] = set()
     for application in state.applications:
         if application.slot == "fsdp":
             prefix = f"{application.module}." if application.module else ""
@@ -30,5 +30,9 @@ def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:
     if len(missing) == len(state.parameters):
         what = "any parameter"
     sizes = ", ".join(f"{a}={state.mesh.sizes[a]}" for a in axes)
-    yield Diagnostic("unreduced-gradients", f"nothing sums the gradients of {what} over {sizes}",
-                     state.mesh.spans.get(axes[0]), f'add `"": fsdp` to the rules of {state.plan.file}')
+    yield Diagnostic(
+        "unreduced-gradients",
+        f"nothing sums the gradients of {what} over {sizes}",
+        state.mesh.spans.get(axes[0]),
+        f'add `"": fsdp` to the rules of {state.plan.file}',
+    )

@@ -25,5 +25,9 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
             help_text = "give context-parallel to the modules that call attention"
         else:
             help_text = f"add rules with styles that stand on {axis}, or set it to 1"
-        yield Diagnostic("unused-axis", f"no rule stands on {axis}={size}: its ranks would all compute the same",
-                         state.mesh.spans.get(axis), help_text)
+        yield Diagnostic(
+            "unused-axis",
+            f"no rule stands on {axis}={size}: its ranks would all compute the same",
+            state.mesh.spans.get(axis),
+            help_text,
+        )

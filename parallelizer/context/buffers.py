@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.context import balance
 from parallelizer.context.sequence import gather_sequence
 from parallelizer.glob import parse_glob
+from parallelizer.mesh import describe
 from parallelizer.plan import Plan
 
 
@@ -40,7 +41,9 @@ def shard_batch(batch: Mapping[str, torch.Tensor], plan: Plan, mesh: DeviceMesh)
         split = {name: buffer.dim for name, buffer in plan.batch.items() if buffer.dim is not None}
         first = next((name for name in split if name in batch), None)
         if first is None:
-            raise ValueError(f"positions cannot be made: none of the entries {', '.join(split)} is in the batch")
+            raise ValueError(
+                f"positions cannot be made: none of the entries {', '.join(split)} is in the batch"
+            )
         dim, whole = split[first], batch[first]
         positions = balance.local_positions(whole.size(dim), ranks, rank).to(whole.device)
         for name in makes:
@@ -59,10 +62,9 @@ def unshard(tensor: torch.Tensor, mesh: DeviceMesh, dim: int = 1) -> torch.Tenso
 
 
 def _cp(mesh: DeviceMesh) -> tuple[int, int]:
-    """Size of the cp axis and this rank's index on it."""
-    if "cp" not in (mesh.mesh_dim_names or ()):
-        return 1, 0
-    return mesh["cp"].size(), mesh.get_local_rank("cp")
+    """Size of the cp axis and this rank's index on it. Raises ValueError for axes that have other names than ours."""
+    ranks = describe(mesh).sizes["cp"]
+    return ranks, mesh.get_local_rank("cp") if ranks > 1 else 0
 
 
 class LocalBuffers:
@@ -88,7 +90,9 @@ class LocalBuffers:
             owner = model.get_submodule(path)
             whole = getattr(owner, leaf)
             if whole.size(dim) < length:  # on every rank, not only where the last positions are
-                raise ValueError(f"a sequence of {length} tokens: the buffer {name} has {whole.size(dim)} positions")
+                raise ValueError(
+                    f"a sequence of {length} tokens: the buffer {name} has {whole.size(dim)} positions"
+                )
             self.whole[name] = whole
             setattr(owner, leaf, whole.index_select(dim, order.to(whole.device)))
 

@@ -1,4 +1,5 @@
-"""What exported code needs of this package when it splits the sequence, without a plan file: the buffers, written in Python."""
+"""What exported code needs of this package when it splits the sequence, without a plan file: the buffers,
+written in Python."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from parallelizer.plan import Buffer, Plan
 
 
 def buffers(batch: Mapping[str, int | str], model: Mapping[str, int]) -> Plan:
-    """A plan of buffers alone: the dimension of each batch entry and of each model buffer (globs) that is the sequence; a text
-    instead of a dimension says what is made as that entry, `positions`."""
+    """A plan of buffers alone: the dimension of each batch entry and of each model buffer (globs) that is the
+    sequence; a text instead of a dimension says what is made as that entry, `positions`."""
     here = Span("<exported>")
 
     def entries(written: Mapping[str, int | str]) -> dict[str, Buffer]:

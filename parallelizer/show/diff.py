@@ -11,10 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.config import config_folder
-from parallelizer.show.figures import Change, Fields, Figures, changes
+from parallelizer.compose import compose_config
+from parallelizer.config import config_folder, from_config
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.plan import Mesh
+from parallelizer.show.figures import Change, Fields, Figures, changes, figures
 from parallelizer.show.lock import number
 from parallelizer.show.plan import size
+from parallelizer.simulate.trace import trace
 
 IN_BYTES = ("bytes", "payload", "sent")
 """Fields whose values are bytes."""
@@ -25,8 +29,8 @@ HIDDEN = ("collectives by module",)
 
 
 def side(text: str, config_dir: str | None = None) -> list[str]:
-    """What one side of a comparison stands for, as overrides: `parallel=` a preset's name, `plan=` a plan's name or path, or
-    overrides separated by commas."""
+    """What one side of a comparison stands for, as overrides: `parallel=` a preset's name, `plan=` a plan's
+    name or path, or overrides separated by commas."""
     if re.match(r"[+~]*[A-Za-z_][\w./@]*=", text):
         return split(text)
     folders = [Path(f) for f in (config_dir, config_folder()) if f]
@@ -59,10 +63,38 @@ def split(text: str) -> list[str]:
 
 def quoted(text: str) -> str:
     """A value as Hydra's grammar takes it."""
-    return text if re.fullmatch(r"[\w./-]+", text) else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return (
+        text
+        if re.fullmatch(r"[\w./-]+", text)
+        else "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    )
 
 
-def write(one: Figures, other: Figures, names: Sequence[str], stream: TextIO, *, width: int | None = None) -> None:
+def of_overrides(overrides: Sequence[str], config_dir: str | None, config_name: str, rank: int) -> Figures:
+    """Compose, compile and trace what some overrides ask for. Raises PlanError, as each of the three does."""
+    setup = from_config(*compose_config(overrides, config_dir, config_name))
+    model = setup.build_model()
+    program = setup.compile(model)
+    check_rank(rank, setup.mesh)
+    return figures(program, model, trace(program, model, setup.recipe(), rank), setup.workload)
+
+
+def check_rank(rank: int, mesh: Mesh) -> None:
+    """Raise PlanError for a rank that the mesh has not got."""
+    if not 0 <= rank < mesh.world_size:
+        help_text = f"ranks are 0 to {mesh.world_size - 1}"
+        raise PlanError(
+            [
+                Diagnostic(
+                    "unknown-rank", f"there is no rank {rank} among {mesh.world_size:,}", None, help_text
+                )
+            ]
+        )
+
+
+def write(
+    one: Figures, other: Figures, names: Sequence[str], stream: TextIO, *, width: int | None = None
+) -> None:
     """Print what changes from one to the other, a section a table. Colour and width follow the terminal."""
     console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
     found = [c for c in changes(one, other) if c.section not in HIDDEN]
@@ -152,7 +184,12 @@ def document(one: Figures, other: Figures, names: Sequence[str]) -> dict[str, An
     return {
         "sides": list(names),
         "changes": [
-            {"section": c.section, "subjects": list(c.subjects), "before": _plain(c.before), "after": _plain(c.after)}
+            {
+                "section": c.section,
+                "subjects": list(c.subjects),
+                "before": _plain(c.before),
+                "after": _plain(c.after),
+            }
             for c in changes(one, other)
         ],
     }

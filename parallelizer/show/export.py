@@ -1,4 +1,5 @@
-"""The compiled plan as plain Python on public torch names: `build_mesh` and `parallelize(model, mesh)`, to be read and kept."""
+"""The compiled plan as plain Python on public torch names: `build_mesh` and `parallelize(model, mesh)`, to be
+read and kept."""
 
 from __future__ import annotations
 
@@ -65,9 +66,10 @@ MODULES = {
 def export(program: Program, model: nn.Module, calls: Calls | None = None, command: str = "") -> str:
     """The program as the text of a Python file with `build_mesh()` and `parallelize(model, mesh)`.
 
-    `model` is the one the program was compiled for. With `calls` (see `calls.observe`) inputs are laid out by torch's own
-    PrepareModuleInput, which must know how a module is called; without, by a helper. `command` is what the file says it was
-    written by. Raises PlanError for a style of the user's own, which cannot be written out.
+    `model` is the one the program was compiled for. With `calls` (see `calls.observe`) inputs are laid out by
+    torch's own PrepareModuleInput, which must know how a module is called; without, by a helper. `command` is
+    what the file says it was written by. Raises PlanError for a style of the user's own, which cannot be
+    written out.
     """
     body = [*_parallelize(program, model, calls)]
     mesh = _build_mesh(program)
@@ -115,7 +117,8 @@ def _docstring(program: Program, model: nn.Module, command: str, code: str) -> s
         )
     if _needs_runtime(program):
         notes.append(
-            "Context parallelism, and nothing else, imports its runtime from the package parallelizer: torch's own is experimental."
+            "Context parallelism, and nothing else, imports its runtime from the package parallelizer: torch's own is "
+            "experimental."
         )
     for note in notes:
         lines += ["", *_wrapped(note)]
@@ -134,7 +137,7 @@ def _needs_runtime(program: Program) -> bool:
 def _build_mesh(program: Program) -> list[str]:
     mesh = program.mesh
     names = [a for a in AXES if mesh.sizes[a] > 1]
-    if program.of_slot("fsdp") and not mesh.fsdp_axes or not names:
+    if (program.of_slot("fsdp") and not mesh.fsdp_axes) or not names:
         names = [a for a in AXES if a in names or a == "dp_shard"]  # fully_shard wants an axis to shard over
     sizes = "".join(f"{mesh.sizes[a]}, " for a in names).rstrip(" " if len(names) == 1 else ", ")
     listed = "".join(f'"{a}", ' for a in names).rstrip(" " if len(names) == 1 else ", ")

@@ -1,11 +1,11 @@
-"""Each application of a program as a call on torch's public names, or on a helper where torch has no class for it."""
+"""Each application of a program as a call on torch's public names, or on a helper where torch has no class
+for it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
@@ -289,7 +289,8 @@ def unit_items(program: Program) -> list[Item]:
 
 
 def precision(program: Program) -> str | None:
-    """The one mixed-precision policy of all units, to be given a name; None where they differ or there is one unit."""
+    """The one mixed-precision policy of all units, to be given a name; None where they differ or there is one
+    unit."""
     policies = {_policy(unit) for unit in program.of_slot("fsdp")}
     return policies.pop() if len(policies) == 1 and len(program.of_slot("fsdp")) > 1 else None
 
@@ -326,7 +327,8 @@ def _whole(unit: Application) -> list[str]:
 
 
 def whole_parameter_items(program: Program) -> tuple[list[Item], list[Item]]:
-    """For what FSDP leaves whole: the casts, before anything else is done, and the sums of gradients, after it."""
+    """For what FSDP leaves whole: the casts, before anything else is done, and the sums of gradients, after
+    it."""
     casts, sums = [], []
     for unit in program.of_slot("fsdp"):
         whole = _whole(unit)

@@ -1,4 +1,5 @@
-"""What exported code needs where torch has no class for it. The exporter copies these functions, source and all, into its file.
+"""What exported code needs where torch has no class for it. The exporter copies these functions, source and
+all, into its file.
 
 So each stands on torch's public names alone, and on no other function here.
 """
@@ -31,7 +32,8 @@ def place_parameters(
 
 
 def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[Placement]]) -> None:
-    """Let forward see the local shards of DTensor parameters; `gradients` says how the gradients of those lie."""
+    """Let forward see the local shards of DTensor parameters; `gradients` says how the gradients of those
+    lie."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -49,7 +51,8 @@ def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[
 
 
 def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: int) -> None:
-    """Reorder a fused dimension, made of `parts`, so that an even shard of it holds every rank's share of each part."""
+    """Reorder a fused dimension, made of `parts`, so that an even shard of it holds every rank's share of
+    each part."""
     param = getattr(module, name)
     pieces = [part.chunk(ranks, dim) for part in param.detach().split(list(parts), dim)]
     packed = torch.cat([piece[rank] for rank in range(ranks) for piece in pieces], dim)
@@ -69,11 +72,13 @@ def lay_out(
     """Turn inputs, by the name of forward's parameter, and outputs, by index or key, into DTensors as wanted.
 
     Each is (how it arrives, how it is wanted or None), in placements for every dimension of the mesh.
-    `partial_gradients`: where a local input stands for a replicated one, its gradients are parts to be summed.
+    `partial_gradients`: where a local input stands for a replicated one, its gradients are parts to be
+    summed.
     """
     signature = inspect.signature(module.forward)
 
-    def convert(tensor: Any, arrives: Any, wanted: Any, local: bool, partial: bool = False) -> Any:
+    def convert(tensor: Any, flow: Sequence[Any], local: bool, partial: bool = False) -> Any:
+        arrives, wanted = flow
         if tensor is None:
             return None
         if not isinstance(tensor, DTensor):
@@ -89,19 +94,19 @@ def lay_out(
         bound = signature.bind(*args, **kwargs)
         for name, flow in inputs.items():
             if name in bound.arguments:
-                bound.arguments[name] = convert(bound.arguments[name], *flow, local_inputs, partial_gradients)
+                bound.arguments[name] = convert(bound.arguments[name], flow, local_inputs, partial_gradients)
         return bound.args, bound.kwargs
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
         for key, flow in outputs.items():
             if isinstance(output, torch.Tensor):
-                output = convert(output, *flow, local_outputs)
+                output = convert(output, flow, local_outputs)
             elif isinstance(output, dict):
                 output, name = copy.copy(output), key or next(iter(output))
-                output[name] = convert(output[name], *flow, local_outputs)
+                output[name] = convert(output[name], flow, local_outputs)
             else:
                 items = list(output)
-                items[int(key or 0)] = convert(items[int(key or 0)], *flow, local_outputs)
+                items[int(key or 0)] = convert(items[int(key or 0)], flow, local_outputs)
                 output = type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
         return output
 
@@ -125,7 +130,7 @@ def recompute(module: nn.Module) -> None:
 
 
 def recompute_all_but(module: nn.Module, keep: Sequence[str]) -> None:
-    """Recompute the module's activations in backward, but for the results of the operators named in `keep`."""
+    """Recompute the module's activations in backward, but for the results of the named operators."""
     forward = module.forward
 
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -142,7 +147,7 @@ def recompute_all_but(module: nn.Module, keep: Sequence[str]) -> None:
 
 
 def compute_in(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> None:
-    """Let forward see these parameters in `dtype`, as FSDP's mixed precision does for those that it shards."""
+    """Let forward see these parameters in `dtype`, as FSDP's mixed precision does for its own."""
     forward = module.forward
 
     @functools.wraps(forward)
@@ -167,7 +172,8 @@ def shard_on(module: nn.Module, dims: Mapping[str, int]) -> Any:
 def sum_gradients_of(unit: nn.Module, names: Sequence[str], groups: Sequence[dist.ProcessGroup]) -> None:
     """Sum the gradients of parameters that FSDP leaves whole over its groups, in float32 at least.
 
-    Materialising a model replaces its parameters, so hooks are looked after whenever the unit's forward begins.
+    Materialising a model replaces its parameters, so hooks are looked after whenever the unit's forward
+    begins.
     """
     hooked: dict[str, nn.Parameter] = {}
 

@@ -1,4 +1,5 @@
-"""Statements about many modules as the code that a person would write: repeated layers in loops, styles in one dictionary a level."""
+"""Statements about many modules as the code that a person would write: repeated layers in loops, styles in
+one dictionary a level."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ WIDTH = 110
 class Item:
     """One call about one module. `rule` is the comment that says where it comes from.
 
-    With a `mesh`, `call` makes a ParallelStyle and goes into the dictionary of a `parallelize_module` on that mesh; without, it is
-    a statement, in which MODULE stands for the module.
+    With a `mesh`, `call` makes a ParallelStyle and goes into the dictionary of a `parallelize_module` on that
+    mesh; without, it is a statement, in which MODULE stands for the module.
     """
 
     path: str
@@ -60,7 +61,8 @@ Placed = tuple[Tail, Item]
 def emit(
     items: Iterable[Item], model: nn.Module, *, inner_first: bool = False, indent: str = "    "
 ) -> list[str]:
-    """The statements as lines. `inner_first` puts loops over layers before what is said of the modules around them."""
+    """The statements as lines. `inner_first` puts loops over layers before what is said of the modules around
+    them."""
     placed = [(tuple(i.path.split(".")) if i.path else (), i) for i in items]
     return _level(placed, model, "model", indent, inner_first, {"model"})
 

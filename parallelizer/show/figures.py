@@ -1,7 +1,8 @@
-"""What a plan comes to, as plain figures that can be written down and compared: for the lock file and for `--diff`.
+"""What a plan comes to, as plain figures that can be written down and compared: for the lock file and for
+`--diff`.
 
-Figures lie in sections; in a section each subject has fields. A subject is a title and a path, one of them perhaps empty: of a
-parameter only the name, of a collective its phase, axis and kind, and the module.
+Figures lie in sections; in a section each subject has fields. A subject is a title and a path, one of them
+perhaps empty: of a parameter only the name, of a collective its phase, axis and kind, and the module.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Subject:
     path: str | None = None
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.title, None if self.path is None else self.path or ROOT) if part)
+        return " ".join(
+            part for part in (self.title, None if self.path is None else self.path or ROOT) if part
+        )
 
 
 Section = Mapping[Subject, Fields]
@@ -54,10 +57,15 @@ def _plan(program: Program, model: nn.Module, trace: Trace, workload: Workload) 
     sizes = {axis: str(size) for axis, size in program.mesh.sizes.items() if size > 1}
     return {
         Subject("plan"): {"name": program.plan.name},
-        Subject("model"): {"class": type(model).__name__, "parameters": str(sum(p.numel() for p in model.parameters()))},
+        Subject("model"): {
+            "class": type(model).__name__,
+            "parameters": str(sum(p.numel() for p in model.parameters())),
+        },
         Subject("mesh"): {**sizes, "ranks": str(program.mesh.world_size)},
         Subject("step"): {
-            "sequences": str(workload.batch_size), "tokens": str(workload.seq_len), "parts": str(workload.accumulate)
+            "sequences": str(workload.batch_size),
+            "tokens": str(workload.seq_len),
+            "parts": str(workload.accumulate),
         },
         Subject("rank"): {"number": str(trace.rank)},
     }
@@ -69,7 +77,11 @@ def _parameters(program: Program, model: nn.Module, rank: int) -> Section:
             "dtype": shard.dtype,
             "global": shape(shard.global_shape),
             "local": shape(shard.local_shape),
-            **({"over": " ".join(f"{a}={p}" for a, p in shard.placements.items())} if shard.placements else {}),
+            **(
+                {"over": " ".join(f"{a}={p}" for a, p in shard.placements.items())}
+                if shard.placements
+                else {}
+            ),
             "bytes": str(shard.bytes),
         }
         for shard in parameter_shards(program, model, rank)
@@ -79,7 +91,9 @@ def _parameters(program: Program, model: nn.Module, rank: int) -> Section:
 def _totals(ledger: Iterable[Entry]) -> Section:
     return {
         Subject(f"{row['phase']} {row['axis']} {row['kind']}"): {
-            "calls": str(row["count"]), "payload": str(row["payload_bytes"]), "sent": str(row["wire_bytes"])
+            "calls": str(row["count"]),
+            "payload": str(row["payload_bytes"]),
+            "sent": str(row["wire_bytes"]),
         }
         for row in totals(ledger)
     }
@@ -113,8 +127,8 @@ def shape(sizes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """The same change of several subjects, their paths folded. `before` and `after` hold the fields that differ, None where the
-    subject is not there."""
+    """The same change of several subjects, their paths folded. `before` and `after` hold the fields that
+    differ, None where the subject is not there."""
 
     section: str
     subjects: tuple[str, ...]
@@ -162,4 +176,6 @@ def folded(subjects: Iterable[Subject]) -> list[str]:
             by_title.setdefault(subject.title, []).append(subject.path)
         else:
             lines.append(str(subject))
-    return lines + [f"{title} {glob}".lstrip() for title, paths in by_title.items() for glob in fold_paths(paths)]
+    return lines + [
+        f"{title} {glob}".lstrip() for title, paths in by_title.items() for glob in fold_paths(paths)
+    ]

@@ -83,32 +83,27 @@ def page(
 ) -> str:
     """The page as text."""
     sources = Sources()
+    for rule in program.plan.rules:
+        sources.anchor(rule.span)  # the plan's own text comes first
     found = in_order(program.diagnostics if diagnostics is None else diagnostics)
     shards = parameter_shards(program, model, rank)
     hardware = hardware or {}
     ones = [a for a, n in program.mesh.sizes.items() if n == 1]
     sections: list[tuple[str, str, str, Markup]] = []
-    if found:
-        sections.append(("findings", "Findings", counts(found), _findings(found, sources)))
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))
     if trace is not None:
-        sections.append(
-            ("memory", "Memory", f"of rank {rank}, over one step", memory.section(trace, hardware))
-        )
-        sections.append(
-            (
-                "communication",
-                "Communication",
-                f"of rank {rank}, in one step",
-                traffic.section(trace, sources),
-            )
-        )
+        of_step = f"of rank {rank}, in one step"
+        sections.append(("memory", "Memory", of_step, memory.section(trace, hardware)))
+        sections.append(("communication", "Communication", of_step, traffic.section(trace, sources)))
     tables = plan.section(program, shards, sources)
     sections.append(("parameters", "Parameters and modules", f"as rank {rank} holds them", tables))
-    sections.append(
-        ("rules", "Rules", "every line that the program was compiled from", plan.rules(program, sources))
-    )
+    if found:
+        # Notes can wait; what is wrong comes before everything else.
+        at = len(sections) if all(d.severity == "note" for d in found) else 0
+        sections.insert(at, ("findings", "Findings", counts(found), _findings(found, sources)))
+    texts = plan.rules(program, sources)  # last, when all that points at a text has been made
+    sections.append(("rules", "Rules", "every line that the program was compiled from", texts))
 
     style, script = (
         files("parallelizer.show.page").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
@@ -196,14 +191,22 @@ def _findings(found: Sequence[Diagnostic], sources: Sources) -> Markup:
         tag(
             "li",
             tag("p", tag("b", d.severity), " ", tag("code", d.code), " ", sources.link(d.span)),
-            tag("p", d.message),
-            tag("p", d.help, class_="quiet") if d.help else None,
+            tag("p", _prose(d.message)),
+            tag("p", _prose(d.help), class_="quiet") if d.help else None,
             [tag("p", r.label, " ", sources.link(r.span), class_="quiet") for r in d.related],
             class_=f"finding {d.severity}",
         )
         for d in found
     ]
     return tag("ul", items, class_="findings")
+
+
+def _prose(text: str) -> Markup:
+    """A message with what stands between backticks as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return join(text)
+    return join([tag("code", part) if i % 2 else part for i, part in enumerate(parts)])
 
 
 def _footer(trace: Trace | None, device: str) -> Markup:

@@ -1,7 +1,7 @@
 """The lock file: what a plan comes to, as text that is committed and compared in review and in CI.
 
-A section is a title in brackets; a line is a subject, a colon, and fields with their values. Paths are folded, and nothing of the
-machine or the time is in it.
+A section is a title in brackets; a line is a subject, a colon, and fields with their values. Paths are
+folded, and nothing of the machine or the time is in it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import torch
 
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.glob import GlobError, parse_glob
-from parallelizer.show.figures import ROOT, Change, Fields, Figures, Section, Subject, changes, folded
+from parallelizer.show.figures import ROOT, Change, Fields, Figures, Subject, changes, folded
 
 FIRST_LINE = "# parallelizer lock 1"
 EXPLANATION = (
-    "# What one rank holds, sends and needs. `python -m parallelizer plan ... --lock FILE` writes it, `--locked FILE` compares."
+    "# What one rank holds, sends and needs: `plan ... --lock FILE` writes it, `--locked FILE` compares."
 )
 MAX_BYTES = 16 << 20
 TITLES = {"parameters": 0, "collectives by module": 3}
@@ -30,7 +30,8 @@ _ESCAPED = re.compile(r"\[(.)\]")
 
 
 def write_lock(file: str | Path, figures: Figures) -> None:
-    """Write a lock. The file holds the whole lock afterwards, or what it held before: PlanError is raised if it cannot be written."""
+    """Write a lock. The file holds the whole lock afterwards, or what it held before: PlanError is raised if
+    it cannot be written."""
     path = Path(file)
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -46,8 +47,16 @@ def write_lock(file: str | Path, figures: Figures) -> None:
             raise
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise PlanError([Diagnostic("lock-not-written", f"{file} cannot be written: {reason}", None,
-                                    "name a file in a folder that you may write to")]) from None
+        raise PlanError(
+            [
+                Diagnostic(
+                    "lock-not-written",
+                    f"{file} cannot be written: {reason}",
+                    None,
+                    "name a file in a folder that you may write to",
+                )
+            ]
+        ) from None
 
 
 def _umask() -> int:
@@ -79,7 +88,8 @@ def _torch() -> str:
 
 
 def read_lock(file: str | Path) -> Figures:
-    """The figures in a lock. Raises PlanError with one diagnostic when there is none, or it is no lock that this version reads."""
+    """The figures in a lock. Raises PlanError with one diagnostic when there is none, or it is no lock that
+    this version reads."""
     return _parse(_read(file), str(file))
 
 
@@ -90,8 +100,16 @@ def _read(file: str | Path) -> list[str]:
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         reason = "there is no such file" if missing else error.strerror or type(error).__name__
-        raise PlanError([Diagnostic("lock-not-found" if missing else "lock-unreadable", f"{file} cannot be read: {reason}", None,
-                                    f"write it with --lock {file}" if missing else "name a file that --lock wrote")]) from None
+        raise PlanError(
+            [
+                Diagnostic(
+                    "lock-not-found" if missing else "lock-unreadable",
+                    f"{file} cannot be read: {reason}",
+                    None,
+                    f"write it with --lock {file}" if missing else "name a file that --lock wrote",
+                )
+            ]
+        ) from None
     try:
         lines = data.decode("utf-8").splitlines() if len(data) <= MAX_BYTES else []
     except UnicodeDecodeError:
@@ -99,9 +117,21 @@ def _read(file: str | Path) -> list[str]:
     first = lines[0].strip() if lines else ""
     if first != FIRST_LINE:
         other = bool(_VERSION.fullmatch(first))
-        message = f"{file} was locked by another version of parallelizer" if other else f"{file} is no lock of parallelizer"
-        raise PlanError([Diagnostic("lock-unreadable", message, Span(str(file), 1, 1, len(first) + 1) if other else None,
-                                    f"write it anew with --lock {file}" if other else "name a file that --lock wrote")])
+        message = (
+            f"{file} was locked by another version of parallelizer"
+            if other
+            else f"{file} is no lock of parallelizer"
+        )
+        raise PlanError(
+            [
+                Diagnostic(
+                    "lock-unreadable",
+                    message,
+                    Span(str(file), 1, 1, len(first) + 1) if other else None,
+                    f"write it anew with --lock {file}" if other else "name a file that --lock wrote",
+                )
+            ]
+        )
     return lines
 
 
@@ -129,8 +159,16 @@ def _parse(lines: Sequence[str], file: str) -> Figures:
 
 
 def _malformed(file: str, number: int, line: str) -> PlanError:
-    return PlanError([Diagnostic("lock-unreadable", "this line of the lock cannot be read", Span(file, number, 1, len(line) + 1),
-                                 f"write it anew with --lock {file}")])
+    return PlanError(
+        [
+            Diagnostic(
+                "lock-unreadable",
+                "this line of the lock cannot be read",
+                Span(file, number, 1, len(line) + 1),
+                f"write it anew with --lock {file}",
+            )
+        ]
+    )
 
 
 def _subjects(written: str, words: int | None) -> Iterator[Subject]:
@@ -177,15 +215,16 @@ def number(value: str | None) -> str:
     return f"{int(value):,}" if value.isdigit() else value
 
 
-def torch_of(file: str | Path) -> str | None:
-    """The version of torch that a lock was written with, if that is another one than this."""
-    written = next((line.split()[-1] for line in _read(file)[:3] if line.startswith("# torch ")), None)
-    return None if written == _torch() else written
+def check_lock(file: str | Path, now: Figures) -> list[str]:
+    """What is different from the lock in `file`, in words. Raises PlanError as `read_lock` does."""
+    return differences(read_lock(file), now)
 
 
 def report(file: str | Path, found: Iterable[str]) -> str:
-    """Differences as text for people."""
-    lines = [f"the plan is not as locked in {file}:", *(f"  {line}" for line in found)]
-    if (version := torch_of(file)) is not None:
-        lines.append(f"  (locked with torch {version}, this is {_torch()})")
+    """Differences as text for people, with the version of torch that the lock was written with if it was
+    another."""
+    lines = [f"not as locked in {file}:", *(f"  {line}" for line in found)]
+    written = next((line.split()[-1] for line in _read(file)[:3] if line.startswith("# torch ")), None)
+    if written != _torch():
+        lines.append(f"  (locked with torch {written}, this is {_torch()})")
     return "\n".join([*lines, f"if this is meant, write it anew with --lock {file}"])

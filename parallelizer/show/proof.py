@@ -38,7 +38,10 @@ def text(proof: Proof) -> str:
     if not proof.passed:
         lines += [show_diagnostics.render(failure(proof)), ""]
     if proof.unequal:
-        lines.append("replicas that hold different bits: " + ", ".join(fold_paths(key.split(" ")[0] for key in proof.unequal)))
+        lines.append(
+            "replicas that hold different bits: "
+            + ", ".join(fold_paths(key.split(" ")[0] for key in proof.unequal))
+        )
     return "\n".join([*lines, _last(proof)])
 
 
@@ -47,8 +50,17 @@ def failure(proof: Proof) -> Diagnostic:
     found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
     span = found.rule.span if found.rule else None
     where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
-    governed = f"this rule governs {found.module or 'the model'} there" if span else "no rule of the plan stands there: give it one, or mend the style"
-    return Diagnostic(CODE, found.description, span, f"the first difference in order of execution is in the {where}; {governed}")
+    governed = (
+        f"this rule governs {found.module or 'the model'} there"
+        if span
+        else "no rule of the plan stands there: give it one, or mend the style"
+    )
+    return Diagnostic(
+        CODE,
+        found.description,
+        span,
+        f"the first difference in order of execution is in the {where}; {governed}",
+    )
 
 
 def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
@@ -66,7 +78,11 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         "dtype": proof.dtype,
         "shrunk": list(proof.changes),
         "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant},
-        "loss": {"reference": _number(reference), "sharded": _number(sharded), "relative_error": _number(_loss_error(proof))},
+        "loss": {
+            "reference": _number(reference),
+            "sharded": _number(sharded),
+            "relative_error": _number(_loss_error(proof)),
+        },
         "parameters": _parameters(proof),
         "worst": _worst(worst) if worst else None,
         "unequal": list(proof.unequal),
@@ -78,27 +94,45 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
 def _head(proof: Proof) -> list[str]:
     ranks = proof.mesh.world_size
     what = "proof" if proof.is_verdict else "drift"
-    lines = [f"{what} of {proof.plan} on {proof.mesh}, {ranks} rank{'s' if ranks > 1 else ''}, in {proof.dtype}"]
+    lines = [
+        f"{what} of {proof.plan} on {proof.mesh}, {ranks} rank{'s' if ranks > 1 else ''}, in {proof.dtype}"
+    ]
     if proof.changes:
         lines.append(f"shrunk: {', '.join(proof.changes)}")
     if proof.is_verdict:
-        lines.append(f"rule: error <= c*eps*sqrt(n), n the terms of the longest sum; c = {proof.verdict.constant:.3g}, "
-                     f"{MARGIN:g} times what another order of summation needs")
+        lines.append(
+            f"rule: error <= c*eps*sqrt(n), n the terms of the longest sum; c = {proof.verdict.constant:.3g}, "
+            f"{MARGIN:g} times what another order of summation needs"
+        )
     reference, sharded = proof.losses
-    lines.append(f"loss: {reference:.12g} unsharded, {sharded:.12g} sharded, relative error {_loss_error(proof):.2g}")
-    kinds = {what: len({d.name for d in proof.verdict.of(what)}) for what in ("gradient", "optimizer state", "buffer")}
-    lines.append(f"compared: {kinds['gradient']} gradients and updates, {kinds['optimizer state']} optimizer states, "
-                 f"{kinds['buffer']} buffers, loss, gradient norm and logits, over two steps")
+    lines.append(
+        f"loss: {reference:.12g} unsharded, {sharded:.12g} sharded, relative error {_loss_error(proof):.2g}"
+    )
+    kinds = {
+        what: len({d.name for d in proof.verdict.of(what)})
+        for what in ("gradient", "optimizer state", "buffer")
+    }
+    lines.append(
+        f"compared: {kinds['gradient']} gradients and updates, {kinds['optimizer state']} optimizer states, "
+        f"{kinds['buffer']} buffers, loss, gradient norm and logits, over two steps"
+    )
     lines.append("worst three parameters:")
     worst = proof.worst(3)
     width = max((len(d.name) for d in worst), default=0)
-    lines += [f"  {d.name:<{width}}  {d.what} of step {d.step}: error {d.error:.2g}{_margin(d) if proof.is_verdict else ''}" for d in worst]
+    lines += [
+        f"  {d.name:<{width}}  {d.what} of step {d.step}: error {d.error:.2g}{_margin(d) if proof.is_verdict else ''}"
+        for d in worst
+    ]
     return lines
 
 
 def _margin(difference: Difference) -> str:
     if difference.passed:
-        return f", bound {difference.bound:.2g}, {_times(1 / difference.share)} below" if difference.share else f", bound {difference.bound:.2g}"
+        return (
+            f", bound {difference.bound:.2g}, {_times(1 / difference.share)} below"
+            if difference.share
+            else f", bound {difference.bound:.2g}"
+        )
     return f", bound {difference.bound:.2g}, {_times(difference.share)} above"
 
 
@@ -109,7 +143,11 @@ def _times(factor: float) -> str:
 def _last(proof: Proof) -> str:
     if not proof.is_verdict:
         return f"information, not a verdict: this is how far {proof.dtype} drifts from float32"
-    return "proven: the sharded run equals the unsharded one" if proof.passed else "NOT proven: the sharded run is another computation"
+    return (
+        "proven: the sharded run equals the unsharded one"
+        if proof.passed
+        else "NOT proven: the sharded run is another computation"
+    )
 
 
 def _over(proof: Proof) -> str:
@@ -154,8 +192,18 @@ def _worst(difference: Difference) -> dict[str, Any]:
 
 
 def _divergence(found: Divergence) -> dict[str, Any]:
-    rule = {"key": found.rule.key, "file": found.rule.span.file, "line": found.rule.span.line} if found.rule else None
-    return {"module": found.module, "phase": found.phase, "axis": found.axis, "rule": rule, "description": found.description}
+    rule = (
+        {"key": found.rule.key, "file": found.rule.span.file, "line": found.rule.span.line}
+        if found.rule
+        else None
+    )
+    return {
+        "module": found.module,
+        "phase": found.phase,
+        "axis": found.axis,
+        "rule": rule,
+        "description": found.description,
+    }
 
 
 def _number(value: float) -> float:

@@ -1,4 +1,5 @@
-"""The dry run as text: what is sent in one step, over which axis and how often, and what is held when memory is fullest."""
+"""The dry run as text: what is sent in one step, over which axis and how often, and what is held when memory
+is fullest."""
 
 from __future__ import annotations
 
@@ -17,13 +18,20 @@ from parallelizer.simulate.trace import Trace
 SIMULATED = "cpu"
 """The device type whose operators a trace runs, whatever the run will be on."""
 ELSEWHERE = "On CUDA, DTensor moves a shard from one dimension to another by an all-to-all, where on CPU it gathers the whole."
-NOT_COUNTED = "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."
+NOT_COUNTED = (
+    "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."
+)
 NARROW = 72
 """Columns below which the table leaves the payload out."""
 
 
 def write(
-    trace: Trace, stream: TextIO, *, device: str, hardware: Mapping[str, Any] | None = None, width: int | None = None
+    trace: Trace,
+    stream: TextIO,
+    *,
+    device: str,
+    hardware: Mapping[str, Any] | None = None,
+    width: int | None = None,
 ) -> None:
     """Print the collectives and the memory of one rank's step. `device` is what the run will be on.
 
@@ -36,7 +44,9 @@ def write(
 
 def _collectives(trace: Trace, device: str, console: Console) -> None:
     if not trace.ledger:
-        console.print(Text.assemble(("collectives", "bold"), " of one step: none, this rank talks to nobody\n"))
+        console.print(
+            Text.assemble(("collectives", "bold"), " of one step: none, this rank talks to nobody\n")
+        )
         return
     console.print(Text.assemble(("collectives", "bold"), f" of one step, as rank {trace.rank} sees them"))
     narrow = console.width < NARROW
@@ -56,10 +66,9 @@ def _collectives(trace: Trace, device: str, console: Console) -> None:
     console.print(table)
     ahead = [e for e in trace.ledger if e.overlapped]
     sent, sent_ahead = (sum(e.wire_bytes for e in entries) for entries in (trace.ledger, ahead))
-    _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}." + (
-        f" FSDP issues {len(ahead):,} of them, {size(sent_ahead)}, beside the computation; {size(sent - sent_ahead)} are waited for."
-        if ahead else " Each is waited for."
-    ))
+    issued = f"FSDP issues {len(ahead):,} of them, {size(sent_ahead)}, beside the computation"
+    waited = f"{issued}; {size(sent - sent_ahead)} are waited for." if ahead else "Each is waited for."
+    _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}. {waited}")
     _say(console, f"The operators are those of {SIMULATED}. {ELSEWHERE}")
     console.print()
 

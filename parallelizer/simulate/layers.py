@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from parallelizer.compiler import Application, Program
@@ -51,17 +52,15 @@ class Run:
 
 def longest_run(program: Program, model: nn.Module) -> Run | None:
     """The longest run of equal layers, if tracing two short models costs less than the whole one."""
-    styles: dict[str, list[tuple[Any, ...]]] = {}
+    styles: dict[str, list[Facts]] = {}
     for a in program:
         styles.setdefault(a.module, []).append((a.slot, a.style, a.axes, a.rule.key, str(sorted(a.options.items(), key=str))))
     best: Run | None = None
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        prefix = f"{path}." if path else ""
-        signatures = [_signature(child, f"{prefix}{i}", i, styles) for i, child in enumerate(module)]
         first = 0
-        for _, group in itertools.groupby(signatures):
+        for _, group in itertools.groupby(_signatures(module, f"{path}." if path else "", styles)):
             count = len(list(group))
             if count > 2 * SHORT + 1 and (best is None or count > best.count):
                 best = Run(path, first, count)
@@ -69,37 +68,59 @@ def longest_run(program: Program, model: nn.Module) -> Run | None:
     return best
 
 
-def _signature(child: nn.Module, path: str, index: int, styles: dict[str, list[tuple[Any, ...]]]) -> tuple[Any, ...]:
-    """Everything that makes two layers behave alike; a number that equals the layer's own index is its index."""
-    parts: list[Any] = []
-    for name, module in child.named_modules():
-        simple = {
-            k: "index" if v == index and isinstance(v, int) and not isinstance(v, bool) and "i" in k else v
-            for k, v in vars(module).items()
-            if isinstance(v, int | float | str | bool) and not k.startswith("_")
-        }
-        full = f"{path}.{name}" if name else path
-        parts.append((name, type(module), tuple(sorted(simple.items())), tuple(styles.get(full, ()))))
-    tensors = [*child.named_parameters(), *child.named_buffers()]
-    parts.append(tuple((n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in tensors))
-    return tuple(parts)
+Facts = tuple[Any, ...]
+
+
+def _signatures(container: Iterable[nn.Module], prefix: str, styles: Mapping[str, list[Facts]]) -> list[Facts]:
+    """For each child everything that makes two of them behave alike. What counts the children is no difference between them."""
+    children = list(container)
+    attributes = [_attributes(child) for child in children]
+    holders: dict[tuple[str, str], list[bool]] = {}
+    for index, own in enumerate(attributes):
+        for key, value in own.items():
+            holders.setdefault(key, []).append(type(value) is int and value == index)
+    numbers = {key for key, counts in holders.items() if len(counts) > 1 and all(counts)}
+    signatures = []
+    for index, (child, own) in enumerate(zip(children, attributes, strict=True)):
+        modules = tuple((n, type(m), *styles.get(f"{prefix}{index}.{n}".rstrip("."), ())) for n, m in child.named_modules())
+        tensors = tuple(
+            (n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in (*child.named_parameters(), *child.named_buffers())
+        )
+        signatures.append((modules, tensors, tuple((k, v) for k, v in own.items() if k not in numbers)))
+    return signatures
+
+
+def _attributes(layer: nn.Module) -> dict[tuple[str, str], Any]:
+    return {(n, k): _plain(v) for n, m in layer.named_modules() for k, v in vars(m).items() if not k.startswith("_")}
+
+
+def _plain(value: Any) -> Any:
+    """A value, or what stands for it: equal for values that are alike, different for objects that nobody knows."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value).__name__, *map(_plain, value)
+    if isinstance(value, dict):
+        return "dict", *((str(k), _plain(v)) for k, v in value.items())
+    if value is None or isinstance(value, int | float | str | bool | torch.dtype):
+        return value
+    return type(value).__name__, id(value)
 
 
 def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:
-    """Take all but `keep` layers of the run out of the model, in place, and out of the program, which is returned anew."""
+    """Take all but the first `keep` - 1 layers and the last of the run out of the model, in place, and out of the program, which is
+    returned anew."""
     container = model.get_submodule(run.container)
-    gone = run.count - keep
+    gone, first_gone = run.count - keep, run.first + keep - 1
     for _ in range(gone):
-        del container[run.first + keep]  # type: ignore[operator]
+        del container[first_gone]  # type: ignore[operator]
     prefix = f"{run.container}." if run.container else ""
 
     def renamed(path: str) -> str | None:
         if not path.startswith(prefix):
             return path
         head, dot, rest = path[len(prefix) :].partition(".")
-        if not head.isdigit() or int(head) < run.first + keep:
+        if not head.isdigit() or int(head) < first_gone:
             return path
-        if int(head) < run.first + run.count:
+        if int(head) < first_gone + gone:
             return None
         return f"{prefix}{int(head) - gone}{dot}{rest}"
 

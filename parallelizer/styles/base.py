@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.plan import Flow, Placement
-from parallelizer.styles.packing import Packing
 from parallelizer.styles.declare import OptionKind, StyleDeclaration, declare
+from parallelizer.styles.packing import Packing
 
 ParamPlacements = Mapping[str, Mapping[str, Placement]]
 """Placements by parameter name (relative to the module) and axis; an axis left out is replicated."""
@@ -57,7 +57,9 @@ class Sharding:
 class StyleError(Exception):
     """A style cannot stand on this module. `option` names the option that is wrong, if one is."""
 
-    def __init__(self, code: str, message: str, help_text: str | None = None, option: str | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, help_text: str | None = None, option: str | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.help, self.option = code, message, help_text, option
 
@@ -139,4 +141,6 @@ def _forward_signature(module: nn.Module) -> tuple[tuple[str, ...], bool]:
     """The names of forward's parameters, and whether it takes others too."""
     parameters = inspect.signature(module.forward).parameters.values()
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return tuple(p.name for p in parameters if p.kind not in open_ended), any(p.kind in open_ended for p in parameters)
+    return tuple(p.name for p in parameters if p.kind not in open_ended), any(
+        p.kind in open_ended for p in parameters
+    )

@@ -44,9 +44,18 @@ _INPUT_GRAD = OptionKind(
     ("partial", "replicate"),
 )
 _AXIS = OptionKind("axis", "the mesh axis it stands on")
-_PACKED = OptionKind("parts", "the parts of a fused dimension (ratios or attribute names); each is split by itself")
+_PACKED = OptionKind(
+    "parts", "the parts of a fused dimension (ratios or attribute names); each is split by itself"
+)
 _DIVIDE = OptionKind("names", "attributes of the module that are divided by the axis size")
-_LINEAR = {"input": _INPUT, "output": _OUTPUT, "local": _LOCAL, "axis": _AXIS, "packed": _PACKED, "divide": _DIVIDE}
+_LINEAR = {
+    "input": _INPUT,
+    "output": _OUTPUT,
+    "local": _LOCAL,
+    "axis": _AXIS,
+    "packed": _PACKED,
+    "divide": _DIVIDE,
+}
 
 STYLES: dict[str, StyleDeclaration] = {}
 """Every declared style by name, in the order of the documentation."""
@@ -65,48 +74,103 @@ def declare(declaration: StyleDeclaration) -> None:
 
 for _declaration in (
     StyleDeclaration(
-        "shard-params", "params", "tp", "any module, any parameter, any dimension, several axes",
+        "shard-params",
+        "params",
+        "tp",
+        "any module, any parameter, any dimension, several axes",
         {"params": OptionKind("params", "a placement, or placements by axis, for each parameter"), **_LINEAR},
         takes_parameters=True,
     ),
-    StyleDeclaration("colwise", "params", "tp", "split a linear's outputs or an embedding's columns", _LINEAR),
+    StyleDeclaration(
+        "colwise", "params", "tp", "split a linear's outputs or an embedding's columns", _LINEAR
+    ),
     StyleDeclaration("rowwise", "params", "tp", "split a linear's inputs or an embedding's rows", _LINEAR),
     StyleDeclaration(
-        "sequence", "params", "tp", "run on the sharded sequence with replicated parameters",
-        {"layout": OptionKind("placement", "how the sequence lies: shard(1) unless said"), "local": _LOCAL, "axis": _AXIS},
+        "sequence",
+        "params",
+        "tp",
+        "run on the sharded sequence with replicated parameters",
+        {
+            "layout": OptionKind("placement", "how the sequence lies: shard(1) unless said"),
+            "local": _LOCAL,
+            "axis": _AXIS,
+        },
     ),
     StyleDeclaration(
-        "replicate", "params", "tp", "replicated parameters inside a sharded region",
+        "replicate",
+        "params",
+        "tp",
+        "replicated parameters inside a sharded region",
         {
-            "grad": OptionKind("choice", "partial: sum the gradients over the axis; replicate: do not", ("partial", "replicate")),
+            "grad": OptionKind(
+                "choice",
+                "partial: sum the gradients over the axis; replicate: do not",
+                ("partial", "replicate"),
+            ),
             "axis": _AXIS,
         },
         takes_parameters=True,
     ),
     StyleDeclaration(
-        "prepare-input", "io", "tp", "lay out inputs anew", {"input": _INPUT, "local": _LOCAL, "grad": _INPUT_GRAD, "axis": _AXIS}
+        "prepare-input",
+        "io",
+        "tp",
+        "lay out inputs anew",
+        {"input": _INPUT, "local": _LOCAL, "grad": _INPUT_GRAD, "axis": _AXIS},
     ),
-    StyleDeclaration("prepare-output", "io", "tp", "lay out outputs anew", {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS}),
     StyleDeclaration(
-        "prepare-io", "io", "tp", "lay out inputs and outputs anew",
+        "prepare-output",
+        "io",
+        "tp",
+        "lay out outputs anew",
+        {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS},
+    ),
+    StyleDeclaration(
+        "prepare-io",
+        "io",
+        "tp",
+        "lay out inputs and outputs anew",
         {
-            "input": _INPUT, "output": _OUTPUT, "local": _LOCAL, "axis": _AXIS,
+            "input": _INPUT,
+            "output": _OUTPUT,
+            "local": _LOCAL,
+            "axis": _AXIS,
             "local_input": OptionKind("bool", "hand plain tensors to the module: torch's use_local_input"),
             "grad": _INPUT_GRAD,
         },
     ),
     StyleDeclaration(
-        "context-parallel", "attention", "cp", "exact attention over a sequence that is split over ranks",
-        {"axis": _AXIS, "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward")},
-    ),
-    StyleDeclaration(
-        "checkpoint", "checkpoint", None, "recompute activations in backward",
-        {"mode": OptionKind("choice", "full, or selective: keep the results of matmuls and attention", ("full", "selective"))},
-    ),
-    StyleDeclaration(
-        "fsdp", "fsdp", None, "shard parameters, gradients and optimizer state over the data axes",
+        "context-parallel",
+        "attention",
+        "cp",
+        "exact attention over a sequence that is split over ranks",
         {
-            "reshard_after_forward": OptionKind("bool-or-int", "free gathered parameters after forward; or the smaller group's size"),
+            "axis": _AXIS,
+            "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),
+        },
+    ),
+    StyleDeclaration(
+        "checkpoint",
+        "checkpoint",
+        None,
+        "recompute activations in backward",
+        {
+            "mode": OptionKind(
+                "choice",
+                "full, or selective: keep the results of matmuls and attention",
+                ("full", "selective"),
+            )
+        },
+    ),
+    StyleDeclaration(
+        "fsdp",
+        "fsdp",
+        None,
+        "shard parameters, gradients and optimizer state over the data axes",
+        {
+            "reshard_after_forward": OptionKind(
+                "bool-or-int", "free gathered parameters after forward; or the smaller group's size"
+            ),
             "param_dtype": OptionKind("dtype", "the dtype of parameters in forward and backward"),
             "reduce_dtype": OptionKind("dtype", "the dtype in which gradients are reduced"),
             "cpu_offload": OptionKind("bool", "keep shards in host memory"),

@@ -53,7 +53,9 @@ def changes_precision_or_place(options: Mapping[str, Any], params: Sequence[nn.P
     return bool(options.get("cpu_offload")) or (dtype is not None and any(p.dtype != dtype for p in params))
 
 
-def assign(param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], ranks: int) -> Assignment:
+def assign(
+    param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], ranks: int
+) -> Assignment:
     """The dimension of one parameter that is sharded over `ranks`, after tensor parallelism has taken its part."""
     if param.numel() < options.get("min_size", 0):
         return Assignment(REPLICATE, "too small")

@@ -7,7 +7,6 @@ signature of forward, so that both ways of calling match one rule.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -107,10 +106,12 @@ def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert)
     kinds = {p.kind: p.name for p in signature.parameters.values()}
     others, keywords = kinds.get(inspect.Parameter.VAR_POSITIONAL), kinds.get(inspect.Parameter.VAR_KEYWORD)
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def before(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         bound = signature.bind(*args, **kwargs)
         given = bound.arguments
-        for name, flow in flows.items():
+        for name in flows:
             if name == "" and others and given.get(others):  # forward takes *args: the first of them
                 first, *rest = given[others]
                 given[others] = (_converted(first, name), *rest)
@@ -120,15 +121,19 @@ def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert)
             elif keywords and name in given.get(keywords, {}):
                 given[keywords] = {**given[keywords], name: _converted(given[keywords][name], name)}
             else:
-                raise RuntimeError(f"a call of {type(module).__name__} has no input {name!r} that a plan's `input` names")
+                raise RuntimeError(
+                    f"a call of {type(module).__name__} has no input {name!r} that a plan's `input` names"
+                )
         return bound.args, bound.kwargs
 
     def _converted(value: Any, name: str) -> Any:
         if value is None:  # an optional input
             return None
         if not isinstance(value, torch.Tensor):
-            raise RuntimeError(f"the input {name!r} of {type(module).__name__} is no tensor but a {type(value).__name__}, which a "
-                               "plan's `input` cannot lay out")
+            raise RuntimeError(
+                f"the input {name!r} of {type(module).__name__} is no tensor but a {type(value).__name__}, which a "
+                "plan's `input` cannot lay out"
+            )
         return convert(value, flows[name])
 
     if flows:
@@ -140,37 +145,48 @@ def _hook_outputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         for key, flow in flows.items():
-            output = _replaced(output, key, functools.partial(convert, flow=flow), module)
+            output = _replaced(output, key, flow, convert, module)
         return output
 
     if flows:
         module.register_forward_hook(after)
 
 
-def _replaced(output: Any, key: str, convert: Callable[[torch.Tensor], torch.Tensor], module: nn.Module) -> Any:
+def _replaced(output: Any, key: str, flow: Flow, convert: Convert, module: nn.Module) -> Any:
     """The output with one tensor in it converted; the container is copied, never changed in place."""
     if isinstance(output, torch.Tensor) and key in ("", "0"):
-        return convert(output)
+        return convert(output, flow)
     if isinstance(output, tuple | list) and (key == "" or key.isdigit()):
         index = int(key or 0)
         if index < len(output) and isinstance(output[index], torch.Tensor):
-            items = [convert(x) if i == index else x for i, x in enumerate(output)]
+            items = [convert(x, flow) if i == index else x for i, x in enumerate(output)]
             return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     if isinstance(output, dict):
         name = key if key else next(iter(output), "")
         if isinstance(output.get(name), torch.Tensor):
             changed = copy.copy(output)
-            changed[name] = convert(output[name])
+            changed[name] = convert(output[name], flow)
             return changed
-    raise RuntimeError(f"the output of {type(module).__name__} ({type(output).__name__}) has no tensor {key or 'first'!r}, which a "
-                       "plan's `output` names")
+    raise RuntimeError(
+        f"the output of {type(module).__name__} ({type(output).__name__}) has no tensor {key or 'first'!r}, which a "
+        "plan's `output` names"
+    )
 
 
 def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
     """Refuse what a redistribution cannot do: making something partial out of what is not. Raises StyleError."""
     for flow in flows.values():
-        if flow.wanted is not None and flow.wanted.kind == "partial" and (flow.arrives is None or flow.arrives.kind != "partial"):
-            raise StyleError("unknown-placement", f"`{flow}` wants a partial tensor", "partial is a way to arrive, not to leave", option)
+        if (
+            flow.wanted is not None
+            and flow.wanted.kind == "partial"
+            and (flow.arrives is None or flow.arrives.kind != "partial")
+        ):
+            raise StyleError(
+                "unknown-placement",
+                f"`{flow}` wants a partial tensor",
+                "partial is a way to arrive, not to leave",
+                option,
+            )
 
 
 def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
@@ -185,8 +201,11 @@ def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
     )
     missing = [o for o, on in (("input", inputs), ("output", outputs)) if on and not getattr(layouts, o)]
     if len(missing) == inputs + outputs:
-        raise StyleError("missing-option", f"the rule does not say which {' or '.join(missing)}",
-                         f"write {missing[0]}: {{x: shard(1) -> replicate}}")
+        raise StyleError(
+            "missing-option",
+            f"the rule does not say which {' or '.join(missing)}",
+            f"write {missing[0]}: {{x: shard(1) -> replicate}}",
+        )
     check_flows(target, layouts.input, "input")
     check_flows(target, layouts.output, "output")
     if target.axis == "cp":
@@ -201,8 +220,12 @@ def _check_split(flows: Mapping[str, Flow], option: str) -> None:
     for flow in flows.values():
         kinds = {p.kind for p in (flow.arrives, flow.wanted) if p is not None}
         if kinds != {"replicate", "shard"}:
-            raise StyleError("wrong-layout", f"`{flow}` does not say how to split or gather the sequence over cp",
-                             "write shard(1) -> replicate, or replicate -> shard(1)", option)
+            raise StyleError(
+                "wrong-layout",
+                f"`{flow}` does not say how to split or gather the sequence over cp",
+                "write shard(1) -> replicate, or replicate -> shard(1)",
+                option,
+            )
 
 
 @implements("prepare-input")
@@ -221,4 +244,3 @@ def prepare_output(target: Target) -> Sharding:
 def prepare_io(target: Target) -> Sharding:
     """Both; `local` is for the outputs, `local_input` for the inputs, as in torch's PrepareModuleInputOutput."""
     return _prepare(target, True, True)
-

@@ -28,7 +28,9 @@ def run_on_locals(module: nn.Module, gradients: Mapping[str, Sequence[Placement]
 def run_on_views(module: nn.Module, views: Mapping[str, View]) -> None:
     """Let forward see `views[name](parameter)` in place of each parameter named."""
 
-    def around(module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def around(
+        module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         try:
             for name, view in views.items():
                 # An instance attribute is found before a registered parameter, and leaves it untouched.

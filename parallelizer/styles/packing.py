@@ -36,4 +36,3 @@ class Packing:
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """The full tensor in its original order."""
         return packed.index_select(self.dim, torch.argsort(self.order()).to(packed.device))
-

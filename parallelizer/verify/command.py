@@ -18,12 +18,20 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that `verify` has beside those of every command."""
-    parser.add_argument("--full-mesh", action="store_true", help="keep the mesh as it is (axes above 2 become 2)")
+    parser.add_argument(
+        "--full-mesh", action="store_true", help="keep the mesh as it is (axes above 2 become 2)"
+    )
     parser.add_argument("--force", action="store_true", help="run a plan that validate refuses")
-    parser.add_argument("--dtype", choices=("float64", "float32", "bfloat16"), default="float64",
-                        help="float64 (the proof); bfloat16 reports its drift from float32")
+    parser.add_argument(
+        "--dtype",
+        choices=("float64", "float32", "bfloat16"),
+        default="float64",
+        help="float64 (the proof); bfloat16 reports its drift from float32",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the initial values and the batches (0)")
-    parser.add_argument("--matrix", action="store_true", help="every shipped model on every preset that fits, as a table")
+    parser.add_argument(
+        "--matrix", action="store_true", help="every shipped model on every preset that fits, as a table"
+    )
     parser.add_argument("--write", metavar="PAGE", help="the page that --matrix writes its table into")
 
 
@@ -41,15 +49,31 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
     try:
         proof = prove(
-            setup(), full_mesh=arguments.full_mesh, seed=arguments.seed, force=arguments.force, dtype=arguments.dtype
+            setup(),
+            full_mesh=arguments.full_mesh,
+            seed=arguments.seed,
+            force=arguments.force,
+            dtype=arguments.dtype,
         )
     except PlanError as error:
         return _refused(error.diagnostics, arguments.json)
     except LaunchError as error:
-        return _refused((Diagnostic("rank-failed", _line(error.message), None, "the plan makes ranks fail; no comparison was made"),),
-                        arguments.json)
+        return _refused(
+            (
+                Diagnostic(
+                    "rank-failed",
+                    _line(error.message),
+                    None,
+                    "the plan makes ranks fail; no comparison was made",
+                ),
+            ),
+            arguments.json,
+        )
     except WorldError as error:
-        return _refused((Diagnostic("model-failed", f"the unsharded run failed: {_line(str(error), last=True)}"),), arguments.json)
+        return _refused(
+            (Diagnostic("model-failed", f"the unsharded run failed: {_line(str(error), last=True)}"),),
+            arguments.json,
+        )
     if arguments.json:
         json.dump(show.verify_document(proof, proof.diagnostics), sys.stdout, indent=1)
         sys.stdout.write("\n")

@@ -13,8 +13,8 @@ from parallelizer.verify.observe import STEPS, Observation
 from parallelizer.verify.slices import batch_index
 
 MARGIN = 16.0
-"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every sum, the calibrating run
-that of linears and of the batch only."""
+"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every sum, the
+calibrating run that of linears and of the batch only."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,37 @@ def judge(
     """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
 
     n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the width it came through.
-    c is the largest constant that the run in another order of summation needed up to the first update, at least 1, times `MARGIN`.
-    Behind an update the bound is as much wider as the run with nudged gradients shows errors to grow there: an optimizer that
-    divides by a gradient's size makes much of rounding where the gradient is small. Initial values and buffers are no sums: they
-    must be equal. Whole parameters are rank 0's, and their bits are looked at on every rank.
+    c is the largest constant that the run in another order of summation needed up to the first update, at least 1, times
+    `MARGIN`. Behind an update the bound is as much wider as the run with nudged gradients shows errors to grow there: an
+    optimizer that divides by a gradient's size makes much of rounding where the gradient is small. Initial values and
+    buffers are no sums: they must be equal. Whole parameters are rank 0's, and their bits are looked at on every rank.
     """
     eps = torch.finfo(dtype).eps
-    first = [e / (eps * math.sqrt(n)) for what, _, step, e, n in _sums([other_order], reference, None, tokens)
-             if not _after_update(what, step) and math.isfinite(e)]
+    first = [
+        e / (eps * math.sqrt(n))
+        for what, _, step, e, n in _sums([other_order], reference, None, tokens)
+        if not _after_update(what, step) and math.isfinite(e)
+    ]
     constant = MARGIN * max([1.0, *first])
-    growth = {(what, name, step): max(1.0, e / nudge_size(dtype)) if _after_update(what, step) and math.isfinite(e) else 1.0
-              for what, name, step, e, _ in _sums([nudged], reference, None, tokens)}
+    growth = {
+        (what, name, step): max(1.0, e / nudge_size(dtype))
+        if _after_update(what, step) and math.isfinite(e)
+        else 1.0
+        for what, name, step, e, _ in _sums([nudged], reference, None, tokens)
+    }
     differences = [
-        Difference(what, name, step, error, constant * eps * math.sqrt(n) * growth.get((what, name, step), 1.0))
+        Difference(
+            what, name, step, error, constant * eps * math.sqrt(n) * growth.get((what, name, step), 1.0)
+        )
         for what, name, step, error, n in _sums(ranks, reference, mesh, tokens)
     ]
     for what, mine, theirs in (
-        ("initial value", ranks[0].start, reference.start), *(("buffer", r.buffers, reference.buffers) for r in ranks)
+        ("initial value", ranks[0].start, reference.start),
+        *(("buffer", r.buffers, reference.buffers) for r in ranks),
     ):
-        differences += [Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()]
+        differences += [
+            Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()
+        ]
     return Verdict(tuple(differences), constant, tuple(unequal(ranks)))
 
 
@@ -140,13 +152,26 @@ def _sums(
     run = ranks[0]
     for step in range(STEPS):
         for what, of, theirs in (
-            ("loss", [r.losses for r in ranks], reference.losses), ("gradient norm", [r.norms for r in ranks], reference.norms)
+            ("loss", [r.losses for r in ranks], reference.losses),
+            ("gradient norm", [r.norms for r in ranks], reference.norms),
         ):
             yield what, "", step, max(_scalar_error(mine[step], theirs[step]) for mine in of), tokens
         for name, gradient in reference.gradients[step].items():
             n = tokens * (gradient.shape[-1] if gradient is not None and gradient.ndim else 1)
-            yield "gradient", name, step, max(relative_error(r.gradients[step].get(name), gradient) for r in ranks), n
-            yield "parameter", name, step, relative_error(run.parameters[step].get(name), reference.parameters[step][name]), n
+            yield (
+                "gradient",
+                name,
+                step,
+                max(relative_error(r.gradients[step].get(name), gradient) for r in ranks),
+                n,
+            )
+            yield (
+                "parameter",
+                name,
+                step,
+                relative_error(run.parameters[step].get(name), reference.parameters[step][name]),
+                n,
+            )
     for key, state in reference.states.items():
         n = tokens * (state.shape[-1] if state.ndim else 1)
         yield "optimizer state", key, STEPS - 1, relative_error(run.states.get(key), state), n
@@ -157,7 +182,11 @@ def _sums(
                 yield "logits", "", STEPS - 1, relative_error(seen.logits, reference.logits), n
                 continue
             index, count = batch_index(mesh, rank)
-            rows = reference.logits.chunk(count)[index] if reference.logits.shape[0] % count == 0 else reference.logits
+            rows = (
+                reference.logits.chunk(count)[index]
+                if reference.logits.shape[0] % count == 0
+                else reference.logits
+            )
             yield "logits", "", STEPS - 1, relative_error(seen.logits, rows), n
 
 

@@ -13,7 +13,9 @@ PROPORTIONAL = 1e-9
 """Relative error below which one tensor is a multiple of another; that of float64 with room for sums in another order."""
 
 
-def describe(mine: torch.Tensor | None, whole: torch.Tensor | None, mesh: Mesh, proportional: float = PROPORTIONAL) -> str:
+def describe(
+    mine: torch.Tensor | None, whole: torch.Tensor | None, mesh: Mesh, proportional: float = PROPORTIONAL
+) -> str:
     """The difference of a tensor from its reference, as the end of a sentence: "is tp (2) times the reference"."""
     if mine is None or whole is None:
         return "is missing" if mine is None else "is there, and the reference has none"
@@ -35,7 +37,9 @@ def describe(mine: torch.Tensor | None, whole: torch.Tensor | None, mesh: Mesh, 
     return f"differs by {size:.2g} of its norm{_where(mine, whole, size * 1e-6)}"
 
 
-def ratio(mine: torch.Tensor | None, whole: torch.Tensor | None, proportional: float = PROPORTIONAL) -> float | None:
+def ratio(
+    mine: torch.Tensor | None, whole: torch.Tensor | None, proportional: float = PROPORTIONAL
+) -> float | None:
     """The factor between two tensors, if one explains the difference."""
     if mine is None or whole is None or mine.shape != whole.shape:
         return None
@@ -63,7 +67,11 @@ def axes_of(factor: float, mesh: Mesh) -> list[str]:
     """The axes, or products of them where no one axis will do, whose size is this factor."""
     above = [a for a, n in mesh.sizes.items() if n > 1]
     for many in range(1, len(above) + 1):
-        found = [c for c in itertools.combinations(above, many) if math.isclose(mesh.size(*c), factor, rel_tol=1e-6)]
+        found = [
+            c
+            for c in itertools.combinations(above, many)
+            if math.isclose(mesh.size(*c), factor, rel_tol=1e-6)
+        ]
         if found:
             return [" x ".join(c) for c in found]
     return []
@@ -82,7 +90,11 @@ def _where(mine: torch.Tensor, whole: torch.Tensor, small: float) -> str:
     difference = (mine.double() - whole.double()).abs()
     wrong = difference > small * whole.double().abs().max()
     rest = difference.flatten(0, -2) if difference.ndim > 1 else difference
-    if difference.ndim > 1 and rest.shape[0] > 1 and (mine - whole).flatten(0, -2).double().std(0).max() <= 1e-9 * rest.max():
+    if (
+        difference.ndim > 1
+        and rest.shape[0] > 1
+        and (mine - whole).flatten(0, -2).double().std(0).max() <= 1e-9 * rest.max()
+    ):
         return ": by the same vector at every position, as a bias would be"
     for dim in range(wrong.ndim - 1 if wrong.ndim > 1 else 1):
         others = [d for d in range(wrong.ndim) if d != dim]

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from parallelizer.compose import compose_config
 from parallelizer.config import Setup, config_folder, from_config
 from parallelizer.diagnostics import PlanError
@@ -17,7 +19,7 @@ from parallelizer.plan import BATCH_AXES
 from parallelizer.show.markdown import replace_between, table
 from parallelizer.simulate.world import WorldError
 from parallelizer.verify.prove import prove
-from parallelizer.verify.tiny import small_mesh
+from parallelizer.verify.tiny import shrink, small_mesh
 
 MARKER = "matrix"
 RANKS, FULL_RANKS = 8, 16
@@ -57,8 +59,16 @@ OPTIONS = (
     Row("llama_debug", "llama", "two accumulated parts", accumulate=2),
     Row("llama_debug", "llama", "checkpointed layers", ('rules=["layers.*: checkpoint"]',)),
     Row("llama_debug", "llama", "tied embeddings", ("++model.tie_embeddings=true",)),
-    Row("llama_debug", "llama", "20 tokens, small parameters whole", ("++parallel.styles.fsdp.min_size=100",), seq_len=20),
-    Row("llama_debug", "llama", "fsdp on the largest dimension", ("++parallel.styles.fsdp.shard_dim=largest",)),
+    Row(
+        "llama_debug",
+        "llama",
+        "20 tokens, small parameters whole",
+        ("++parallel.styles.fsdp.min_size=100",),
+        seq_len=20,
+    ),
+    Row(
+        "llama_debug", "llama", "fsdp on the largest dimension", ("++parallel.styles.fsdp.shard_dim=largest",)
+    ),
 )
 """Rows that vary what a model is trained with."""
 
@@ -88,35 +98,66 @@ def _ranks(preset: str, full_mesh: bool) -> int:
     return (mesh if full_mesh else small_mesh(mesh)).world_size
 
 
-def prove_cell(row: Row, preset: str, full_mesh: bool = False, seed: int = 0) -> Cell:
-    """One proof. What the compiler refuses is no failure: that the preset is not for this model."""
-    chosen = _setup(row, preset)
+def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: dict[str, Cell] | None = None) -> Cell:
+    """One proof.
+
+    Models and presets that shrink to the same small ones are one computation: `known` keeps what was found, and each cell's real
+    sizes are compiled all the same.
+    """
+    chosen, known = _setup(row, preset), {} if known is None else known
     ran = str(chosen.mesh if full_mesh else small_mesh(chosen.mesh))
+    options: dict[str, Any] = {"full_mesh": full_mesh, "accumulate": row.accumulate, "seq_len": row.seq_len}
+    key = _computation(shrink(chosen, **options)[0])
     try:
-        proof = prove(chosen, full_mesh=full_mesh, seed=seed, accumulate=row.accumulate, seq_len=row.seq_len)
+        if key in known:
+            chosen.compile(chosen.build_model())
+            return dataclasses.replace(known[key], row=row, preset=preset, ran=ran)
+        proof = prove(chosen, **options)
     except PlanError as error:
         return Cell(row, preset, False, None, ran, f"refused: {error.diagnostics[0].message}")
     except (LaunchError, WorldError) as error:
         return Cell(row, preset, False, None, ran, str(error).strip().splitlines()[0])
     reason = proof.divergence.description if proof.divergence else ""
-    return Cell(row, preset, proof.passed, max(d.share for d in proof.verdict.differences), ran, reason)
+    known[key] = Cell(row, preset, proof.passed, max(d.share for d in proof.verdict.differences), ran, reason)
+    return known[key]
+
+
+def _computation(small: Setup) -> str:
+    """All that a proof's figures depend on."""
+    plan, work = small.plan, small.workload
+    parts = (
+        small.model,
+        small.mesh.sizes,
+        plan.rules,
+        plan.layouts,
+        small.defaults,
+        work.batch_size,
+        work.seq_len,
+        work.accumulate,
+    )
+    return repr(parts)
 
 
 def _setup(row: Row, preset: str) -> Setup:
     """The configuration of a cell, with a batch that every data rank has two rows of in each part."""
-    chosen = from_config(*compose_config([f"model={row.model}", f"plan={row.plan}", f"parallel={preset}", *row.overrides]))
+    chosen = from_config(
+        *compose_config([f"model={row.model}", f"plan={row.plan}", f"parallel={preset}", *row.overrides])
+    )
     rows = 2 * chosen.mesh.size(*BATCH_AXES) * row.accumulate
-    return dataclasses.replace(chosen, workload=dataclasses.replace(chosen.workload, batch_size=rows, accumulate=row.accumulate))
+    return dataclasses.replace(
+        chosen, workload=dataclasses.replace(chosen.workload, batch_size=rows, accumulate=row.accumulate)
+    )
 
 
 def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = None) -> int:
     """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
-    across, cells = columns(full_mesh), []
+    torch.set_num_threads(1)
+    across, cells, known = columns(full_mesh), list[Cell](), dict[str, Cell]()
     for row in rows():
         for preset in across:
-            cells.append(prove_cell(row, preset, full_mesh))
+            cells.append(prove_cell(row, preset, full_mesh, known))
             _progress(cells[-1])
-    text = markdown(cells, across)
+    text = f"{len(known)} proofs: {markdown(cells, across)}"
     if page is not None:
         replace_between(page, MARKER, text)
     if as_json:
@@ -147,8 +188,16 @@ def document(cells: Iterable[Cell]) -> dict[str, Any]:
     return {
         "passed": all(c.passed for c in every),
         "cells": [
-            {"row": c.row.name, "model": c.row.model, "plan": c.row.plan, "preset": c.preset, "mesh": c.ran, "passed": c.passed,
-             "share": c.share if c.share is None or c.share < float("inf") else sys.float_info.max, "reason": c.reason}
+            {
+                "row": c.row.name,
+                "model": c.row.model,
+                "plan": c.row.plan,
+                "preset": c.preset,
+                "mesh": c.ran,
+                "passed": c.passed,
+                "share": c.share if c.share is None or c.share < float("inf") else sys.float_info.max,
+                "reason": c.reason,
+            }
             for c in every
         ],
     }
@@ -157,9 +206,14 @@ def document(cells: Iterable[Cell]) -> dict[str, Any]:
 def _text(cell: Cell) -> str:
     if cell.passed and cell.share is not None:
         return f"{cell.share:.2f}"
-    return "**not equal**" if cell.share is not None else "refused" if cell.reason.startswith("refused") else "**failed**"
+    return (
+        "**not equal**"
+        if cell.share is not None
+        else "refused"
+        if cell.reason.startswith("refused")
+        else "**failed**"
+    )
 
 
 def _progress(cell: Cell) -> None:
     print(f"{cell.row.name} on {cell.preset}: {_text(cell)}", file=sys.stderr, flush=True)
-

@@ -21,7 +21,9 @@ class _Mode(TorchFunctionMode):
             return self._backward(*args, **kwargs)
         return self.call(func, args, kwargs)
 
-    def _backward(self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+    def _backward(
+        self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> None:
         # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked a second time.
         edge = torch.autograd.graph.get_gradient_edge(tensor)
         start = torch.ones_like(tensor) if gradient is None else gradient
@@ -51,7 +53,11 @@ class PlainAttention(_Mode):
     """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return plain_attention(*args, **kwargs) if func is F.scaled_dot_product_attention else func(*args, **kwargs)
+        return (
+            plain_attention(*args, **kwargs)
+            if func is F.scaled_dot_product_attention
+            else func(*args, **kwargs)
+        )
 
 
 def plain_attention(
@@ -75,7 +81,9 @@ def plain_attention(
         allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
         scores = scores.masked_fill(~allowed, -math.inf)
     if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        scores = (
+            scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+        )
     top = scores.amax(dim=-1, keepdim=True)
     weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
     total = weights.sum(dim=-1, keepdim=True)

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from parallelizer.applier import apply
+from parallelizer.compiler import Program
 from parallelizer.context.buffers import restore_buffers, shard_batch, unshard
 from parallelizer.initialize import materialize
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
-from parallelizer.compiler import Program
 from parallelizer.state import state_of
 from parallelizer.step import forward, train_step
 from parallelizer.verify.subject import Subject
@@ -37,10 +37,10 @@ Tensors = dict[str, torch.Tensor]
 class Observation:
     """What one run computed. Lists are by step; `outputs` has the evaluation behind the steps.
 
-    Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step), `states` (of the optimizer,
-    after the last step, by `parameter:key`), and `buffers`. What a rank alone sees: `outputs` and `output_gradients` by module path
-    in order of execution, `logits` of its rows, and `bits`, digests of the local parameters at the start and after each step, by
-    `parameter axis=index` for the axes that shard it.
+    Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step), `states` (of the
+    optimizer, after the last step, by `parameter:key`), and `buffers`. What a rank alone sees: `outputs` and
+    `output_gradients` by module path in order of execution, `logits` of its rows, and `bits`, digests of the local
+    parameters at the start and after each step, by `parameter axis=index` for the axes that shard it.
     """
 
     start: Tensors = field(default_factory=dict)
@@ -64,8 +64,8 @@ def unsharded(
 ) -> Observation:
     """The run of one process.
 
-    `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is a relative error that
-    the first step's gradients are given before the optimizer sees them.
+    `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is a relative
+    error that the first step's gradients are given before the optimizer sees them.
     """
     with _entered(modes), _default_dtype(dtype):
         model = subject.build().to(dtype)
@@ -91,7 +91,12 @@ def _on_meta(model: nn.Module) -> bool:
 
 
 def _observe(
-    model: nn.Module, subject: Subject, seed: int, mesh: DeviceMesh | None, flip: bool = False, nudge: float = 0.0
+    model: nn.Module,
+    subject: Subject,
+    seed: int,
+    mesh: DeviceMesh | None,
+    flip: bool = False,
+    nudge: float = 0.0,
 ) -> Observation:
     seen = Observation()
     optimizer = subject.optimizer(model)
@@ -118,7 +123,9 @@ def _observe(
         logits = forward(model, rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0])
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
-        seen.logits = (unshard(logits, mesh) if mesh is not None and subject.plan.batch else logits).detach().clone()
+        seen.logits = (
+            (unshard(logits, mesh) if mesh is not None and subject.plan.batch else logits).detach().clone()
+        )
     restore_buffers(model)
     seen.buffers = {n: _local(b.detach()) for n, b in model.named_buffers()}
     return seen
@@ -138,7 +145,9 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float) -> None:
     handle = optimizer.register_step_pre_hook(nudge)
 
 
-def rank_parts(batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None) -> list[Tensors]:
+def rank_parts(
+    batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None
+) -> list[Tensors]:
     """This rank's rows and tokens of a global batch, in the parts that gradients are accumulated over."""
     index, ranks = batch_rank(mesh) if mesh is not None else (0, 1)
     rows = next(iter(batch.values())).shape[0] // parts // ranks
@@ -152,7 +161,7 @@ def rank_parts(batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: 
 
 def full(tensor: torch.Tensor, model: nn.Module, name: str) -> torch.Tensor:
     """The whole tensor in its original order. Collective for a DTensor."""
-    whole = tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    whole = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
     state = state_of(model)
     packing = state.packed.get(name) if state else None
     return (packing.unpack(whole) if packing else whole).clone()
@@ -165,7 +174,10 @@ def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh
             if isinstance(value, torch.Tensor):
                 found[f"{name}:{key}"] = value.detach()
     states = _on_all_ranks(found, params, mesh)
-    return {key: full(value, model, key.partition(":")[0]) if value.ndim else value.clone() for key, value in states.items()}
+    return {
+        key: full(value, model, key.partition(":")[0]) if value.ndim else value.clone()
+        for key, value in states.items()
+    }
 
 
 def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Tensors:
@@ -176,13 +188,18 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
     dist.all_gather_object(names, [(key, bool(value.ndim)) for key, value in found.items()])
     wanted = dict(pair for of_rank in names for pair in of_rank)
     return {
-        key: found[key] if key in found else torch.zeros_like(params[key.partition(":")[0]].detach()) if has_dims else torch.zeros(())
+        key: found[key]
+        if key in found
+        else torch.zeros_like(params[key.partition(":")[0]].detach())
+        if has_dims
+        else torch.zeros(())
         for key, has_dims in sorted(wanted.items())
     }
 
 
 def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """A digest of each parameter's local bits, with the coordinates of the axes that shard it: equal keys must have equal bits."""
+    """A digest of each parameter's local bits, with the coordinates of the axes that shard it: equal keys must have equal
+    bits."""
     found = {}
     for name, param in params.items():
         where = []
@@ -190,7 +207,11 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
         if isinstance(param, DTensor):
             coordinate = param.device_mesh.get_coordinate() or ()
             axes = param.device_mesh.mesh_dim_names or ()
-            where = [f"{a}={c}" for a, c, p in zip(axes, coordinate, param.placements, strict=True) if not isinstance(p, Replicate)]
+            where = [
+                f"{a}={c}"
+                for a, c, p in zip(axes, coordinate, param.placements, strict=True)
+                if not isinstance(p, Replicate)
+            ]
         bits = hashlib.sha256(local.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
@@ -206,7 +227,10 @@ def _recording(model: nn.Module, seen: Observation) -> Iterator[None]:
 
     def keep(path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            first = next((t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()), None)
+            first = next(
+                (t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()),
+                None,
+            )
             if first is None or path in outputs:
                 return
             outputs[path] = _local(first.detach())

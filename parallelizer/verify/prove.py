@@ -26,7 +26,7 @@ from parallelizer.verify.locate import Divergence, locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.verify.observe import Observation, sharded, unsharded
 from parallelizer.verify.subject import Subject
-from parallelizer.verify.tiny import shrink
+from parallelizer.verify.tiny import shrink, subject_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and only reported."""
@@ -65,7 +65,9 @@ class Proof:
         """The parameters nearest to their bounds, or furthest over them, each once."""
         kinds = ("gradient", "parameter", "initial value", "optimizer state")
         once: dict[str, Difference] = {}
-        for difference in sorted((d for d in self.verdict.differences if d.what in kinds), key=lambda d: -d.share):
+        for difference in sorted(
+            (d for d in self.verdict.differences if d.what in kinds), key=lambda d: -d.share
+        ):
             once.setdefault(difference.name.partition(":")[0], difference)
         return list(once.values())[:count]
 
@@ -82,12 +84,12 @@ def prove(
 ) -> Proof:
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
 
-    Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless `force`; LaunchError when a
-    rank fails.
+    Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless `force`;
+    LaunchError when a rank fails.
     """
     real = setup.compile(setup.build_model(), force=force)
-    subject, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
-    proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
+    small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
+    proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
 
@@ -103,11 +105,20 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
         reference, other, nudged = _references(subject, seed, master)
         ranks = _ranks(subject, program, seed, master)
     verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
-    proof = Proof(subject.plan.file, subject.mesh, dtype, verdict, (reference.losses[0], ranks[0].losses[0]), diagnostics=program.diagnostics,
-                  frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None))
+    proof = Proof(
+        subject.plan.file,
+        subject.mesh,
+        dtype,
+        verdict,
+        (reference.losses[0], ranks[0].losses[0]),
+        diagnostics=program.diagnostics,
+        frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
+    )
     if proof.passed:
         return proof
-    return dataclasses.replace(proof, divergence=locate(program, reference, ranks, verdict), unequal=tuple(unequal(ranks)))
+    return dataclasses.replace(
+        proof, divergence=locate(program, reference, ranks, verdict), unequal=tuple(unequal(ranks))
+    )
 
 
 def _in_precision(subject: Subject, dtype: str) -> Subject:
@@ -140,7 +151,11 @@ def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) ->
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         worker = functools.partial(_rank, subject, program, seed, dtype, folder)
         launch.start(
-            worker, ranks=world, device="cpu", start_timeout=START_TIMEOUT, collective_timeout=COLLECTIVE_TIMEOUT
+            worker,
+            ranks=world,
+            device="cpu",
+            start_timeout=START_TIMEOUT,
+            collective_timeout=COLLECTIVE_TIMEOUT,
         )
         return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
 

@@ -23,7 +23,9 @@ def batch_index(mesh: Mesh, rank: int) -> tuple[int, int]:
     return index, mesh.size(*BATCH_AXES)
 
 
-def slices(whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packing: Packing | None = None) -> Iterator[torch.Tensor]:
+def slices(
+    whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packing: Packing | None = None
+) -> Iterator[torch.Tensor]:
     """Every way in which a tensor of this shape can be this rank's part of the whole: rows by data rank, the sequence in balanced
     order by cp, any dimension in chunks by tp or ep. `packing` is that of the last dimension."""
     if whole.ndim != len(shape):
@@ -34,7 +36,12 @@ def slices(whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packin
     if data > 1 and whole.ndim and whole.shape[0] % data == 0:
         candidates.insert(0, whole.chunk(data, 0)[index])
     if cp > 1:
-        candidates += [balance.split(c, d, cp, where["cp"]) for c in candidates for d in range(c.ndim) if c.shape[d] % (2 * cp) == 0]
+        candidates += [
+            balance.split(c, d, cp, where["cp"])
+            for c in candidates
+            for d in range(c.ndim)
+            if c.shape[d] % (2 * cp) == 0
+        ]
     for candidate in candidates:
         if candidate.shape == shape:
             yield candidate
@@ -42,31 +49,56 @@ def slices(whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packin
             if tp == 1 or candidate.shape[dim] % tp:
                 continue
             piece = where["ep"] * mesh.sizes["tp"] + where["tp"]
-            if packing is not None and dim == candidate.ndim - 1 and candidate.shape[dim] == sum(packing.parts):
+            if (
+                packing is not None
+                and dim == candidate.ndim - 1
+                and candidate.shape[dim] == sum(packing.parts)
+            ):
                 candidate = candidate.index_select(dim, packing.order())
             if candidate.chunk(tp, dim)[piece].shape == shape:
                 yield candidate.chunk(tp, dim)[piece]
 
 
-def holds(whole: torch.Tensor, local: torch.Tensor, mesh: Mesh, rank: int, bound: float, packing: Packing | None = None) -> bool:
+def holds(
+    whole: torch.Tensor,
+    local: torch.Tensor,
+    mesh: Mesh,
+    rank: int,
+    bound: float,
+    packing: Packing | None = None,
+) -> bool:
     """Whether a local tensor is a part of the whole that this rank may hold."""
     # A part whose own values are small, a gradient of a masked token say, is as exact as the whole is.
-    typical = whole.double().norm().item() / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
+    typical = (
+        whole.double().norm().item() / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
+    )
     for part in slices(whole, local.shape, mesh, rank, packing):
-        if (local.double() - part.double()).norm().item() <= bound * max(typical, part.double().norm().item()):
+        if (local.double() - part.double()).norm().item() <= bound * max(
+            typical, part.double().norm().item()
+        ):
             return True
     return False
 
 
-def wrong_ranks(whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float, packing: Packing | None = None) -> list[int]:
+def wrong_ranks(
+    whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float, packing: Packing | None = None
+) -> list[int]:
     """The ranks whose tensor is no part of the whole that their place allows."""
-    return [r for r, local in enumerate(mine) if local is not None and not holds(whole, local, mesh, r, bound, packing)]
+    return [
+        r
+        for r, local in enumerate(mine)
+        if local is not None and not holds(whole, local, mesh, r, bound, packing)
+    ]
 
 
 def line(mesh: Mesh, rank: int, axis: str) -> list[int]:
     """The ranks that differ from `rank` on one axis only, itself included."""
     here = mesh.coordinate(rank)
-    return [r for r in range(mesh.world_size) if all(c == here[a] for a, c in mesh.coordinate(r).items() if a != axis)]
+    return [
+        r
+        for r in range(mesh.world_size)
+        if all(c == here[a] for a, c in mesh.coordinate(r).items() if a != axis)
+    ]
 
 
 def above_one(mesh: Mesh) -> list[str]:

@@ -26,7 +26,7 @@ def small_mesh(mesh: Mesh) -> Mesh:
 
 def shrink(
     setup: Setup, *, full_mesh: bool = False, accumulate: int | None = None, seq_len: int | None = None
-) -> tuple[Subject, tuple[str, ...]]:
+) -> tuple[Setup, tuple[str, ...]]:
     """A configuration made small, and what was changed, in words.
 
     The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two rows in each part,
@@ -42,8 +42,9 @@ def shrink(
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
-    small = dataclasses.replace(setup, mesh=mesh, model={**setup.model, **tiny}, workload=workload)
-    return subject_of(small), tuple(changes)
+    return dataclasses.replace(setup, mesh=mesh, model={**setup.model, **tiny}, workload=workload), tuple(
+        changes
+    )
 
 
 def subject_of(setup: Setup) -> Subject:

@@ -16,7 +16,9 @@ WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, 8)
 
 
 def test_whole_heads_are_wanted_even_where_features_divide() -> None:
-    found = findings("extends: llama", llama(n_heads=6, n_kv_heads=2, n_layers=3), mesh_of(tp=4), workload=WORKLOAD)
+    found = findings(
+        "extends: llama", llama(n_heads=6, n_kv_heads=2, n_layers=3), mesh_of(tp=4), workload=WORKLOAD
+    )
     assert [(d.code, d.message, d.span, d.help) for d in found] == [
         ("heads-not-divisible", "layers.0.attention.inner has 2 key-value heads, which tp=4 does not divide (2 more like it)",
          Span("mesh", 1, 4, 5), "tp may be 1, 2"),

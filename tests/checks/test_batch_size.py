@@ -18,7 +18,14 @@ def work(rows: int, accumulate: int = 1) -> Workload:
 
 
 @pytest.mark.parametrize(
-    ("rows", "accumulate", "sizes"), [(1, 1, {}), (4, 1, {"dp_shard": 2}), (4, 2, {"dp_shard": 2}), (8, 1, {"dp_replicate": 2, "dp_shard": 4}), (1, 1, {"cp": 2, "tp": 2})]
+    ("rows", "accumulate", "sizes"),
+    [
+        (1, 1, {}),
+        (4, 1, {"dp_shard": 2}),
+        (4, 2, {"dp_shard": 2}),
+        (8, 1, {"dp_replicate": 2, "dp_shard": 4}),
+        (1, 1, {"cp": 2, "tp": 2}),
+    ],
 )
 def test_equal_parts_are_fine(rows: int, accumulate: int, sizes: dict[str, int]) -> None:
     assert findings("extends: llama", llama(), mesh_of(**sizes), workload=work(rows, accumulate)) == ()
@@ -27,7 +34,8 @@ def test_equal_parts_are_fine(rows: int, accumulate: int, sizes: dict[str, int])
 @pytest.mark.parametrize(
     ("rows", "accumulate", "sizes", "message", "help_text"),
     [
-        (3, 1, {"dp_shard": 2}, "a global batch of 3 sequences does not divide into 2 equal parts (dp_shard=2)", "train.batch_size=2 or 4 would"),
+        (3, 1, {"dp_shard": 2}, "a global batch of 3 sequences does not divide into 2 equal parts (dp_shard=2)",
+         "train.batch_size=2 or 4 would"),
         (10, 2, {"dp_replicate": 2, "dp_shard": 2},
          "a global batch of 10 sequences does not divide into 8 equal parts (dp_replicate=2 x dp_shard=2 x accumulate=2)",
          "train.batch_size=8 or 16 would"),
@@ -35,7 +43,14 @@ def test_equal_parts_are_fine(rows: int, accumulate: int, sizes: dict[str, int])
         (0, 1, {}, "a global batch of 0 sequences does not divide into 1 equal parts (one)", "train.batch_size=1 would"),
     ],
 )  # fmt: skip
-def test_unequal_parts_are_refused(rows: int, accumulate: int, sizes: dict[str, int], message: str, help_text: str) -> None:
+def test_unequal_parts_are_refused(
+    rows: int, accumulate: int, sizes: dict[str, int], message: str, help_text: str
+) -> None:
     found = finding("extends: llama", llama(), mesh_of(**sizes), workload=work(rows, accumulate))
-    assert (found.code, found.span, found.message, found.help) == ("batch-not-divisible", HERE, message, help_text)
+    assert (found.code, found.span, found.message, found.help) == (
+        "batch-not-divisible",
+        HERE,
+        message,
+        help_text,
+    )
     assert [r.span.file for r in found.related] == ["mesh"] * len(sizes)

@@ -29,16 +29,21 @@ def text(buffers: str) -> str:
 @pytest.mark.parametrize(
     ("buffers", "code", "mark", "message", "help_text"),
     [
-        ("{batch: {input_ids: 1, labels: 1}, model: {rop.*: 0}}", "unknown-buffer", "rop.*", "`rop.*` matches no buffer of the model",
-         "did you mean `rope.*`?"),
+        ("{batch: {input_ids: 1, labels: 1}, model: {rop.*: 0}}", "unknown-buffer", "rop.*",
+         "`rop.*` matches no buffer of the model", "did you mean `rope.*`?"),
         ("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 2}}", "unknown-dim", "'rope.*'",
          "rope.cos has 2 dimensions, not one of number 2", None),
-        ("{batch: {input_ids: 1, labels: 2}}", "unknown-dim", "labels", "labels has 2 dimensions, not one of number 2", "its shape is [batch, sequence]"),
-        ("{batch: {input_ids: 1, labels: 1, lables: 1}}", "unknown-buffer", "lables", "the batch has no entry 'lables'", "did you mean labels?"),
-        ("{batch: {labels: 1, input_ids: 1, zzz: 1}}", "unknown-buffer", "zzz", "the batch has no entry 'zzz'", "it has input_ids, labels"),
+        ("{batch: {input_ids: 1, labels: 2}}", "unknown-dim", "labels", "labels has 2 dimensions, not one of number 2",
+         "its shape is [batch, sequence]"),
+        ("{batch: {input_ids: 1, labels: 1, lables: 1}}", "unknown-buffer", "lables", "the batch has no entry 'lables'",
+         "did you mean labels?"),
+        ("{batch: {labels: 1, input_ids: 1, zzz: 1}}", "unknown-buffer", "zzz", "the batch has no entry 'zzz'",
+         "it has input_ids, labels"),
     ],
 )  # fmt: skip
-def test_wrong_names_and_dimensions(buffers: str, code: str, mark: str, message: str, help_text: str | None) -> None:
+def test_wrong_names_and_dimensions(
+    buffers: str, code: str, mark: str, message: str, help_text: str | None
+) -> None:
     found = findings(text(buffers), llama(), CP, workload=work())
     assert [(d.code, d.message, d.help) for d in found][:1] == [(code, message, help_text)]
     assert marked(text(buffers), found[0]) == mark
@@ -54,23 +59,32 @@ def test_entries_that_are_made_need_not_be_in_the_batch() -> None:
             y: Tensor = self.model(input_ids)
             return y
 
-    plan = 'rules: {model.layers.*.attention.inner: context-parallel, "": fsdp}\nbuffers: {batch: {input_ids: 1, labels: 1, positions: positions}}'
+    plan = 'rules: {model.layers.*.attention.inner: context-parallel, "": fsdp}\n'
+    plan += "buffers: {batch: {input_ids: 1, labels: 1, positions: positions}}"
     assert findings(plan, WithPositions, CP, workload=work()) == ()
 
 
 def test_every_entry_with_the_sequence_must_be_split() -> None:
     found = finding(text("{batch: {input_ids: 1}}"), llama(), CP, workload=work())
-    assert (found.code, found.message) == ("missing-buffers", "the batch entry 'labels' carries the sequence and is not split")
+    assert (found.code, found.message) == (
+        "missing-buffers",
+        "the batch entry 'labels' carries the sequence and is not split",
+    )
     assert found.help is not None and found.help.startswith("add `labels: 1` to buffers.batch of ")
     mask = work(mask=Entry(("batch", 1, "sequence", "sequence")))
-    assert [d.code for d in findings(text("{batch: {input_ids: 1, labels: 1}}"), llama(), CP, workload=mask)] == ["missing-buffers"]
+    assert [
+        d.code for d in findings(text("{batch: {input_ids: 1, labels: 1}}"), llama(), CP, workload=mask)
+    ] == ["missing-buffers"]
     weights = work(weight=Entry(("batch",)))
     assert findings(text("{batch: {input_ids: 1, labels: 1}}"), llama(), CP, workload=weights) == ()
 
 
 def test_context_parallelism_without_any_split_entry() -> None:
     found = finding(RULES, llama(), CP)
-    assert (found.code, found.message) == ("missing-buffers", "context parallelism, and no batch entry is split")
+    assert (found.code, found.message) == (
+        "missing-buffers",
+        "context parallelism, and no batch entry is split",
+    )
     assert marked(RULES, found) == "layers.*.attention.inner"
     assert findings(RULES, llama()) == ()  # cp=1
 
@@ -81,7 +95,12 @@ def test_a_sequence_that_a_rule_splits_need_not_be_split_before() -> None:
 
 
 def test_positions_must_suffice() -> None:
-    found = findings(text("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 0}}"), llama(max_seq_len=12), CP, workload=work(16))
+    found = findings(
+        text("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 0}}"),
+        llama(max_seq_len=12),
+        CP,
+        workload=work(16),
+    )
     assert {(d.code, d.span) for d in found} == {("sequence-too-long", Span("train", 4, 1, 2))}
     assert found[0].message == "rope.cos has 12 positions, the sequence has 16"
 
@@ -98,5 +117,8 @@ def test_the_length_of_the_sequence_must_reach_the_model() -> None:
 
     plan = text("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 0}}")
     found = finding(plan, Renamed, CP)
-    assert (found.message, found.help) == ("no batch entry that is split is a parameter of the model's forward", "forward takes tokens")
+    assert (found.message, found.help) == (
+        "no batch entry that is split is a parameter of the model's forward",
+        "forward takes tokens",
+    )
     assert marked(plan, found) == "input_ids"

@@ -20,13 +20,17 @@ def test_a_number_must_make_smaller_groups_of_the_data_axes() -> None:
     ("text", "sizes", "message", "help_text"),
     [
         (NUMBER, {"dp_shard": 2}, "reshard_after_forward=2 is no smaller group of 2 ranks", "it may be true, false"),
-        (NUMBER.replace("2}", "3}"), {"dp_shard": 4}, "reshard_after_forward=3 is no smaller group of 4 ranks", "it may be true, false, 2"),
-        (NUMBER.replace("2}", "1}"), {"dp_shard": 8}, "reshard_after_forward=1 is no smaller group of 8 ranks", "it may be true, false, 2, 4"),
+        (NUMBER.replace("2}", "3}"), {"dp_shard": 4}, "reshard_after_forward=3 is no smaller group of 4 ranks",
+         "it may be true, false, 2"),
+        (NUMBER.replace("2}", "1}"), {"dp_shard": 8}, "reshard_after_forward=1 is no smaller group of 8 ranks",
+         "it may be true, false, 2, 4"),
         (NUMBER, {"dp_shard": 4, "tp": 2}, "reshard_after_forward=2 beside tp=2",
          "a number is possible where no axis but the data axes is above 1: write true or false"),
     ],
 )  # fmt: skip
-def test_other_numbers_are_refused_where_they_are_written(text: str, sizes: dict[str, int], message: str, help_text: str) -> None:
+def test_other_numbers_are_refused_where_they_are_written(
+    text: str, sizes: dict[str, int], message: str, help_text: str
+) -> None:
     found = finding(text, llama(), mesh_of(**sizes))
     assert (found.code, found.message, found.help) == ("reshard-size", message, help_text)
     assert marked(text, found) == "reshard_after_forward"

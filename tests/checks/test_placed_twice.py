@@ -22,6 +22,7 @@ def test_it_is_reported_once_for_each_pair_of_rules() -> None:
 
 
 def test_other_parameters_of_the_same_module_may_be_named() -> None:
-    text = "rules:\n  layers.0.attention.wq: {style: replicate}\n  layers.0.attention.wq.weight: {style: shard-params, params: shard(1)}"
+    text = "rules:\n  layers.0.attention.wq: {style: replicate}\n"
+    text += "  layers.0.attention.wq.weight: {style: shard-params, params: shard(1)}"
     assert [d.code for d in findings(text, llama(), mesh_of(tp=2))] == ["placed-twice"]
     assert findings(text.replace("wq: ", "wk: "), llama(), mesh_of(tp=2)) == ()

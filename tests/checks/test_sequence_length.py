@@ -35,13 +35,44 @@ def test_lengths_that_divide(tokens: int, sizes: dict[str, int], text: str) -> N
 @pytest.mark.parametrize(
     ("tokens", "sizes", "text", "message", "help_text"),
     [
-        (7, {"tp": 2}, "extends: llama", "a sequence of 7 tokens does not divide by 2 (tp=2)", "train.seq_len=6 or 8 would"),
-        (10, {"cp": 2}, "extends: llama", "a sequence of 10 tokens does not divide by 4 (2*cp=4)", "train.seq_len=8 or 12 would"),
-        (2, {"cp": 2}, "extends: llama_tp", "a sequence of 2 tokens does not divide by 4 (2*cp=4)", "train.seq_len=4 would"),
-        (12, {"cp": 2, "tp": 4}, "extends: llama", "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)", "train.seq_len=8 or 16 would"),
+        (
+            7,
+            {"tp": 2},
+            "extends: llama",
+            "a sequence of 7 tokens does not divide by 2 (tp=2)",
+            "train.seq_len=6 or 8 would",
+        ),
+        (
+            10,
+            {"cp": 2},
+            "extends: llama",
+            "a sequence of 10 tokens does not divide by 4 (2*cp=4)",
+            "train.seq_len=8 or 12 would",
+        ),
+        (
+            2,
+            {"cp": 2},
+            "extends: llama_tp",
+            "a sequence of 2 tokens does not divide by 4 (2*cp=4)",
+            "train.seq_len=4 would",
+        ),
+        (
+            12,
+            {"cp": 2, "tp": 4},
+            "extends: llama",
+            "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)",
+            "train.seq_len=8 or 16 would",
+        ),
     ],
 )
-def test_lengths_that_do_not(tokens: int, sizes: dict[str, int], text: str, message: str, help_text: str) -> None:
+def test_lengths_that_do_not(
+    tokens: int, sizes: dict[str, int], text: str, message: str, help_text: str
+) -> None:
     found = finding(text, llama(), mesh_of(**sizes), workload=work(tokens))
-    assert (found.code, found.span, found.message, found.help) == ("sequence-not-divisible", HERE, message, help_text)
+    assert (found.code, found.span, found.message, found.help) == (
+        "sequence-not-divisible",
+        HERE,
+        message,
+        help_text,
+    )
     assert [r.label for r in found.related] == [f"{a}={n} is set here" for a, n in sizes.items()]

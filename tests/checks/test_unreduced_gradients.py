@@ -25,7 +25,10 @@ def test_what_no_unit_gathers_is_not_summed(sizes: dict[str, int]) -> None:
 
 def test_context_parallelism_needs_a_sum_too() -> None:
     found = finding("rules: {layers.*.attention.inner: context-parallel}" + BATCH, llama(), mesh_of(cp=2))
-    assert (found.code, found.message) == ("unreduced-gradients", "nothing sums the gradients of any parameter over cp=2")
+    assert (found.code, found.message) == (
+        "unreduced-gradients",
+        "nothing sums the gradients of any parameter over cp=2",
+    )
 
 
 def test_units_around_everything_and_frozen_parameters_are_fine() -> None:

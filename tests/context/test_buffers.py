@@ -75,12 +75,16 @@ def test_batches_and_buffers_on_two_ranks() -> None:
             assert table_2.tolist() == whole["table_2"][order].tolist()
             assert across.tolist() == whole["other.across"][:, order].tolist()
             assert torch.equal(scale, whole["scale"])
-        assert model(local["input_ids"][:, :2])[0].tolist() == [[0, 3], [1, 2]][mesh.get_local_rank("cp")]  # another length
+        assert (
+            model(local["input_ids"][:, :2])[0].tolist() == [[0, 3], [1, 2]][mesh.get_local_rank("cp")]
+        )  # another length
         done.append("buffers")
 
         assert torch.equal(model.state_dict()["table"], whole["table"])  # and not this rank's rows
         assert torch.equal(model.table, whole["table"])
-        with pytest.raises(RuntimeError, match="none of the batch entries input_ids, mask, positions reached"):
+        with pytest.raises(
+            RuntimeError, match="none of the batch entries input_ids, mask, positions reached"
+        ):
             model(None)
         with pytest.raises(ValueError, match="a sequence of 24 tokens: the buffer table has 20 positions"):
             model(torch.zeros(1, 12))
@@ -93,7 +97,10 @@ def test_batches_and_buffers_on_two_ranks() -> None:
         cos = model.rope.cos
         with torch.no_grad():
             model(pz.shard_batch(token_batch(), pz.load_plan("llama"), mesh)["input_ids"])
-        assert torch.equal(model.rope.cos, cos[[*range(4), *range(12, 16)] if mesh.get_local_rank("cp") == 0 else range(4, 12)])
+        assert torch.equal(
+            model.rope.cos,
+            cos[[*range(4), *range(12, 16)] if mesh.get_local_rank("cp") == 0 else range(4, 12)],
+        )
         pz.restore_buffers(model)
         assert model.rope.cos is cos
         pz.restore_buffers(model)

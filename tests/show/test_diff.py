@@ -28,7 +28,10 @@ from tests.show.test_lock import LEDGER, PLAN, USAGE, entry, example
         ("parallel=tp4,train.seq_len=512", ["parallel=tp4", "train.seq_len=512"]),
         ("++parallel.layouts.stream='shard(1)'", ["++parallel.layouts.stream='shard(1)'"]),
         ("~parallel.styles.fsdp=x", ["~parallel.styles.fsdp=x"]),
-        ('rules=["a: {style: x, input: y}","b: none"],plan=llama', ['rules=["a: {style: x, input: y}","b: none"]', "plan=llama"]),
+        (
+            'rules=["a: {style: x, input: y}","b: none"],plan=llama',
+            ['rules=["a: {style: x, input: y}","b: none"]', "plan=llama"],
+        ),
         ("no such preset", ["parallel='no such preset'"]),
     ],
 )
@@ -64,7 +67,10 @@ def printed(one: Figures, other: Figures, width: int) -> str:
 
 OTHER = example(
     plan=PLAN.replace("'*.down'", "'{0,1,3}.down'"),
-    ledger=(*(dataclasses.replace(e, payload_bytes=4096, wire_bytes=2048) for e in LEDGER[:-1]), entry("", 8, "send")),
+    ledger=(
+        *(dataclasses.replace(e, payload_bytes=4096, wire_bytes=2048) for e in LEDGER[:-1]),
+        entry("", 8, "send"),
+    ),
     usage=dataclasses.replace(USAGE, peak=999, at_peak={"parameters": 600, "activations": 399}),
 )
 
@@ -100,7 +106,9 @@ def test_narrow_and_wide_say_the_same() -> None:
 
 def test_the_document_has_every_change_as_numbers() -> None:
     document = json.loads(json.dumps(diff.document(example(), OTHER, ("left", "right"))))
-    assert document["sides"] == ["left", "right"] and len(document["changes"]) == len(changes(example(), OTHER))
+    assert document["sides"] == ["left", "right"] and len(document["changes"]) == len(
+        changes(example(), OTHER)
+    )
     assert {
         "section": "parameters",
         "subjects": ["2.down.weight"],

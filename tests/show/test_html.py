@@ -277,6 +277,16 @@ def test_findings_link_to_their_lines(case: Case) -> None:
     assert page.all("a", href="#findings")[0].text() == "1 error, 1 warning"
 
 
+def test_errors_and_warnings_come_first_and_notes_before_the_rules(case: Case) -> None:
+    note = Diagnostic("n", "say `output: shard(-1)` or ` alone", None, None, "note")
+    warning = Diagnostic("w", "write `local: false`", None, None, "warning")
+    for found, place in (([note], -2), ([note, warning], 0)):
+        page = Page(html.page(case.program, case.model, None, device="cpu", diagnostics=found)).root
+        assert [s.attributes["id"] for s in page.all("section")][place] == "findings"
+    assert [c.text() for c in page.all("ul", class_="findings")[0].all("code")] == ["n", "w", "local: false"]
+    assert note.message in page.text()
+
+
 def test_a_long_plan_is_shown_around_the_lines_that_matter(tmp_path: Path) -> None:
     plan = tmp_path / "long.yaml"
     plan.write_text("version: 1\nrules:\n" + "".join(f'  "a{i}": {{style: colwise, optional: true}}\n' for i in range(2)) +
@@ -738,7 +748,7 @@ class Browser:
 
 
 missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
-in_browser = pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} is not installed")
+in_browser = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 @pytest.fixture(scope="module")

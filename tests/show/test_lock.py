@@ -45,7 +45,8 @@ def entry(module: str, payload: int = 1024, kind: str = "all_gather", phase: str
 
 
 PLAN = "version: 1\nrules:\n  '*.up': colwise\n  '*.down': rowwise\n"
-LEDGER = tuple(entry(f"{i}.{name}") for i in range(4) for name in ("up", "down")) + (
+LEDGER = (
+    *(entry(f"{i}.{name}") for i in range(4) for name in ("up", "down")),
     entry("", 8, "all_reduce", "loss"),
 )
 USAGE = Usage(1000, "backward", "2.up", {"parameters": 600, "activations": 400, "gathered": 0})
@@ -100,7 +101,11 @@ def test_nothing_of_the_machine_is_in_it(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_one_more_layer_changes_few_lines() -> None:
     old, new = (set(lock.text(example(layers=n)).splitlines()) for n in (4, 5))
-    assert {line.partition(":")[0] for line in old - new} == {"model", "{0..3}.up.weight", "{0..3}.down.weight"}
+    assert {line.partition(":")[0] for line in old - new} == {
+        "model",
+        "{0..3}.up.weight",
+        "{0..3}.down.weight",
+    }
 
 
 # --- written and read ---------------------------------------------------------------------------------
@@ -116,7 +121,11 @@ paths = st.lists(segments, min_size=1, max_size=4).map(".".join)
 values = st.sampled_from(["float32", "12", "8x8", "dp_shard=shard(0) tp=replicate"])
 
 
-@given(st.dictionaries(paths, st.dictionaries(st.sampled_from(["bytes", "local"]), values, min_size=1), max_size=8))
+@given(
+    st.dictionaries(
+        paths, st.dictionaries(st.sampled_from(["bytes", "local"]), values, min_size=1), max_size=8
+    )
+)
 def test_any_module_names_survive(section: dict[str, dict[str, str]]) -> None:
     written = {"parameters": {Subject("", path): fields for path, fields in section.items()}}
     assert lock._parse(lock.text(written).splitlines(), "a.lock") == written
@@ -211,7 +220,9 @@ def test_equal_figures_differ_in_nothing() -> None:
     [
         (
             lambda: example(plan=PLAN.replace("'*.down'", "'{0,1,3}.down'")),
-            ["parameters: 2.down.weight: local 8x16, locked 8x8; over tp=replicate, locked tp=shard(1); bytes 512, locked 256"],
+            [
+                "parameters: 2.down.weight: local 8x16, locked 8x8; over tp=replicate, locked tp=shard(1); bytes 512, locked 256"
+            ],
         ),
         (
             lambda: example(ledger=(*LEDGER, entry("3.up", 4096))),
@@ -228,7 +239,11 @@ def test_equal_figures_differ_in_nothing() -> None:
             ],
         ),
         (
-            lambda: example(usage=Usage(1100, "backward", "2.up", {"parameters": 600, "activations": 400, "gathered": 100})),
+            lambda: example(
+                usage=Usage(
+                    1100, "backward", "2.up", {"parameters": 600, "activations": 400, "gathered": 100}
+                )
+            ),
             ["memory: peak: bytes 1,100, locked 1,000", "memory: gathered: new (bytes 100)"],
         ),
         (

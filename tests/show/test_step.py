@@ -24,16 +24,26 @@ LEDGER = (
     entry("backward", "tp", "all_gather", 1000 << 30),
     entry("clip", "dp_shard+cp", "all_reduce", 8),
 )
-USAGE = Usage(4 << 30, "backward", "layers.31.feed_forward", {"activations": 3 << 30, "parameters": 1 << 30, "gathered": 0})
+USAGE = Usage(
+    4 << 30,
+    "backward",
+    "layers.31.feed_forward",
+    {"activations": 3 << 30, "parameters": 1 << 30, "gathered": 0},
+)
 
 
 def printed(
-    ledger: tuple[Entry, ...] = LEDGER, usage: Usage = USAGE, *, width: int = 100, encoding: str = "utf-8", **more: object
+    ledger: tuple[Entry, ...] = LEDGER,
+    usage: Usage = USAGE,
+    *,
+    width: int = 100,
+    encoding: str = "utf-8",
+    **more: object,
 ) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     step.write(Trace(3, ledger, usage), stream, device="cpu", width=width, **more)  # type: ignore[arg-type]
     stream.flush()
-    return stream.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    return stream.buffer.getvalue().decode(encoding)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
@@ -92,7 +102,12 @@ def test_bars_are_drawn_with_what_the_stream_can_write() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gib", "words"), [(8, "fits, 4.0 GiB (50%) to spare"), (4, "fits, 0 B (0%) to spare"), (3, "does not fit, 1.0 GiB too much")]
+    ("gib", "words"),
+    [
+        (8, "fits, 4.0 GiB (50%) to spare"),
+        (4, "fits, 0 B (0%) to spare"),
+        (3, "does not fit, 1.0 GiB too much"),
+    ],
 )
 def test_the_verdict_has_the_margin(gib: int, words: str) -> None:
     text = printed(hardware={"name": "X", "memory_gib": gib})

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -67,7 +66,12 @@ def test_a_registered_style_runs(registry: None) -> None:
           after: half
     """
     spoilt = text.replace("after: half", "after: twice")
-    results = compare([Case("right", plan(text), {"tp": 2}, around(Mlp)), Case("wrong", plan(spoilt), {"tp": 2}, around(Mlp))])
+    results = compare(
+        [
+            Case("right", plan(text), {"tp": 2}, around(Mlp)),
+            Case("wrong", plan(spoilt), {"tp": 2}, around(Mlp)),
+        ]
+    )
     assert_exact(results["right"])
     assert not isinstance(results["wrong"], str) and results["wrong"]["logits"] > 0.1
 
@@ -75,7 +79,11 @@ def test_a_registered_style_runs(registry: None) -> None:
 def test_options_reach_the_style_and_are_checked(registry: None) -> None:
     seen: list[Target] = []
 
-    @pz.style("noted", options={"by": OptionKind("int", "the factor"), "lies": OptionKind("placement", "how")}, axis="ep")
+    @pz.style(
+        "noted",
+        options={"by": OptionKind("int", "the factor"), "lies": OptionKind("placement", "how")},
+        axis="ep",
+    )
     def noted(target: Target) -> ParallelStyle:
         seen.append(target)
         return Scaled(1)
@@ -97,7 +105,11 @@ def test_what_a_registered_style_refuses_is_a_diagnostic(registry: None) -> None
 
     text = "rules:\n  inner.*: {style: never, by: 3}"
     found = finding(text, around(Mlp), mesh_of(tp=2))
-    assert (found.code, found.message, found.help) == ("my-code", "not inner.up (1 more like it)", "use another")
+    assert (found.code, found.message, found.help) == (
+        "my-code",
+        "not inner.up (1 more like it)",
+        "use another",
+    )
     assert marked(text, found) == "by"
 
 

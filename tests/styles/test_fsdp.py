@@ -47,7 +47,11 @@ def test_without_a_root_unit_the_rest_belongs_to_none() -> None:
 def test_a_small_module_is_left_to_the_unit_around_it() -> None:
     few = {"min_params": 7}
     assert list(units(Nested(), {"": few, "a": few, "a.inner": few, "b": few})) == ["a", ""]
-    assert units(Nested(), {"": few, "a": few, "a.inner": few})["a"] == ["a.scale", "a.inner.weight", "a.inner.bias"]
+    assert units(Nested(), {"": few, "a": few, "a.inner": few})["a"] == [
+        "a.scale",
+        "a.inner.weight",
+        "a.inner.bias",
+    ]
     # There is none around it.
     assert list(units(Nested(), {"a.inner": few})) == ["a.inner"]
 
@@ -71,7 +75,8 @@ def test_a_prefix_of_a_name_is_no_module_around_it() -> None:
         ((8, 8), {"shard_dim": "largest"}, {}, 2, Assignment(shard(0))),
         ((4, 9), {"shard_dim": "largest"}, {}, 2, Assignment(shard(0))),
         ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1)}, 2, Assignment(shard(0))),
-        ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1), "ep": shard(0)}, 2, Assignment(REPLICATE, "every dimension is sharded already")),
+        ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1), "ep": shard(0)}, 2,
+         Assignment(REPLICATE, "every dimension is sharded already")),
         ((3, 5), {"shard_dim": "largest"}, {}, 2, Assignment(REPLICATE, "no dimension left divides by 2")),
     ],
 )  # fmt: skip
@@ -83,7 +88,9 @@ def test_the_dimension(shape: tuple, options: dict, tensor: dict, ranks: int, ex
     st.lists(st.integers(1, 12), max_size=4), st.integers(1, 8), st.sampled_from(["0", "largest"]), st.integers(0, 200),
     st.dictionaries(st.sampled_from(["ep", "tp"]), st.integers(0, 3)),
 )  # fmt: skip
-def test_what_is_sharded_can_be(shape: list[int], ranks: int, dim: str, min_size: int, used: dict[str, int]) -> None:
+def test_what_is_sharded_can_be(
+    shape: list[int], ranks: int, dim: str, min_size: int, used: dict[str, int]
+) -> None:
     tensor = {axis: shard(d) for axis, d in used.items() if d < len(shape)}
     result = assign(param(*shape), {"shard_dim": dim, "min_size": min_size}, tensor, ranks)
     assert (result.placement == REPLICATE) == (result.reason is not None)
@@ -105,5 +112,7 @@ def test_what_is_sharded_can_be(shape: list[int], ranks: int, dim: str, min_size
         ({"cpu_offload": False}, torch.float32, False),
     ],
 )
-def test_a_single_rank_has_only_precision_and_place_to_change(options: dict, dtype: torch.dtype, expected: bool) -> None:
+def test_a_single_rank_has_only_precision_and_place_to_change(
+    options: dict, dtype: torch.dtype, expected: bool
+) -> None:
     assert changes_precision_or_place(options, [nn.Parameter(torch.empty(1, dtype=dtype))]) is expected

@@ -62,7 +62,11 @@ class Several(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tuple, self.named, self.dict = Returns(lambda a, b: (b, a)), Returns(Pair), Returns(lambda a, b: OrderedDict(h=a, o=b))
+        self.tuple, self.named, self.dict = (
+            Returns(lambda a, b: (b, a)),
+            Returns(Pair),
+            Returns(lambda a, b: OrderedDict(h=a, o=b)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         other, hidden = self.tuple(x)
@@ -112,11 +116,11 @@ def rules(*lines: str, batch: str = "{}") -> str:
 BOTH = "{x: replicate, shift: replicate}"
 OF_2 = [
     ("inputs by name", Named, rules(
-        *(f"inner.{name}.linear: {{style: colwise, output: replicate, local: false}}" for name in ("position", "keyword", "open", "star")),
+        '"inner.{position,keyword,open}.linear": {style: colwise, output: replicate, local: false}',
+        "inner.star.linear: {style: colwise, output: replicate}",
         f"inner.{{position,keyword,open}}: {{style: prepare-io, input: {BOTH}, output: replicate}}",
         "inner.star: {style: prepare-io, input: replicate, local_input: true, output: replicate}",
-    ).replace("inner.star.linear: {style: colwise, output: replicate, local: false}", "inner.star.linear: {style: colwise, output: replicate}"),
-    {"tp": 2}),
+    ), {"tp": 2}),
     ("one output of several", Several, rules(
         "inner.*.up: colwise", "inner.*.down: {style: rowwise, output: shard(1)}",
         "inner.tuple: {style: prepare-output, output: {1: shard(1) -> replicate}}",
@@ -134,7 +138,8 @@ OF_2 = [
         "inner.last: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}", '"": fsdp',
     ), {"cp": 2}),
     ("a split sequence gathered inside", Three, rules(
-        "inner.mixing: {style: prepare-io, axis: cp, input: {x: shard(1) -> replicate}, output: replicate -> shard(1)}", '"": fsdp',
+        "inner.mixing: {style: prepare-io, axis: cp, input: {x: shard(1) -> replicate}, output: replicate -> shard(1)}",
+        '"": fsdp',
         batch="{input_ids: 1, labels: 1}",
     ), {"cp": 2}),
 ]  # fmt: skip
@@ -198,7 +203,9 @@ def test_calls() -> None:
 
     def worker() -> list[str]:
         done = []
-        model = applied(rules("block: {style: prepare-input, input: {x: replicate, mask: replicate}, local: true}"))
+        model = applied(
+            rules("block: {style: prepare-input, input: {x: replicate, mask: replicate}, local: true}")
+        )
         # A default is left to the module, and None to whoever passes it.
         plain = model.block.forward(x, x)
         torch.testing.assert_close(model(lambda m: m.block(x, x)), plain)
@@ -274,4 +281,7 @@ def test_mistakes_are_found_where_the_axis_has_size_1_too() -> None:
 def test_axes_are_laid_out_from_the_inside_out() -> None:
     cp, tp = (f"{{style: prepare-input, {axis}input: replicate -> shard(1)}}" for axis in ("axis: cp, ", ""))
     for text in (rules(f"block: [{cp}, {tp}]", '"": fsdp'), rules(f"block: [{tp}, {cp}]", '"": fsdp')):
-        assert [a.axes for a in compiled(text, Calls, mesh_of(cp=2, tp=2)).of_slot("io")] == [("tp",), ("cp",)]
+        assert [a.axes for a in compiled(text, Calls, mesh_of(cp=2, tp=2)).of_slot("io")] == [
+            ("tp",),
+            ("cp",),
+        ]

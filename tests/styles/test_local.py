@@ -49,7 +49,9 @@ def test_nothing_is_left_after_forward_not_even_after_a_failing_one() -> None:
 def test_views_lie_over_each_other() -> None:
     module = Sees()
     run_on_views(module, {"weight": lambda w: w + 1})
-    run_on_views(module, {"weight": lambda w: w * 10})  # the later one is further out, and sees the parameter first
+    run_on_views(
+        module, {"weight": lambda w: w * 10}
+    )  # the later one is further out, and sees the parameter first
     assert module().tolist() == [11, 21]
 
 

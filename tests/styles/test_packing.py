@@ -26,7 +26,9 @@ def tensor_for(packing: Packing) -> torch.Tensor:
 def test_a_shard_holds_its_slice_of_every_part(packing: Packing) -> None:
     full = tensor_for(packing)
     for rank, shard in enumerate(packing.pack(full).chunk(packing.ranks, packing.dim)):
-        slices = [part.chunk(packing.ranks, packing.dim)[rank] for part in full.split(packing.parts, packing.dim)]
+        slices = [
+            part.chunk(packing.ranks, packing.dim)[rank] for part in full.split(packing.parts, packing.dim)
+        ]
         assert torch.equal(shard, torch.cat(slices, packing.dim))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -195,7 +194,8 @@ def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Err
         ("inner.up: {style: colwise, packed: [parts, parts]}", Mlp, "unknown-attribute", "packed"),
         ("inner.up: {style: colwise, packed: [1, 4]}", Mlp, "not-divisible", "packed"),
         ("inner.up: {style: colwise, packed: [1, 3]}", Mlp, "not-divisible", "packed"),
-        ("inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", lambda: FusedAttention(4, 1), "not-divisible", "packed"),
+        ("inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", lambda: FusedAttention(4, 1), "not-divisible",
+         "packed"),
         ("inner.up: {style: colwise, packed: [1, 1], output: replicate}", Mlp, "wrong-layout", "output"),
         ("inner.up: {style: colwise, packed: [1, 1], output: shard(0)}", Mlp, "wrong-layout", "output"),
         ("inner.down: {style: rowwise, packed: [1, 1], input: replicate}", Mlp, "wrong-layout", "input"),
@@ -212,7 +212,9 @@ def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Err
         ("inner.norm: {style: sequence, axis: dp_shard}", NormedMlp, "unknown-axis", "axis"),
     ],
 )  # fmt: skip
-def test_what_a_module_cannot_have_is_refused_where_it_is_written(rule: str, inner: Any, code: str | None, mark: str | None) -> None:
+def test_what_a_module_cannot_have_is_refused_where_it_is_written(
+    rule: str, inner: Any, code: str | None, mark: str | None
+) -> None:
     text = rules(rule, "after: colwise")
     if code is None:
         assert findings(text, around(inner), mesh_of(tp=2)) == ()
@@ -266,7 +268,11 @@ def test_packing_counts_every_axis_that_shares_the_dimension() -> None:
     text = rules("inner.up: {style: shard-params, params: {ep: shard(2), tp: shard(2)}, packed: [1, 1]}")
     (one,) = compiled(text, around(Experts, hidden=8, fused=True), mesh_of(ep=2, tp=2))
     assert one.packed == {"up": Packing(2, (8, 8), 4)}
-    (one,) = compiled(text.replace("ep: shard(2)", "ep: shard(0)"), around(Experts, hidden=8, fused=True), mesh_of(ep=2, tp=2))
+    (one,) = compiled(
+        text.replace("ep: shard(2)", "ep: shard(0)"),
+        around(Experts, hidden=8, fused=True),
+        mesh_of(ep=2, tp=2),
+    )
     assert one.packed == {"up": Packing(2, (8, 8), 2)}
 
 

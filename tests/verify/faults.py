@@ -6,7 +6,6 @@ A fault is made by patching what the ranks run, after their plan was checked; th
 
 from __future__ import annotations
 
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,8 @@ Faulty = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No overrides: the small model."""
+    """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No overrides: the small
+    model."""
 
     name: str
     overrides: tuple[str, ...]
@@ -59,7 +59,9 @@ def found_rightly(fault: Fault, proof: Proof) -> bool:
     """Whether the proof fails, and says of the fault what is true."""
     found = proof.divergence
     return (
-        not proof.passed and found is not None and (found.module, found.phase, found.axis) == (fault.module, fault.phase, fault.axis)
+        not proof.passed
+        and found is not None
+        and (found.module, found.phase, found.axis) == (fault.module, fault.phase, fault.axis)
         and fault.words in found.description
     )
 
@@ -128,7 +130,12 @@ def _twice(right: Faulty, groups: Any, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _no_mask(right: Faulty, region: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return right(region, func, args, {**kwargs, "is_causal": False} if region.name == "layers.1.attention.inner" else kwargs)
+    return right(
+        region,
+        func,
+        args,
+        {**kwargs, "is_causal": False} if region.name == "layers.1.attention.inner" else kwargs,
+    )
 
 
 def _skip_on_rank_1(right: Faulty, *args: Any, **kwargs: Any) -> Any:
@@ -165,7 +172,9 @@ def _rolled(right: Faulty, buffers: LocalBuffers) -> None:
     right(buffers)
 
 
-def _own_rows_only(right: Faulty, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, group: Any) -> Any:
+def _own_rows_only(
+    right: Faulty, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, group: Any
+) -> Any:
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     return tuple(balance.split(t, 2, ranks, rank).to(dtype) for t in (keys, values))
 
@@ -194,64 +203,236 @@ def _local_norm(right: Faulty, parameters: Any) -> torch.Tensor:
     return torch.stack([g.norm() for g in locals_]).norm()
 
 
-
-
 NORMS = 'rules=["layers.*.{attention_norm,ffn_norm}: none"]'
 WHOLE_NORMS = "++parallel.styles.fsdp.min_size=100"
 
 FAULTS = (
-    Fault("a norm without its rule", ("parallel=tp2", NORMS), nothing,
-          "layers.1.ffn_norm", "backward", "tp", "its reduction over tp is missing", force=True),
-    Fault("a gradient scaled by tp", ("parallel=tp2",), on_model(_scale_gradient),
-          "layers.0.attention.wo", "backward", "tp", "is tp (2) times the reference"),
-    Fault("rotary positions not split with the tokens", ("parallel=cp2",), replaced(LocalBuffers, "_swap", nothing),
-          "rope", "forward", "cp", "the output of rope"),
-    Fault("key heads of another rank", ("parallel=tp2",), on_model(_exchange_heads),
-          "layers.0.attention.wk", "forward", "tp", "the part that belongs to rank 1"),
-    Fault("key weights dealt out in the wrong order", ("parallel=tp2",), replaced(initialize, "local_slice", _other_slice),
-          "layers.0.attention.wk", "initialization", "tp", "in another order: a permutation"),
-    Fault("loss averaged over ranks, not tokens", ("parallel=fsdp2",), replaced(observe, "train_step", _mean),
-          "output", "backward", "dp_shard", "as in a mean of means"),
-    Fault("an all-reduce doubled", ("parallel=fsdp2", WHOLE_NORMS), replaced(whole_parameters, "_sum_over", _twice),
-          "norm", "backward", "dp_shard", "summed over dp_shard once too often"),
-    Fault("the causal mask dropped in one layer", ("parallel=cp2",), replaced(intercept, "_attend", _no_mask),
-          "layers.1.attention.inner", "forward", "cp", "differs by"),
-    Fault("weights initialised differently per rank", ("parallel=fsdp2_tp2",),
-          replaced(initialize, "derived_seed", lambda right, seed, name: right(seed + dist.get_rank(), name)),
-          "tok_embeddings", "initialization", "tp", "the initial value of tok_embeddings.weight"),
-    Fault("one rank skips the optimizer's step", ("parallel=fsdp2",), replaced(torch.optim.AdamW, "step", _skip_on_rank_1),
-          "tok_embeddings", "optimizer", "dp_shard", "on rank 1: no optimizer step was made there"),
-    Fault("labels not permuted with the tokens", ("parallel=cp2",), replaced(observe, "shard_batch", _plain_labels),
-          "output", "backward", "cp", "look at the labels"),
-    Fault("a row-wise output not reduced", ("plan=llama_tp", "parallel=tp2"),
-          replaced(RowwiseParallel, "_prepare_output_fn", _unreduced),
-          "layers.0.attention.wo", "forward", "tp", "its reduction over tp is missing"),
-    Fault("a bias added again", (), on_model(_bias_again), "down", "forward", "tp", "by the same vector at every position"),
-    Fault("fsdp averages gradients", ("parallel=fsdp2",), replaced(applier, "_sum_gradients", nothing),
-          "output", "backward", "dp_shard", "it is averaged over dp_shard and not summed"),
-    Fault("whole parameters' gradients not summed", ("parallel=fsdp2", WHOLE_NORMS), replaced(applier, "sum_gradients_of", nothing),
-          "norm", "backward", "dp_shard", "its reduction over dp_shard is missing"),
-    Fault("the gradient norm counts replicas", ("parallel=tp2",), replaced(gradients, "_sharding_groups", _everything_sharded),
-          "", "clip", None, "some are counted more than once"),
-    Fault("the gradient norm of this rank only", ("parallel=fsdp2",), replaced(step, "grad_norm", _local_norm),
-          "", "clip", None, "some are left out"),
-    Fault("buffers put back shifted", ("parallel=cp2",), replaced(LocalBuffers, "restore", _rolled),
-          "rope", "forward", "cp", "of step 1"),
-    Fault("packed parts split as one", (), replaced(Packing, "order", lambda right, packing: torch.arange(sum(packing.parts))),
-          "gate_up", "forward", "tp", "the output of gate_up"),
-    Fault("data ranks read the same rows", ("parallel=fsdp2",),
-          replaced(observe, "batch_rank", lambda right, mesh: (0, right(mesh)[1])),
-          "tok_embeddings", "forward", "dp_shard", "the part that belongs to rank 0"),
-    Fault("keys' gradients stay on their rank", ("parallel=cp2",), replaced(attention, "scatter_sum", _own_rows_only),
-          "layers.1.attention.wv", "backward", "cp", "the gradient of the output of layers.1.attention.wv"),
-    Fault("a norm in lower precision", ("parallel=tp2",), on_model(_noise),
-          "layers.0.ffn_norm", "forward", "tp", "noise, of the size that float32 rounds away"),
-    Fault("replicas of hsdp not summed", ("parallel=hsdp2x2",), replaced(applier, "fsdp_mesh", lambda right, mesh: mesh["dp_shard"]),
-          "output", "backward", "dp_replicate", "its reduction over dp_replicate is missing"),
-    Fault("another weight decay", ("parallel=tp2",), replaced(torch.optim.AdamW, "step", _another_decay),
-          "tok_embeddings", "optimizer", None, "the optimizer's step is another"),
-    Fault("every gradient halved", ("parallel=tp2",), replaced(step, "sum_partial", _halved),
-          "output", "backward", "tp", "1/tp (1/2) of the reference, as every other is"),
+    Fault(
+        "a norm without its rule",
+        ("parallel=tp2", NORMS),
+        nothing,
+        "layers.1.ffn_norm",
+        "backward",
+        "tp",
+        "its reduction over tp is missing",
+        force=True,
+    ),
+    Fault(
+        "a gradient scaled by tp",
+        ("parallel=tp2",),
+        on_model(_scale_gradient),
+        "layers.0.attention.wo",
+        "backward",
+        "tp",
+        "is tp (2) times the reference",
+    ),
+    Fault(
+        "rotary positions not split with the tokens",
+        ("parallel=cp2",),
+        replaced(LocalBuffers, "_swap", nothing),
+        "rope",
+        "forward",
+        "cp",
+        "the output of rope",
+    ),
+    Fault(
+        "key heads of another rank",
+        ("parallel=tp2",),
+        on_model(_exchange_heads),
+        "layers.0.attention.wk",
+        "forward",
+        "tp",
+        "the part that belongs to rank 1",
+    ),
+    Fault(
+        "key weights dealt out in the wrong order",
+        ("parallel=tp2",),
+        replaced(initialize, "local_slice", _other_slice),
+        "layers.0.attention.wk",
+        "initialization",
+        "tp",
+        "in another order: a permutation",
+    ),
+    Fault(
+        "loss averaged over ranks, not tokens",
+        ("parallel=fsdp2",),
+        replaced(observe, "train_step", _mean),
+        "output",
+        "backward",
+        "dp_shard",
+        "as in a mean of means",
+    ),
+    Fault(
+        "an all-reduce doubled",
+        ("parallel=fsdp2", WHOLE_NORMS),
+        replaced(whole_parameters, "_sum_over", _twice),
+        "norm",
+        "backward",
+        "dp_shard",
+        "summed over dp_shard once too often",
+    ),
+    Fault(
+        "the causal mask dropped in one layer",
+        ("parallel=cp2",),
+        replaced(intercept, "_attend", _no_mask),
+        "layers.1.attention.inner",
+        "forward",
+        "cp",
+        "differs by",
+    ),
+    Fault(
+        "weights initialised differently per rank",
+        ("parallel=fsdp2_tp2",),
+        replaced(initialize, "derived_seed", lambda right, seed, name: right(seed + dist.get_rank(), name)),
+        "tok_embeddings",
+        "initialization",
+        "tp",
+        "the initial value of tok_embeddings.weight",
+    ),
+    Fault(
+        "one rank skips the optimizer's step",
+        ("parallel=fsdp2",),
+        replaced(torch.optim.AdamW, "step", _skip_on_rank_1),
+        "tok_embeddings",
+        "optimizer",
+        "dp_shard",
+        "on rank 1: no optimizer step was made there",
+    ),
+    Fault(
+        "labels not permuted with the tokens",
+        ("parallel=cp2",),
+        replaced(observe, "shard_batch", _plain_labels),
+        "output",
+        "backward",
+        "cp",
+        "look at the labels",
+    ),
+    Fault(
+        "a row-wise output not reduced",
+        ("plan=llama_tp", "parallel=tp2"),
+        replaced(RowwiseParallel, "_prepare_output_fn", _unreduced),
+        "layers.0.attention.wo",
+        "forward",
+        "tp",
+        "its reduction over tp is missing",
+    ),
+    Fault(
+        "a bias added again",
+        (),
+        on_model(_bias_again),
+        "down",
+        "forward",
+        "tp",
+        "by the same vector at every position",
+    ),
+    Fault(
+        "fsdp averages gradients",
+        ("parallel=fsdp2",),
+        replaced(applier, "_sum_gradients", nothing),
+        "output",
+        "backward",
+        "dp_shard",
+        "it is averaged over dp_shard and not summed",
+    ),
+    Fault(
+        "whole parameters' gradients not summed",
+        ("parallel=fsdp2", WHOLE_NORMS),
+        replaced(applier, "sum_gradients_of", nothing),
+        "norm",
+        "backward",
+        "dp_shard",
+        "its reduction over dp_shard is missing",
+    ),
+    Fault(
+        "the gradient norm counts replicas",
+        ("parallel=tp2",),
+        replaced(gradients, "_sharding_groups", _everything_sharded),
+        "",
+        "clip",
+        None,
+        "some are counted more than once",
+    ),
+    Fault(
+        "the gradient norm of this rank only",
+        ("parallel=fsdp2",),
+        replaced(step, "grad_norm", _local_norm),
+        "",
+        "clip",
+        None,
+        "some are left out",
+    ),
+    Fault(
+        "buffers put back shifted",
+        ("parallel=cp2",),
+        replaced(LocalBuffers, "restore", _rolled),
+        "rope",
+        "forward",
+        "cp",
+        "of step 1",
+    ),
+    Fault(
+        "packed parts split as one",
+        (),
+        replaced(Packing, "order", lambda right, packing: torch.arange(sum(packing.parts))),
+        "gate_up",
+        "forward",
+        "tp",
+        "the output of gate_up",
+    ),
+    Fault(
+        "data ranks read the same rows",
+        ("parallel=fsdp2",),
+        replaced(observe, "batch_rank", lambda right, mesh: (0, right(mesh)[1])),
+        "tok_embeddings",
+        "forward",
+        "dp_shard",
+        "the part that belongs to rank 0",
+    ),
+    Fault(
+        "keys' gradients stay on their rank",
+        ("parallel=cp2",),
+        replaced(attention, "scatter_sum", _own_rows_only),
+        "layers.1.attention.wv",
+        "backward",
+        "cp",
+        "the gradient of the output of layers.1.attention.wv",
+    ),
+    Fault(
+        "a norm in lower precision",
+        ("parallel=tp2",),
+        on_model(_noise),
+        "layers.0.ffn_norm",
+        "forward",
+        "tp",
+        "noise, of the size that float32 rounds away",
+    ),
+    Fault(
+        "replicas of hsdp not summed",
+        ("parallel=hsdp2x2",),
+        replaced(applier, "fsdp_mesh", lambda right, mesh: mesh["dp_shard"]),
+        "output",
+        "backward",
+        "dp_replicate",
+        "its reduction over dp_replicate is missing",
+    ),
+    Fault(
+        "another weight decay",
+        ("parallel=tp2",),
+        replaced(torch.optim.AdamW, "step", _another_decay),
+        "tok_embeddings",
+        "optimizer",
+        None,
+        "the optimizer's step is another",
+    ),
+    Fault(
+        "every gradient halved",
+        ("parallel=tp2",),
+        replaced(step, "sum_partial", _halved),
+        "output",
+        "backward",
+        "tp",
+        "1/tp (1/2) of the reference, as every other is",
+    ),
 )
 
 
@@ -264,9 +445,13 @@ def main() -> None:
         found = proof.divergence
         right += found_rightly(fault, proof)
         where = f"`{found.module or 'the model'}`, {found.phase}" if found else "not found"
-        rows.append([fault.name, where, (found.axis if found else None) or "", found.description if found else ""])
+        rows.append(
+            [fault.name, where, (found.axis if found else None) or "", found.description if found else ""]
+        )
     text = f"{right} of {len(FAULTS)} planted faults are found, placed and named.\n\n"
-    replace_between("docs/proving.md", "planted", text + table(["fault", "found in", "axis", "said of it"], rows))
+    replace_between(
+        "docs/proving.md", "planted", text + table(["fault", "found in", "axis", "said of it"], rows)
+    )
     print(text.strip())
 
 

@@ -76,9 +76,15 @@ def token_loss(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
 def mlp(mesh: Mapping[str, int], text: str = MLP_PLAN) -> Subject:
     """The small model under a plan."""
     return Subject(
-        plan=plan(text), mesh=Mesh(mesh), build=_meta_mlp, loss=token_loss,
+        plan=plan(text),
+        mesh=Mesh(mesh),
+        build=_meta_mlp,
+        loss=token_loss,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False),
-        batch=token_batch, rows=4, seq_len=6, clip=0.5,
+        batch=token_batch,
+        rows=4,
+        seq_len=6,
+        clip=0.5,
     )
 
 

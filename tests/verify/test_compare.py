@@ -19,22 +19,30 @@ def observation(change: Callable[[Observation], None] | None = None) -> Observat
     generator = torch.Generator().manual_seed(1)
     w = torch.randn(4, 4, generator=generator, dtype=torch.float64)
     seen = Observation(
-        start={"w": w.clone()}, losses=[2.0, 1.5], norms=[1.0, 0.9], gradients=[{"w": w * 2, "frozen": None}, {"w": w * 3, "frozen": None}],
-        parameters=[{"w": w + 1, "frozen": w.clone()}, {"w": w + 2, "frozen": w.clone()}], states={"w:m": w.clone()},
-        buffers={"b": torch.ones(2)}, logits=w.clone(), bits=[{"w": "0"}, {"w": "1"}, {"w": "2"}],
+        start={"w": w.clone()},
+        losses=[2.0, 1.5],
+        norms=[1.0, 0.9],
+        gradients=[{"w": w * 2, "frozen": None}, {"w": w * 3, "frozen": None}],
+        parameters=[{"w": w + 1, "frozen": w.clone()}, {"w": w + 2, "frozen": w.clone()}],
+        states={"w:m": w.clone()},
+        buffers={"b": torch.ones(2)},
+        logits=w.clone(),
+        bits=[{"w": "0"}, {"w": "1"}, {"w": "2"}],
     )
     if change is not None:
         change(seen)
     return seen
 
 
-def verdict(change: Callable[[Observation], None] | None = None, other: Callable[[Observation], None] | None = None) -> Verdict:
+def verdict(
+    change: Callable[[Observation], None] | None = None, other: Callable[[Observation], None] | None = None
+) -> Verdict:
     ranks = [observation(change), observation()]
     return judge(observation(), observation(other), observation(), ranks, ONE, 48, torch.float64)
 
 
 def scale(factor: float) -> Callable[[Observation], None]:
-    return lambda seen: seen.gradients[0].update(w=seen.gradients[0]["w"] * factor)  # type: ignore[operator]
+    return lambda seen: seen.gradients[0].update(w=seen.gradients[0]["w"] * factor)  # type: ignore
 
 
 def test_what_is_equal_passes_and_a_frozen_parameter_has_no_gradient() -> None:
@@ -44,7 +52,10 @@ def test_what_is_equal_passes_and_a_frozen_parameter_has_no_gradient() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        scale(1 + 1e-10), scale(math.nan), scale(math.inf), scale(0),
+        scale(1 + 1e-10),
+        scale(math.nan),
+        scale(math.inf),
+        scale(0),
         lambda s: s.gradients[1].pop("w"),
         lambda s: s.gradients[0].update(frozen=torch.ones(4, 4)),
         lambda s: s.gradients[0].update(w=torch.zeros(2, 2)),
@@ -74,7 +85,7 @@ def test_the_constant_grows_with_what_another_order_of_summation_needs() -> None
 
 def test_bounds_grow_behind_an_update_only_where_nudged_gradients_grow() -> None:
     def later(size: float) -> Callable[[Observation], None]:
-        return lambda seen: seen.gradients[1].update(w=seen.gradients[1]["w"] * (1 + size))  # type: ignore[operator]
+        return lambda seen: seen.gradients[1].update(w=seen.gradients[1]["w"] * (1 + size))  # type: ignore
 
     ranks = [observation(later(1e-11))] * 2
     nudged = observation(later(1000 * nudge_size(torch.float64)))
@@ -104,6 +115,12 @@ def test_relative_error_of_nothing_against_nothing_is_none() -> None:
 
 
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:
-    found = Verdict((Difference("gradient", "a", 0, 1e-3, 1), Difference("gradient", "a", 1, 1e-2, 1),
-                     Difference("gradient", "b", 0, math.inf, 1)), 16)
+    found = Verdict(
+        (
+            Difference("gradient", "a", 0, 1e-3, 1),
+            Difference("gradient", "a", 1, 1e-2, 1),
+            Difference("gradient", "b", 0, math.inf, 1),
+        ),
+        16,
+    )
     assert [(d.name, d.step) for d in found.worst()] == [("b", 0), ("a", 1)]

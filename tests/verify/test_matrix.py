@@ -8,11 +8,21 @@ import random
 import pytest
 
 from parallelizer.show.markdown import replace_between, table
-from parallelizer.verify.matrix import Cell, Row, columns, document, markdown, models, presets, prove_cell, rows
+from parallelizer.verify.matrix import (
+    Cell,
+    Row,
+    columns,
+    document,
+    markdown,
+    models,
+    presets,
+    prove_cell,
+    rows,
+)
 
 SLICE = 6
 CELLS = [(row, preset) for row in rows() for preset in columns()]
-TODAY = random.Random(datetime.date.today().isoformat()).sample(CELLS, SLICE)  # noqa: S311
+TODAY = random.Random(datetime.date.today().isoformat()).sample(CELLS, SLICE)
 
 
 @pytest.mark.ranks
@@ -29,12 +39,18 @@ def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:
 
 
 def test_the_real_mesh_has_fewer_columns() -> None:
-    assert set(columns(full_mesh=True)) == {p for p in presets() if p not in ("fsdp1024_cp2_tp8", "fsdp8_tp8", "hsdp2x16_tp8")}
+    assert set(columns(full_mesh=True)) == {
+        p for p in presets() if p not in ("fsdp1024_cp2_tp8", "fsdp8_tp8", "hsdp2x16_tp8")
+    }
 
 
 def test_a_table_counts_and_explains_what_is_not_green() -> None:
     row = Row("model", "plan")
-    cells = [Cell(row, "a", True, 0.25, "tp=2"), Cell(row, "b", False, 3.0, "cp=2", "the loss is off"), Cell(row, "c", False, None, "tp=2", "rank 1")]
+    cells = [
+        Cell(row, "a", True, 0.25, "tp=2"),
+        Cell(row, "b", False, 3.0, "cp=2", "the loss is off"),
+        Cell(row, "c", False, None, "tp=2", "rank 1"),
+    ]
     text = markdown(cells, ["a", "b", "c"])
     assert text.startswith("1 of 3 cells are proven; the worst error is 0.25 of its bound")
     assert "| model, plan | 0.25 | **not equal** | **failed** |" in text

@@ -114,12 +114,17 @@ def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kind
         for p in parts
     ]
     late = place > 50
+    beside = (
+        f"right:{100 - place:.2f}%;max-width:{place:.2f}%"
+        if late
+        else f"left:{place:.2f}%;max-width:{100 - place:.2f}%"
+    )
     peak = tag(
         "p",
         tag("b", f"Peak {size(usage.peak)}"),
         f" {peak_place(usage)}",
         class_="peak-label end" if late else "peak-label",
-        style=f"right:{100 - place:.2f}%;max-width:{place:.2f}%" if late else f"left:{place:.2f}%;max-width:{100 - place:.2f}%",
+        style=beside,
     )
     moments = -(-len(usage.course) // len(shown))
     caption = (

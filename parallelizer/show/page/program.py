@@ -143,7 +143,6 @@ def _notes(program: Program, sources: Sources) -> dict[tuple[str, int], str]:
     """What each line did, by file and line: the modules that a rule reached, or the options of styles that were set there."""
     reached: dict[tuple[str, int], set[str]] = {}
     for rule in program.plan.rules:
-        sources.anchor(rule.span)
         reached[rule.span.file, rule.span.line] = set()
     for a in program:
         reached.setdefault((a.rule.span.file, a.rule.span.line), set()).add(a.module)

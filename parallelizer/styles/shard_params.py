@@ -1,0 +1,62 @@
+"""The ParallelStyle behind shard-params, and behind the other styles where torch has no class that does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.placement_types import Placement as TorchPlacement
+
+from parallelizer.placement import to_torch
+from parallelizer.plan import REPLICATE, Placement
+from parallelizer.styles.base import ParamPlacements
+from parallelizer.styles.io import Layouts, hook_layouts
+from parallelizer.styles.local import run_on_locals
+from parallelizer.styles.packing import Packing
+
+
+class ShardParams(ParallelStyle):
+    """Any parameters of one module as DTensors on one or two axes.
+
+    With layouts, forward runs on DTensors between them; without, on the local shards. `gradients` says how a replicated
+    parameter's local gradient lies in the second case.
+    """
+
+    def __init__(
+        self,
+        params: ParamPlacements,
+        *,
+        axis: str = "tp",
+        packed: Mapping[str, Packing] | None = None,
+        divide: Mapping[str, int] | None = None,
+        layouts: Layouts | None = None,
+        gradients: type[TorchPlacement] = Partial,
+    ) -> None:
+        super().__init__()
+        self.params, self.axis, self.packed = params, axis, packed or {}
+        self.divide, self.layouts, self.gradients = divide or {}, layouts, gradients
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        names = device_mesh.mesh_dim_names or (self.axis,)
+        for name, by_axis in self.params.items():
+            param = getattr(module, name)
+            placements = [to_torch(by_axis.get(a, REPLICATE)) for a in names]
+            data = param.detach()
+            if name in self.packed:
+                data = self.packed[name].pack(data)
+            local = distribute_tensor(data, device_mesh, placements, src_data_rank=self.src_data_rank)
+            module.register_parameter(name, nn.Parameter(local, requires_grad=param.requires_grad))
+        for name, degree in self.divide.items():
+            setattr(module, name, getattr(module, name) // degree)
+        if self.layouts is not None:
+            hook_layouts(module, device_mesh, self.layouts, self.axis)
+        else:
+            run_on_locals(module, {n: self._gradient(by_axis, names) for n, by_axis in self.params.items()})
+        return module
+
+    def _gradient(self, by_axis: Mapping[str, Placement], names: tuple[str, ...]) -> list[TorchPlacement]:
+        placements = [to_torch(by_axis.get(a, REPLICATE)) for a in names]
+        return [self.gradients() if isinstance(p, Replicate) else p for p in placements]

@@ -1,0 +1,32 @@
+"""Small configurations, as the command line gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.setup import Setup
+from parallelizer.simulate.trace import Trace, trace
+
+CONFIGS = Path(__file__).parent / "configs"
+LLAMA = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
+GPT = (f"hydra.searchpath=[file://{CONFIGS}]", "model=gpt", f"plan={CONFIGS}/plans/gpt.yaml", "train.seq_len=32", "train.batch_size=8")
+CHECKPOINT = 'rules=["{}.*: checkpoint"]'
+SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
+
+
+def setup_of(*overrides: str) -> Setup:
+    """What these overrides ask for."""
+    return from_config(*compose_config(overrides))
+
+
+def llama(*overrides: str) -> Setup:
+    """The recipe's model, small."""
+    return setup_of(*LLAMA, *overrides)
+
+
+def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:
+    """The dry run of a setup."""
+    model = setup.build_model()
+    return trace(setup.compile(model), model, setup.recipe(), rank, fold=fold)

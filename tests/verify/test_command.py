@@ -1,0 +1,69 @@
+"""`python -m parallelizer verify`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from parallelizer.cli import main
+from parallelizer.launch import LaunchError
+from parallelizer.verify import prove as module
+
+NO_NORM = 'rules=["layers.*.ffn_norm: none"]'
+
+
+@pytest.mark.ranks
+def test_a_proven_plan_exits_with_0_and_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "parallel=fsdp8_tp8", "train.batch_size=16"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "dp_shard=2 x tp=2, 4 ranks, in float64" in out
+    assert "shrunk: dp_shard 8 -> 2, tp 8 -> 2" in out
+    assert "error <= c*eps*sqrt(n)" in out and "worst three parameters:" in out
+    assert "proven: the sharded run equals the unsharded one" in out
+
+
+@pytest.mark.ranks
+def test_a_wrong_plan_exits_with_1_and_shows_its_rule(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "parallel=tp2", NO_NORM, "--force"]) == 1
+    out = capfd.readouterr().out
+    assert "error[not-equal]" in out and "its reduction over tp is" in " ".join(out.split())
+    assert f"| {NO_NORM}" in out and "^^^^" in out
+    assert "layers.{0,1}.ffn_norm.weight" in out
+    assert "NOT proven" in out
+
+
+@pytest.mark.ranks
+def test_json_is_all_of_stdout(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "parallel=tp2", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["passed"] and document["first_divergence"] is None and document["ranks"] == 2
+
+
+@pytest.mark.parametrize("json_too", [False, True])
+def test_a_refused_plan_exits_with_1_and_its_diagnostics(
+    json_too: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ["verify", "parallel=tp2", 'rules=["layers.*.attension.wq: colwise"]']
+    assert main([*wrong, *(["--json"] if json_too else [])]) == 1
+    out, err = capfd.readouterr()
+    if json_too:
+        document = json.loads(out)
+        assert not document["passed"] and document["diagnostics"]
+    else:
+        assert out == "" and "attension" in err
+
+
+def test_ranks_that_fail_are_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise LaunchError(
+            "rank 1 of 2 failed (exit code 1): ValueError: no\n\nTraceback (most recent call last):\n  ..."
+        )
+
+    monkeypatch.setattr(module, "prove", fail)
+    assert main(["verify", "parallel=tp2"]) == 1
+    err = capfd.readouterr().err
+    assert "rank 1 of 2 failed" in err and "Traceback" not in err
