@@ -2,9 +2,9 @@
 
     python -m benchmarks.ledger_truth [--only TEXT]
 
-For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing: the step runs on gloo
-processes with the recorder that the dry run uses, and is traced in the fake world for each of its ranks. An entry is equal when kind,
-axis, ranks, bytes, dtype, phase, module, rule and overlap are.
+For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing: the
+step runs on gloo processes with the recorder that the dry run uses, and is traced in the fake world for each
+of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype, phase, module, rule and overlap are.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from collections.abc import Iterator
 
 import torch
 
-from parallelizer.compose import compose_config
-from parallelizer.config import Setup, from_config
+from parallelizer.setup import Setup
 from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.trace import record
 from parallelizer.simulate.world import in_children
 from tests.simulate.real_ledger import real_ledgers
+from tests.simulate.setups import CHECKPOINT, llama
 
 PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
 PLANS = ("llama", "llama_tp")
-SMALL = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
 VARIANTS = {
     "": (),
-    "checkpoint": ('rules=["layers.*: checkpoint"]',),
+    "checkpoint": (CHECKPOINT.format("layers"),),
     "bf16 accumulate 2": ("train.dtype=bfloat16", "train.accumulate=2"),
 }
 
@@ -37,14 +36,19 @@ def cases() -> Iterator[tuple[str, Setup]]:
     """Every case with its name."""
     for preset, plan, (variant, more) in itertools.product(PRESETS, PLANS, VARIANTS.items()):
         name = f"{preset} {plan} {variant}".strip()
-        yield name, from_config(*compose_config([*SMALL, f"parallel={preset}", f"plan={plan}", *more]))
+        yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
 
 
 def predicted_ledgers(setup: Setup) -> list[tuple[Entry, ...]]:
     """What the fake world says of each rank."""
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
-    return [r.ledger for r in in_children([(record, program, model, recipe, rank) for rank in range(setup.mesh.world_size)])]
+    return [
+        r.ledger
+        for r in in_children(
+            [(record, program, model, recipe, rank) for rank in range(setup.mesh.world_size)]
+        )
+    ]
 
 
 def equal_entries(predicted: tuple[Entry, ...], real: tuple[Entry, ...]) -> tuple[int, int]:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.memory_truth [--only TEXT] [--phases]
 
-Each case is traced in the fake world, and run in a second process with real tensors and kernels on one rank whose peers do not
-exist, under torch's profiler; both for two steps, of which the second counts. One thread. A case is equal when the peaks are, to
-the byte. `--phases` lists the highest points of single phases that differ.
+Each case is traced in the fake world, and run in a second process with real tensors and kernels on one rank
+whose peers do not exist, under torch's profiler; both for two steps, of which the second counts. One thread.
+A case is equal when the peaks are, to the byte. `--phases` lists the highest points of single phases that
+differ.
 """
 
 from __future__ import annotations
@@ -13,22 +14,16 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
 from parallelizer.simulate.memory import usage
 from parallelizer.simulate.trace import record, trace
 from parallelizer.simulate.world import in_children
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
+from tests.simulate.setups import CHECKPOINT as FULL
+from tests.simulate.setups import GPT, LLAMA, SELECTIVE, setup_of
 
-CONFIGS = Path(__file__).parents[1] / "tests" / "simulate" / "configs"
-LLAMA = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
-GPT = (f"hydra.searchpath=[file://{CONFIGS}]", "model=gpt", f"plan={CONFIGS}/plans/gpt.yaml", "train.seq_len=32", "train.batch_size=8")
-
-FULL, SELECTIVE = 'rules=["{}.*: checkpoint"]', 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 MESHES = {
     "single": (),
     "dp2": ("parallel.mesh.dp_replicate=2",),
@@ -53,7 +48,9 @@ BFLOAT16 = "train.dtype=bfloat16"
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration as overrides, and the rank whose memory is compared. `fold` traces short models for equal layers."""
+    """One configuration as overrides, and the rank whose memory is compared. `fold` traces short models for
+    equal layers.
+    """
 
     name: str
     overrides: tuple[str, ...]
@@ -86,7 +83,9 @@ def cases() -> Iterator[Case]:
             yield llama(f"reshard {reshard}", mesh, f"++parallel.styles.fsdp.reshard_after_forward={reshard}")
     for mesh in ("single", "fsdp2", "tp2", "cp2", "fsdp2_cp2_tp2"):
         yield llama("accumulate 2", mesh, "train.accumulate=2")
-        yield llama("bf16 accumulate 2 checkpoint", mesh, "train.accumulate=2", BFLOAT16, FULL.format("layers"))
+        yield llama(
+            "bf16 accumulate 2 checkpoint", mesh, "train.accumulate=2", BFLOAT16, FULL.format("layers")
+        )
     for mesh in ("fsdp2", "fsdp2_tp2"):
         yield llama("min_size", mesh, "++parallel.styles.fsdp.min_size=5000")
         yield llama("bf16 min_size", mesh, "++parallel.styles.fsdp.min_size=5000", BFLOAT16)
@@ -99,7 +98,15 @@ def cases() -> Iterator[Case]:
     yield llama("keep_gathered", "cp2", "++parallel.styles.context-parallel.keep_gathered=true")
     yield llama("long", "single", "train.seq_len=256", "train.batch_size=1")
     yield llama("long bf16", "cp2", "train.seq_len=256", "train.batch_size=1", BFLOAT16)
-    for mesh, rank in (("fsdp3", 2), ("fsdp4", 3), ("cp2", 1), ("cp4", 2), ("fsdp2_tp2", 3), ("fsdp2_cp2_tp2", 7), ("tp8_cp2", 15)):
+    for mesh, rank in (
+        ("fsdp3", 2),
+        ("fsdp4", 3),
+        ("cp2", 1),
+        ("cp4", 2),
+        ("fsdp2_tp2", 3),
+        ("fsdp2_cp2_tp2", 7),
+        ("tp8_cp2", 15),
+    ):
         yield llama(f"rank {rank}", mesh, rank=rank)
         yield llama(f"bf16 checkpoint rank {rank}", mesh, BFLOAT16, FULL.format("layers"), rank=rank)
     for mesh in ("single", "fsdp2", "fsdp3", "hsdp2x2", "tp2", "fsdp2_tp2"):
@@ -108,12 +115,14 @@ def cases() -> Iterator[Case]:
         yield gpt("checkpoint", mesh, FULL.format("blocks"))
     for mesh in ("single", "fsdp2_tp2", "cp2"):
         yield llama("10 layers folded", mesh, "model.n_layers=10", fold=True)
-        yield llama("10 layers folded checkpoint", mesh, "model.n_layers=10", FULL.format("layers"), fold=True)
+        yield llama(
+            "10 layers folded checkpoint", mesh, "model.n_layers=10", FULL.format("layers"), fold=True
+        )
 
 
 def compare(case: Case) -> tuple[dict[str, int], dict[str, int]]:
     """Predicted and measured highest points by phase, in children of this process."""
-    setup = from_config(*compose_config(case.overrides))
+    setup = setup_of(*case.overrides)
     model = setup.build_model()
     program = setup.compile(model)
     recipe = setup.recipe()
@@ -121,7 +130,9 @@ def compare(case: Case) -> tuple[dict[str, int], dict[str, int]]:
         predicted = trace(program, model, recipe, case.rank).memory
         (measured,) = in_children([(measured_peaks, program, model, recipe, case.rank)])
     else:
-        recording, measured = in_children([(f, program, model, recipe, case.rank) for f in (record, measured_peaks)])
+        recording, measured = in_children(
+            [(f, program, model, recipe, case.rank) for f in (record, measured_peaks)]
+        )
         predicted = usage(recording.before, recording.changes)
     return predicted_peaks(predicted), measured
 
@@ -146,7 +157,9 @@ def main() -> None:
         print(f"{case.name:<44}{measured['peak']:>12,}{predicted['peak']:>12,}{error:>12,}", flush=True)
         if options.phases and different:
             print(f"    {different}")
-    print(f"\n{equal} of {done} peaks equal to the byte; worst error {worst[0]:,} bytes, {worst[1]:.2%} ({worst[2]})")
+    print(
+        f"\n{equal} of {done} peaks equal to the byte; worst error {worst[0]:,} bytes, {worst[1]:.2%} ({worst[2]})"
+    )
     print(f"{phases} of {done} equal in the highest point of every phase")
     print(f"{time.time() - begin:.0f} s, torch {torch.__version__}, one thread")
 

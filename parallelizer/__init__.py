@@ -37,7 +37,7 @@ _WHERE = {
     "unshard": "context.buffers",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = list(_WHERE)
 __version__ = "0.1.0"
 
 

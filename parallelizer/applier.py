@@ -33,9 +33,10 @@ from parallelizer.workload import Workload
 def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Make a model parallel in place and return it.
 
-    The model is the one the program was compiled for, on meta (then call `materialize`) or with the same values on every
-    rank. Collective: every rank calls it. Raises ValueError, with the model untouched, when the mesh has other sizes than
-    the program; after any other failure the model is half changed and should be thrown away.
+    The model is the one the program was compiled for, on meta (then call `materialize`) or with the same
+    values on every rank. Collective: every rank calls it. Raises ValueError, with the model untouched, when
+    the mesh has other sizes than the program; after any other failure the model is half changed and should be
+    thrown away.
     """
     if describe(mesh) != program.mesh:
         raise ValueError(f"the program was compiled for {program.mesh}, the DeviceMesh is {describe(mesh)}")
@@ -77,8 +78,8 @@ def parallelize(
 ) -> nn.Module:
     """Load, compile and apply a plan in one call: a plan by name, path or as loaded.
 
-    `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`. Raises
-    PlanError, with the model untouched, when anything that was written is wrong.
+    `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`.
+    Raises PlanError, with the model untouched, when anything that was written is wrong.
     """
     from parallelizer.config import load_plan
 
@@ -153,7 +154,9 @@ def _whole(unit: Application) -> list[str]:
 
 
 def _sum_gradients(model: nn.Module) -> None:
-    """FSDP sums gradients instead of averaging: what a token weighs is the loss's business (see `train_step`)."""
+    """FSDP sums gradients instead of averaging: what a token weighs is the loss's business (see
+    `train_step`).
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

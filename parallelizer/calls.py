@@ -40,7 +40,9 @@ class Passage:
 
 @dataclass(frozen=True)
 class Journey:
-    """The borders that one tensor crosses, in order, and the modules whose own code reads it in an operator."""
+    """The borders that one tensor crosses, in order, and the modules whose own code reads it in an
+    operator.
+    """
 
     passages: tuple[Passage, ...]
     read_in: frozenset[str]

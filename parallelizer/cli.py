@@ -56,18 +56,39 @@ def _parser() -> argparse.ArgumentParser:
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, as for the recipe")
-        command.add_argument("--config-dir", metavar="DIR", help="a folder of one's own configuration, searched behind the shipped one")
-        command.add_argument("--config-name", metavar="NAME", default="train", help="the root configuration (train)")
+        command.add_argument(
+            "overrides", nargs="*", metavar="key=value", help="Hydra overrides, as for the recipe"
+        )
+        command.add_argument(
+            "--config-dir",
+            metavar="DIR",
+            help="a folder of one's own configuration, searched behind the shipped one",
+        )
+        command.add_argument(
+            "--config-name", metavar="NAME", default="train", help="the root configuration (train)"
+        )
         if name != "export":
-            command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+            command.add_argument(
+                "--json", action="store_true", help="one JSON document on stdout, nothing else"
+            )
         if name == "plan":
             command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
             exclusive = command.add_mutually_exclusive_group()
-            exclusive.add_argument("--lock", metavar="FILE", help="write shards, collectives and memory as text to be committed")
-            exclusive.add_argument("--locked", metavar="FILE", help="compare with such a file: exit 1 with what differs")
-            exclusive.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what changes between two presets, plans or sets of overrides")
-            command.add_argument("--html", metavar="FILE", help="write all of it as one page for a browser too")
+            exclusive.add_argument(
+                "--lock", metavar="FILE", help="write shards, collectives and memory as text to be committed"
+            )
+            exclusive.add_argument(
+                "--locked", metavar="FILE", help="compare with such a file: exit 1 with what differs"
+            )
+            exclusive.add_argument(
+                "--diff",
+                nargs=2,
+                metavar=("A", "B"),
+                help="what changes between two presets, plans or sets of overrides",
+            )
+            command.add_argument(
+                "--html", metavar="FILE", help="write all of it as one page for a browser too"
+            )
         if name == "verify":
             verify_command.add_options(command)
         command.set_defaults(run=run)
@@ -110,8 +131,16 @@ def _plan(arguments: argparse.Namespace) -> int:
         model = setup.build_model()
         program = setup.compile(model)
         if not 0 <= arguments.rank < setup.mesh.world_size:
-            raise PlanError([Diagnostic("unknown-rank", f"there is no rank {arguments.rank} among {setup.mesh.world_size:,}", None,
-                                        f"ranks are 0 to {setup.mesh.world_size - 1}")])
+            raise PlanError(
+                [
+                    Diagnostic(
+                        "unknown-rank",
+                        f"there is no rank {arguments.rank} among {setup.mesh.world_size:,}",
+                        None,
+                        f"ranks are 0 to {setup.mesh.world_size - 1}",
+                    )
+                ]
+            )
     except PlanError as error:
         if arguments.json:
             _print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
@@ -154,13 +183,19 @@ def _plan(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _lock(arguments: argparse.Namespace, setup: Setup, program: Program, model: nn.Module, step: Trace | None) -> list[str]:
-    """Write or compare a lock; what differs, in words. Raises PlanError when there is nothing to lock, or no lock."""
+def _lock(
+    arguments: argparse.Namespace, setup: Setup, program: Program, model: nn.Module, step: Trace | None
+) -> list[str]:
+    """Write or compare a lock; what differs, in words. Raises PlanError when there is nothing to lock, or no
+    lock.
+    """
     from parallelizer.show import lock
     from parallelizer.show.figures import figures
 
     if step is None:
-        raise PlanError([Diagnostic("lock-incomplete", "the step cannot be traced, so that there is nothing to lock")])
+        raise PlanError(
+            [Diagnostic("lock-incomplete", "the step cannot be traced, so that there is nothing to lock")]
+        )
     now = figures(program, model, step, setup.workload)
     if arguments.lock:
         lock.write_lock(arguments.lock, now)
@@ -185,7 +220,9 @@ def _diff(arguments: argparse.Namespace) -> int:
         one, other = (
             diff.of_overrides(
                 [*arguments.overrides, *diff.side(name, arguments.config_dir)],
-                arguments.config_dir, arguments.config_name, arguments.rank,
+                arguments.config_dir,
+                arguments.config_name,
+                arguments.rank,
             )
             for name in names
         )

@@ -1,6 +1,7 @@
 """Plan x module tree x mesh -> applications.
 
-The compiler is `PASSES` and a loop over it. It reads the model (on the meta device or not) and changes nothing.
+The compiler is `PASSES` and a loop over it. It reads the model (on the meta device or not) and changes
+nothing.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ def compile(
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
-    `workload` lets batch, sequence and attention heads be checked; `defaults` are a preset's options by style.
-    Raises PlanError with every diagnostic that a stage found; the model is left as it was. With `force` the findings of `check`
-    are handed on in the program instead, for whoever wants to know whether a refusal was right.
+    `workload` lets batch, sequence and attention heads be checked; `defaults` are a preset's options by
+    style. Raises PlanError with every diagnostic that a stage found; the model is left as it was. With
+    `force` the findings of `check` are handed on in the program instead, for whoever wants to know whether a
+    refusal was right.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
     state = Compilation(plan, model, sizes, workload, defaults or {})
@@ -69,7 +71,9 @@ def check(state: Compilation) -> None:
 
 
 def order(state: Compilation) -> None:
-    """Tensor styles, then context parallelism, checkpointing, compile, fsdp; modules in their own order, FSDP innermost first."""
+    """Tensor styles, then context parallelism, checkpointing, compile, fsdp; modules in their own order, FSDP
+    innermost first.
+    """
     state.applications.sort(key=lambda a: SLOTS.index(a.slot))
 
 

@@ -16,8 +16,8 @@ Around = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any
 def wrap_forward(module: nn.Module, around: Around) -> None:
     """From now on calls of `module.forward` go through `around`; its signature stays.
 
-    The module itself is not wrapped, so that the names of parameters stay as they are. A deep copy of the module runs
-    the copy's forward.
+    The module itself is not wrapped, so that the names of parameters stay as they are. A deep copy of the
+    module runs the copy's forward.
     """
     bound = module.forward
     if isinstance(bound, MethodType) and bound.__self__ is module:

@@ -1,4 +1,6 @@
-"""Gradients of a parallel model: partial ones summed, the norm over all ranks with what is replicated counted once, clipping."""
+"""Gradients of a parallel model: partial ones summed, the norm over all ranks with what is replicated counted
+once, clipping.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from parallelizer import torch_private
 def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
     """Sum over their axes the gradients that lie partial, so that each lies as its parameter does.
 
-    Sequence parallelism leaves norms' gradients so. Done once here; an optimizer or a norm that meets partial gradients would
-    reduce them again in every operation.
+    Sequence parallelism leaves norms' gradients so. Done once here; an optimizer or a norm that meets partial
+    gradients would reduce them again in every operation.
     """
     for param in parameters:
         gradient = param.grad
@@ -34,9 +36,10 @@ Axis = tuple[str, str]
 def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Euclidean norm of all gradients, a float32 (or wider) scalar, the same on every rank.
 
-    Parameters may be DTensors on different meshes and plain tensors, which count as replicated everywhere. One all-reduce for
-    each axis that something is sharded over. Partial gradients must have been summed. Collective: a parameter without a
-    gradient counts as zero, but where it is sharded this rank takes part in the sum all the same.
+    Parameters may be DTensors on different meshes and plain tensors, which count as replicated everywhere.
+    One all-reduce for each axis that something is sharded over. Partial gradients must have been summed.
+    Collective: a parameter without a gradient counts as zero, but where it is sharded this rank takes part in
+    the sum all the same.
     """
     squares: dict[frozenset[Axis], list[torch.Tensor]] = {}
     groups: dict[Axis, dist.ProcessGroup] = {}
@@ -106,7 +109,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before, without a host read."""
+    """Scale gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
+    without a host read.
+    """
     parameters = list(parameters)
     sum_partial(parameters)
     norm = grad_norm(parameters)

@@ -1,8 +1,9 @@
 """Values for a parallel model that was built on meta: the same on every mesh, to the bit.
 
-Each module is initialised whole by its own `reset_parameters`, one at a time, on the CPU, from a generator seeded by (seed,
-module name), and then sliced. DTensor's own random numbers do not exist on CPU and would differ by mesh. The cost is that every
-rank draws every number once: time grows with the whole model, memory with its largest module.
+Each module is initialised whole by its own `reset_parameters`, one at a time, on the CPU, from a generator
+seeded by (seed, module name), and then sliced. DTensor's own random numbers do not exist on CPU and would
+differ by mesh. The cost is that every rank draws every number once: time grows with the whole model, memory
+with its largest module.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def materialize(
 ) -> nn.Module:
     """Allocate a meta model's local shards on `device` and give them values. Returns the model.
 
-    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`. No
-    communication. Raises PlanError when a module has values of its own and no initializer, with the model still on meta, or
-    an initializer that leaves some of them as they were.
+    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`.
+    No communication. Raises PlanError when a module has values of its own and no initializer, with the model
+    still on meta, or an initializer that leaves some of them as they were.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
     if initializer is None:
@@ -100,7 +101,8 @@ def _reset(module: nn.Module) -> None:
 
 
 def _whole(module: nn.Module, divided: Mapping[str, int]) -> nn.Module:
-    """The same module, unsharded, on the CPU and full of NaN: its attributes and children, its own parameters anew.
+    """The same module, unsharded, on the CPU and full of NaN: its attributes and children, its own parameters
+    anew.
 
     `divided` has the whole values of attributes that a style has divided.
     """
@@ -155,7 +157,9 @@ def _fill(param: nn.Parameter, full: torch.Tensor, packing: Packing | None) -> N
 
 
 def local_slice(full: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
-    """This rank's part of a full tensor: tensor axes cut first, in the mesh's order, then the data axes, as FSDP does."""
+    """This rank's part of a full tensor: tensor axes cut first, in the mesh's order, then the data axes, as
+    FSDP does.
+    """
     names = mesh.mesh_dim_names or tuple("" for _ in placements)
     coordinate = mesh.get_coordinate()
     if coordinate is None:

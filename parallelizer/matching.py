@@ -1,4 +1,6 @@
-"""The first pass: which rule wins each slot of each module. It finds rules that match nothing, and rules that win nothing."""
+"""The first pass: which rule wins each slot of each module. It finds rules that match nothing, and rules that
+win nothing.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def _emptied(rule: Rule, param: str | None, slots: Iterable[Slot]) -> list[Slot]
 
 
 def _replaced(new: Slot, slots: Iterable[Slot]) -> list[Slot]:
-    """What a new winner takes the place of: a style for all of a module's parameters also that of single ones."""
+    """What a new winner takes the place of: a style for all of a module's parameters also that of single
+    ones.
+    """
     return [s for s in slots if s == new or (new == ("params", None) and s[0] == "params")]
 
 

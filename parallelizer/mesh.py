@@ -15,7 +15,8 @@ FOLDED = "dp_shard+cp"
 
 
 def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
-    """A DeviceMesh over the initialised world: the axes above 1, and `dp_shard` wherever `fully_shard` needs one of size 1.
+    """A DeviceMesh over the initialised world: the axes above 1, and `dp_shard` wherever `fully_shard` needs
+    one of size 1.
 
     Raises ValueError when the world has another size. Collective: every rank calls it.
     """
@@ -32,7 +33,9 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
 
 
 def describe(device_mesh: DeviceMesh) -> Mesh:
-    """The sizes of a DeviceMesh whose axes have our names, in our order. Raises ValueError for any other: see `rename`."""
+    """The sizes of a DeviceMesh whose axes have our names, in our order. Raises ValueError for any other: see
+    `rename`.
+    """
     names = device_mesh.mesh_dim_names or ()
     known = [a for a in AXES if a in names]
     if not names or list(names) != known:
@@ -46,8 +49,8 @@ def describe(device_mesh: DeviceMesh) -> Mesh:
 def rename(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
     """The same ranks and process groups under our axis names and in our order.
 
-    `axes` maps names in `device_mesh` to ours; one left out has our name already. No communication. Raises ValueError when
-    a name is unknown on either side, or given twice.
+    `axes` maps names in `device_mesh` to ours; one left out has our name already. No communication. Raises
+    ValueError when a name is unknown on either side, or given twice.
     """
     axes, names = axes or {}, device_mesh.mesh_dim_names or ()
     ours = [axes.get(n, n) for n in names]
@@ -63,7 +66,8 @@ def rename(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> De
     if in_order == names:
         return device_mesh
     groups = [device_mesh.get_group(i) for i in order]
-    # Its own root, which all its sub-meshes share: `fully_shard` joins a data axis with a tensor axis only under one root.
+    # Its own root, which all its sub-meshes share: `fully_shard` joins a data axis with a tensor axis only
+    # under one root.
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], device_mesh.device_type, mesh_dim_names=in_order)
     ranks = device_mesh.mesh.permute(order)
@@ -108,7 +112,9 @@ def fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
 
 
 def data_groups(device_mesh: DeviceMesh) -> list[dist.ProcessGroup]:
-    """The groups above one rank whose ranks see different tokens: sums over all of them are sums over all tokens."""
+    """The groups above one rank whose ranks see different tokens: sums over all of them are sums over all
+    tokens.
+    """
     if describe(device_mesh).size(*DATA_AXES) == 1:
         return []
     return [g for g in fsdp_mesh(device_mesh).get_all_groups() if g.size() > 1]

@@ -107,7 +107,9 @@ class Origins:
         return any((folder / name).is_dir() for folder in self.folders)
 
     def _written(self, key: str) -> tuple[Scalar | None, Node] | None:
-        """The key, if it is one of a map, and its value as they stand in the files; what is merged last counts."""
+        """The key, if it is one of a map, and its value as they stand in the files; what is merged last
+        counts.
+        """
         parts = key.split(".")
         for config, package in reversed(self.configs):
             inside = package.split(".") if package else []

@@ -58,9 +58,9 @@ def parse_rule_item(node: Node, findings: Findings) -> tuple[Rule, ...]:
 def data_only(node: Node, findings: Findings, maps: int = 0) -> Node | None:
     """The node without what would make a plan more than data; what is left out is reported.
 
-    These are interpolations, keys of Hydra's and OmegaConf's, and characters that cannot be printed. The outer
-    `maps` levels of maps lose the entry alone; anything further in is left out whole, because half of a rule is
-    another rule.
+    These are interpolations, keys of Hydra's and OmegaConf's, and characters that cannot be printed. The
+    outer `maps` levels of maps lose the entry alone; anything further in is left out whole, because half of a
+    rule is another rule.
     """
     if isinstance(node, Scalar):
         return node if _is_data(node, findings) else None
@@ -98,7 +98,9 @@ def _is_data_key(key: Scalar, findings: Findings) -> bool:
 
 
 def quoted_rules(key: str, rules: str) -> str:
-    """How a list of rules is typed, so that both the shell and Hydra leave them alone; some if `rules` is empty."""
+    """How a list of rules is typed, so that both the shell and Hydra leave them alone; some if `rules` is
+    empty.
+    """
     if '"' in rules or "'" in rules or not rules:
         rules = "layers.*: checkpoint"
     return f"'{key}=[\"{rules}\"]'"

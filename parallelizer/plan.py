@@ -51,8 +51,8 @@ def shard(dim: int) -> Placement:
 class Flow:
     """How a tensor arrives at a module and how the module wants it (or hands it on).
 
-    `shard(1) -> replicate` sets both. A single placement sets `arrives` of an input and `wanted` of an output;
-    the other side is the style's own.
+    `shard(1) -> replicate` sets both. A single placement sets `arrives` of an input and `wanted` of an
+    output; the other side is the style's own.
     """
 
     arrives: Placement | None = None
@@ -110,7 +110,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rules in order of precedence (later ones win), layouts by name, and the buffers that carry the sequence."""
+    """Rules in order of precedence (later ones win), layouts by name, and the buffers that carry the
+    sequence.
+    """
 
     name: str
     file: str

@@ -16,16 +16,19 @@ from parallelizer.styles.packing import Packing
 from parallelizer.workload import Workload
 
 Slot = tuple[str, str | None]
-"""A slot of a module; the second part is the axis for `io`, the parameter's name for a rule that names one."""
+"""A slot of a module; the second part is the axis for `io`, the parameter's name for a rule that names
+one.
+"""
 
 
 @dataclass(frozen=True)
 class Application:
     """One style applied to one module, with the rule it came from.
 
-    `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are the placements
-    it gives to parameters, named relative to the module; for fsdp under the folded axis, with `reasons` why a parameter stays
-    whole. `divided` has the whole values of attributes that it divides. `act` is the ParallelStyle of a tensor style.
+    `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are
+    the placements it gives to parameters, named relative to the module; for fsdp under the folded axis, with
+    `reasons` why a parameter stays whole. `divided` has the whole values of attributes that it divides. `act`
+    is the ParallelStyle of a tensor style.
     """
 
     module: str

@@ -1,4 +1,6 @@
-"""From winning rules to applications: options and layouts filled in, each style asked what it does, FSDP's units drawn."""
+"""From winning rules to applications: options and layouts filled in, each style asked what it does, FSDP's
+units drawn.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def resolve(state: Compilation) -> None:
 
 
 def _on_axis(state: Compilation, application: Application, axis: str, param: str | None) -> Application:
-    """The application on the axes above 1 that its style stands on; none where there is nothing to do. Raises StyleError."""
+    """The application on the axes above 1 that its style stands on; none where there is nothing to do. Raises
+    StyleError.
+    """
     possible = AXES_OF_SLOT.get(application.slot, AXES)
     if axis not in possible:
         raise StyleError(
@@ -97,7 +101,9 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
 
 
 def _winners(state: Compilation) -> Iterator[Winner]:
-    """In the order of modules, then slots; io from the innermost axis out, as it is applied. Styles switched off are left out."""
+    """In the order of modules, then slots; io from the innermost axis out, as it is applied. Styles switched
+    off are left out.
+    """
     for path in state.modules:
         slots = state.winners.get(path, {})
         for slot in sorted(slots, key=_slot_order):

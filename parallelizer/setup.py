@@ -75,8 +75,9 @@ class Setup:
             raise self._error("model-build", message, "model.loss", help_text) from None
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The configured optimizer: `optim._target_` is a function of the model and the `optim` config. A fused AdamW where
-        nothing is configured. Raises PlanError when the path names no function."""
+        """The configured optimizer: `optim._target_` is a function of the model and the `optim` config. A
+        fused AdamW where nothing is configured. Raises PlanError when the path names no function.
+        """
         import torch
         from hydra.utils import get_method
 
@@ -98,7 +99,9 @@ class Setup:
         return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
-        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be made."""
+        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be
+        made.
+        """
         from parallelizer.compiler import compile as compile_plan
 
         program = compile_plan(

@@ -1,7 +1,7 @@
 """What one rank holds of every parameter: shapes, placements and bytes, by arithmetic from the program alone.
 
-Shards are cut as torch cuts them: chunks of ceil(n / ranks) rows, the last ones shorter or empty; tensor axes first, then the
-data axes.
+Shards are cut as torch cuts them: chunks of ceil(n / ranks) rows, the last ones shorter or empty; tensor axes
+first, then the data axes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from parallelizer.plan import AXES, REPLICATE, Placement, full_name
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """One parameter as one rank holds it. `placements` has every axis above 1, `dp_shard+cp` folded; `bytes` are local.
+    """One parameter as one rank holds it. `placements` has every axis above 1, `dp_shard+cp` folded; `bytes`
+    are local.
 
     `styles` are the styles that stand on its module, `reason` says why fsdp leaves it whole.
     """

@@ -20,8 +20,9 @@ _ATTRIBUTE = "_parallelizer_state"
 
 @dataclass(frozen=True)
 class ParallelState:
-    """The program that was applied, the mesh it runs on, packed parameters by name, the model's local buffers, and the groups of
-    ranks that see different tokens."""
+    """The program that was applied, the mesh it runs on, packed parameters by name, the model's local
+    buffers, and the groups of ranks that see different tokens.
+    """
 
     program: Program
     mesh: DeviceMesh

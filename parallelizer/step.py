@@ -16,12 +16,16 @@ from parallelizer.styles.base import forward_names
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
-"""From the model's output and the batch to (sum of the local tokens' losses, what they weigh: their number)."""
+"""From the model's output and the batch to (sum of the local tokens' losses, what they weigh: their
+number).
+"""
 
 
 SCALE = 2.0**-12
-"""What losses are scaled by before backward. The exact divisor, the number of valid tokens of all ranks, is known only after the
-last part; a power of two costs no rounding and keeps gradients near their final size, whatever the dtype they travel in."""
+"""What losses are scaled by before backward. The exact divisor, the number of valid tokens of all ranks, is
+known only after the last part; a power of two costs no rounding and keeps gradients near their final size,
+whatever the dtype they travel in.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,11 @@ def train_step(
 ) -> Step:
     """Forward, backward, clipping and one optimizer step, without reading anything back to the host.
 
-    `batch` is this rank's part of the global batch, or the parts of it that gradients are accumulated over. The loss is the mean
-    over the valid tokens of the whole global batch: local sums are weighed, gradients and token counts are summed over the data
-    ranks, and the division happens once, together with clipping. `clip` bounds the gradient norm; None leaves gradients alone.
-    Gradients are freed before the step begins, and kept after it for whoever wants to look.
+    `batch` is this rank's part of the global batch, or the parts of it that gradients are accumulated over.
+    The loss is the mean over the valid tokens of the whole global batch: local sums are weighed, gradients
+    and token counts are summed over the data ranks, and the division happens once, together with clipping.
+    `clip` bounds the gradient norm; None leaves gradients alone. Gradients are freed before the step begins,
+    and kept after it for whoever wants to look.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     groups = data_groups(model)
@@ -80,7 +85,9 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Tensor:
-    """The mean loss over the valid tokens of all batches and data ranks; the model is in eval mode meanwhile."""
+    """The mean loss over the valid tokens of all batches and data ranks; the model is in eval mode
+    meanwhile.
+    """
     training = model.training
     model.eval()
     try:

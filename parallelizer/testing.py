@@ -36,16 +36,19 @@ def assert_equivalent(
     seed: int = 0,
     force: bool = False,
 ) -> Proof:
-    """Run a model for two optimizer steps in float64, on one process and under the plan on CPU ranks, and compare everything.
+    """Run a model for two optimizer steps in float64, on one process and under the plan on CPU ranks, and
+    compare everything.
 
-    `build()` returns the model, the same on every call: on meta, to be initialised by `initializer` or its modules'
-    `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh` has the sizes of axes.
-    The whole batch is given as tensors with rows along dimension 0, as a function from a step's seed to such tensors, or
-    described by a `workload`. `loss(output, batch)` returns the sum of the losses and what they weigh, the number of tokens, say.
+    `build()` returns the model, the same on every call: on meta, to be initialised by `initializer` or its
+    modules' `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh`
+    has the sizes of axes. The whole batch is given as tensors with rows along dimension 0, as a function from
+    a step's seed to such tensors, or described by a `workload`. `loss(output, batch)` returns the sum of the
+    losses and what they weigh, the number of tokens, say.
 
-    The process forks, so it must have no process group, and torch has one thread in it from now on. Returns the proof. Raises
-    AssertionError with the report when the runs differ; PlanError when the plan is refused, unless `force`; LaunchError
-    when a rank fails; ValueError when no batch is given, or its rows cannot be dealt out.
+    The process forks, so it must have no process group, and torch has one thread in it from now on. Returns
+    the proof. Raises AssertionError with the report when the runs differ; PlanError when the plan is refused,
+    unless `force`; LaunchError when a rank fails; ValueError when no batch is given, or its rows cannot be
+    dealt out.
     """
     from parallelizer.show.proof import text
     from parallelizer.verify.prove import prove_subject

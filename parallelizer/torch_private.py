@@ -15,21 +15,24 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
-    """Fold a sub-mesh into one axis of that name. `DeviceMesh._flatten` is the documented way to share a root mesh between a
-    folded axis and its parts, which FSDP over `dp_shard x cp` needs; a second call gives the same mesh. Waits for a public
-    `flatten`."""
+    """Fold a sub-mesh into one axis of that name. `DeviceMesh._flatten` is the documented way to share a root
+    mesh between a folded axis and its parts, which FSDP over `dp_shard x cp` needs; a second call gives the
+    same mesh. Waits for a public `flatten`.
+    """
     return mesh._flatten(name)
 
 
 def join_meshes(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
-    """Two axes of one root mesh, one of them perhaps folded, as one mesh of both. `DeviceMesh._concatenate` is what FSDP itself
-    uses; slicing the root by a folded name is deprecated."""
+    """Two axes of one root mesh, one of them perhaps folded, as one mesh of both. `DeviceMesh._concatenate`
+    is what FSDP itself uses; slicing the root by a folded name is deprecated.
+    """
     return DeviceMesh._concatenate([outer, inner])
 
 
 def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply many tensors in place in few kernels. `torch._foreach_mul_` is what torch's own clipping uses; there is no
-    public spelling."""
+    """Multiply many tensors in place in few kernels. `torch._foreach_mul_` is what torch's own clipping uses;
+    there is no public spelling.
+    """
     torch._foreach_mul_(tensors, factor)
 
 
@@ -112,8 +115,9 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
 
 
 def costly_operators() -> list[Any]:
-    """Operators whose results selective checkpointing keeps: matrix products, attention, and what came over the wire. Their
-    overloads are reached through `torch.ops`, which has no public list."""
+    """Operators whose results selective checkpointing keeps: matrix products, attention, and what came over
+    the wire. Their overloads are reached through `torch.ops`, which has no public list.
+    """
     aten, c10d = torch.ops.aten, torch.ops._c10d_functional
     return [
         aten.mm.default,
@@ -128,16 +132,18 @@ def costly_operators() -> list[Any]:
 
 
 def fake_store() -> Any:
-    """A store for the `fake` backend, and the backend itself, which importing its module registers. It is documented for dry runs
-    and kept under `torch.testing._internal`; waits for a public place."""
+    """A store for the `fake` backend, and the backend itself, which importing its module registers. It is
+    documented for dry runs and kept under `torch.testing._internal`; waits for a public place.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def group_name(value: Any) -> str | None:
-    """The name of the process group in one argument of a collective operator, or None when it is no group. Operators of `c10d`
-    carry a boxed ProcessGroup, which only `torch._C` can open."""
+    """The name of the process group in one argument of a collective operator, or None when it is no group.
+    Operators of `c10d` carry a boxed ProcessGroup, which only `torch._C` can open.
+    """
     if isinstance(value, torch.ScriptObject):
         try:
             name: str = torch._C._distributed_c10d.ProcessGroup.unbox(value).group_name
@@ -149,37 +155,45 @@ def group_name(value: Any) -> str | None:
 
 def group_ranks(name: str) -> tuple[int, ...]:
     """The global ranks of a group by its name. Functional collectives carry only the name."""
-    group = torch._C._distributed_c10d._resolve_process_group(name)
+    group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
     return tuple(torch.distributed.get_process_group_ranks(group))
 
 
 def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:
-    """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits for a public name.
-    Making a new DeviceMesh instead would make all its process groups anew."""
+    """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits
+    for a public name. Making a new DeviceMesh instead would make all its process groups anew.
+    """
     return mesh._unflatten(axis, tuple(into.values()), tuple(into))
 
 
 def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replace every parameter and buffer by `function` of it, as `to_empty` does, which takes one device for all of them.
-    `Module._apply` is what FSDP watches to take up the new ones; there is no public spelling."""
+    """Replace every parameter and buffer by `function` of it, as `to_empty` does, which takes one device for
+    all of them. `Module._apply` is what FSDP watches to take up the new ones; there is no public spelling.
+    """
     module._apply(function)
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What two tensors over the same memory have in common, fake ones too, which have no `data_ptr`: the storage's own address."""
+    """What two tensors over the same memory have in common, fake ones too, which have no `data_ptr`: the
+    storage's own address.
+    """
     key: int = tensor.untyped_storage()._cdata
     return key
 
 
 def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many references a tensor and its storage have, from C++ and Python. Autograd decides by them whether a gradient may be
-    written into; there is no public way to ask."""
-    return tensor._use_count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    """How many references a tensor and its storage have, from C++ and Python. Autograd decides by them
+    whether a gradient may be written into; there is no public way to ask.
+    """
+    count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def allocations(function: Callable[[], object]) -> list[int]:
-    """The bytes that the CPU allocator hands out (positive) and takes back (negative) while a function runs, in order. By the
-    profiler of old, which starts in no time and prints nothing; waits for memory statistics of the CPU."""
+    """The bytes that the CPU allocator hands out (positive) and takes back (negative) while a function runs,
+    in order. By the profiler of old, which starts in no time and prints nothing; waits for memory statistics
+    of the CPU.
+    """
     kind = torch.autograd.ProfilerState.CPU
     experimental = torch._C._profiler._ExperimentalConfig()
     config = torch.autograd.ProfilerConfig(kind, False, True, False, False, False, experimental)

@@ -1,5 +1,5 @@
-"""Parameters that FSDP leaves whole (too small, or nothing divides): it neither sums their gradients over the data ranks nor
-casts them to the dtype in which a unit computes. Both are done here.
+"""Parameters that FSDP leaves whole (too small, or nothing divides): it neither sums their gradients over the
+data ranks nor casts them to the dtype in which a unit computes. Both are done here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Groups = Sequence[dist.ProcessGroup]
 
 
 def compute_in(model: nn.Module, names: Iterable[str], dtype: torch.dtype) -> None:
-    """Let the modules that own the named parameters see them in `dtype`, as FSDP's mixed precision does for the others.
+    """Let the modules that own the named parameters see them in `dtype`, as FSDP's mixed precision does for
+    the others.
 
     To be called before a checkpoint is put around those modules, or its recomputation would see them uncast.
     """
@@ -32,10 +33,11 @@ def compute_in(model: nn.Module, names: Iterable[str], dtype: torch.dtype) -> No
 
 
 def sum_gradients_of(model: nn.Module, groups: Mapping[str, Groups]) -> None:
-    """From the next forward of `model` on, sum the gradients of the named parameters over their groups in backward.
+    """From the next forward of `model` on, sum the gradients of the named parameters over their groups in
+    backward.
 
-    The sum is a hook on the parameter itself, wherever it is used. Materialising replaces parameters, so that the hooks are
-    looked after whenever the model's forward begins.
+    The sum is a hook on the parameter itself, wherever it is used. Materialising replaces parameters, so that
+    the hooks are looked after whenever the model's forward begins.
     """
     hooked: dict[str, nn.Parameter] = {}
 

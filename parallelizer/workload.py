@@ -12,7 +12,8 @@ from parallelizer.diagnostics import Span
 
 @dataclass(frozen=True)
 class Entry:
-    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole numbers their range.
+    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole
+    numbers their range.
 
     `ignore` is the value that takes a token out of the loss, where the entry has one.
     """
@@ -40,12 +41,15 @@ class Workload:
     accumulate: int = 1
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
 
-    def example(self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0) -> dict[str, torch.Tensor]:
+    def example(
+        self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0
+    ) -> dict[str, torch.Tensor]:
         """A random batch of `rows` sequences of `seq_len` tokens; on meta, shapes only."""
         generator = torch.Generator().manual_seed(seed)
         batch = {}
         for name, entry in self.entries.items():
-            shape = [{"batch": rows, "sequence": seq_len}.get(s, s) if isinstance(s, str) else s for s in entry.shape]
+            words = {"batch": rows, "sequence": seq_len}
+            shape = [words[s] if isinstance(s, str) else s for s in entry.shape]
             dtype = getattr(torch, entry.dtype)
             if str(device) == "meta":
                 batch[name] = torch.empty(shape, dtype=dtype, device="meta")

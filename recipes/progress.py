@@ -33,12 +33,21 @@ class Progress:
     def __enter__(self) -> Progress:
         if self.terminal:
             self.bar = Bar(
-                TextColumn("step"), MofNCompleteColumn(), BarColumn(),
-                TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s  {task.fields[validation]}"),
-                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=Console(),
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn(
+                    "loss {task.fields[loss]}  {task.fields[rate]} tokens/s  {task.fields[validation]}"
+                ),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                console=Console(),
             )
             self.bar.start()
-            self.task = self.bar.add_task("", total=self.settings["steps"], loss="...", rate="...", validation="")
+            self.task = self.bar.add_task(
+                "", total=self.settings["steps"], loss="...", rate="...", validation=""
+            )
         return self
 
     def step(self, measured: dict[str, float]) -> None:
@@ -53,11 +62,15 @@ class Progress:
             step, total = int(measured["step"]), self.settings["steps"]
             if step % self.settings["log_every"] == 0 or step in (1, total):
                 print(
-                    f"step {step:>{len(str(total))}}/{total}  loss {measured['loss']:.4f}  grad norm {measured['grad_norm']:.3f}  "
-                    f"{measured['tokens_per_second']:,.0f} tokens/s  {validation}".rstrip(), flush=True,
+                    f"step {step:>{len(str(total))}}/{total}  loss {measured['loss']:.4f}  "
+                    f"grad norm {measured['grad_norm']:.3f}  "
+                    f"{measured['tokens_per_second']:,.0f} tokens/s  {validation}".rstrip(),
+                    flush=True,
                 )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.bar:
             self.bar.stop()
 
@@ -70,7 +83,8 @@ def summary(result: Result, folder: Path) -> None:
     except ValueError:
         shown = folder
     print(
-        f"\ntrained {len(result.losses)} steps in {result.seconds:.1f} s: loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}\n"
+        f"\ntrained {len(result.losses)} steps in {result.seconds:.1f} s: "
+        f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}\n"
         f"validation loss {result.validation_loss:.4f}, {verdict} the unigram entropy of that text, {result.unigram_entropy:.4f} "
         f"(nats a byte)\noutputs in {shown}"
     )

@@ -1,7 +1,7 @@
 """Train a model under a plan: `python -m recipes.train parallel=tp8_cp2`.
 
-The configuration is composed once, here in the parent, where everything that can be wrong is looked for. Then the ranks are
-started (or joined, under torchrun and Slurm), and each runs `train`.
+The configuration is composed once, here in the parent, where everything that can be wrong is looked for. Then
+the ranks are started (or joined, under torchrun and Slurm), and each runs `train`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def train(job: Job) -> Result:
         for step in range(settings["steps"]):
             begun = time.monotonic()
             rate = learning_rate(
-                step, peak=job.optim["lr"], warmup=job.optim["warmup"], total=settings["steps"], final_ratio=job.optim["final_ratio"]
+                step,
+                peak=job.optim["lr"],
+                warmup=job.optim["warmup"],
+                total=settings["steps"],
+                final_ratio=job.optim["final_ratio"],
             )
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -90,7 +94,9 @@ def train(job: Job) -> Result:
                 "loss": done.loss.item(),
                 "grad_norm": done.grad_norm.item(),
                 "lr": rate,
-                "tokens_per_second": setup.workload.batch_size * setup.workload.seq_len / (time.monotonic() - begun),
+                "tokens_per_second": setup.workload.batch_size
+                * setup.workload.seq_len
+                / (time.monotonic() - begun),
             }
             losses.append(measured["loss"])
             last = step + 1 == settings["steps"]
@@ -100,7 +106,9 @@ def train(job: Job) -> Result:
                 metrics.write(**measured)
             progress.step(measured)
     pz.restore_buffers(model)
-    return Result(tuple(losses), measured["validation_loss"], job.data.unigram_entropy, time.monotonic() - started)
+    return Result(
+        tuple(losses), measured["validation_loss"], job.data.unigram_entropy, time.monotonic() - started
+    )
 
 
 class Batches:
@@ -119,7 +127,11 @@ class Batches:
         for part in range(accumulate):
             first = part * rows * self.ranks + self.index * rows
             batch = global_batch(
-                self.job.data.train, step=step, batch_size=work.batch_size, seq_len=work.seq_len, seed=self.job.train["seed"],
+                self.job.data.train,
+                step=step,
+                batch_size=work.batch_size,
+                seq_len=work.seq_len,
+                seed=self.job.train["seed"],
                 rows=slice(first, first + rows),
             )
             parts.append(self._local(batch))
@@ -130,7 +142,10 @@ class Batches:
         work = self.job.setup.workload
         rows = work.batch_size // self.ranks
         batches = evaluation_batches(
-            self.job.data.heldout, batch_size=work.batch_size, seq_len=work.seq_len, count=self.job.train["eval_batches"],
+            self.job.data.heldout,
+            batch_size=work.batch_size,
+            seq_len=work.seq_len,
+            count=self.job.train["eval_batches"],
             rows=slice(self.index * rows, (self.index + 1) * rows),
         )
         return [self._local(b) for b in batches]
@@ -147,8 +162,16 @@ def prepare(config: DictConfig, folder: Path | None) -> Job:
     settings = OmegaConf.to_container(config.train, resolve=True)
     optim = OmegaConf.to_container(config.optim, resolve=True)
     if not isinstance(settings["steps"], int) or settings["steps"] < 1:  # type: ignore[call-overload,index]
-        raise PlanError([Diagnostic("wrong-type", f"train.steps is {settings['steps']!r}",  # type: ignore[call-overload,index]
-                                    setup.origins.span("train.steps"), "a whole number from 1")])
+        raise PlanError(
+            [
+                Diagnostic(
+                    "wrong-type",
+                    f"train.steps is {settings['steps']!r}",  # type: ignore[call-overload,index]
+                    setup.origins.span("train.steps"),
+                    "a whole number from 1",
+                )
+            ]
+        )
     setup.build_optimizer(torch.nn.Linear(1, 1))
     data = Data(torch.empty(0), torch.empty(0), 0, 0.0) if config.dry_run else _data(config, setup)
     return Job(setup, program, data, settings, optim, folder)  # type: ignore[arg-type]
@@ -181,12 +204,24 @@ def run(config: DictConfig) -> None:
             return
         limits = config.launch
         if outside is not None:
-            result = launch.join(_joined, (job,), device=job.setup.device, collective_timeout=limits.collective_timeout)
+            result = launch.join(
+                _joined, (job,), device=job.setup.device, collective_timeout=limits.collective_timeout
+            )
         else:
-            launch.check_ranks(world, job.setup.device, max_cpu_ranks=limits.max_cpu_ranks, command=shlex.join(["-m", "recipes.train", *sys.argv[1:]]))
+            launch.check_ranks(
+                world,
+                job.setup.device,
+                max_cpu_ranks=limits.max_cpu_ranks,
+                command=shlex.join(["-m", "recipes.train", *sys.argv[1:]]),
+            )
             result = launch.start(
-                train, (job,), ranks=world, device=job.setup.device, log_dir=folder,
-                start_timeout=limits.start_timeout, collective_timeout=limits.collective_timeout,
+                train,
+                (job,),
+                ranks=world,
+                device=job.setup.device,
+                log_dir=folder,
+                start_timeout=limits.start_timeout,
+                collective_timeout=limits.collective_timeout,
             )[0]
         if leads:
             summary(result, folder)
@@ -197,7 +232,12 @@ def run(config: DictConfig) -> None:
         sys.exit(1)
     except launch.LaunchError as error:
         if leads:
-            print(f"error: {error.message}", *([f"  = help: {error.help}"] if error.help else []), sep="\n", file=sys.stderr)
+            print(
+                f"error: {error.message}",
+                *([f"  = help: {error.help}"] if error.help else []),
+                sep="\n",
+                file=sys.stderr,
+            )
         if not (folder / "metrics.jsonl").exists():
             _discard(folder)
         sys.exit(1)
@@ -222,12 +262,18 @@ def _joined(job: Job) -> Result:
 
 def _world_size(setup: pz.Setup, outside: launch.OutsideRanks) -> Diagnostic:
     world = setup.mesh.world_size
-    return Diagnostic("world-size", f"the mesh has {world} ranks ({setup.mesh}), {outside.launcher} started {outside.world_size}",
-                      setup.origins.span("parallel.mesh") or Span("<configuration>"), f"start {world} ranks, or choose a mesh of {outside.world_size}")
+    return Diagnostic(
+        "world-size",
+        f"the mesh has {world} ranks ({setup.mesh}), {outside.launcher} started {outside.world_size}",
+        setup.origins.span("parallel.mesh") or Span("<configuration>"),
+        f"start {world} ranks, or choose a mesh of {outside.world_size}",
+    )
 
 
 def _discard(folder: Path) -> None:
-    """Remove an output folder in which nothing was trained, and the day's folder when nothing else is in it."""
+    """Remove an output folder in which nothing was trained, and the day's folder when nothing else is in
+    it.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     for parent in folder.parents[:2]:
         try:
@@ -243,12 +289,17 @@ def _device(kind: str) -> torch.device:
 def _metrics(folder: Path | None) -> Any:
     from contextlib import nullcontext
 
-    return MetricsWriter(folder / "metrics.jsonl") if folder is not None and dist.get_rank() == 0 else nullcontext()
+    return (
+        MetricsWriter(folder / "metrics.jsonl")
+        if folder is not None and dist.get_rank() == 0
+        else nullcontext()
+    )
 
 
 def _explain_composition(arguments: list[str]) -> None:
-    """Compose once before Hydra does, so that what is misspelt is shown at its place and not by Hydra. Whoever uses Hydra's own
-    flags, a sweep among them, gets Hydra's words."""
+    """Compose once before Hydra does, so that what is misspelt is shown at its place and not by Hydra.
+    Whoever uses Hydra's own flags, a sweep among them, gets Hydra's words.
+    """
     if any(a.startswith("-") for a in arguments):
         return
     try:
@@ -271,9 +322,15 @@ def main() -> None:
         _explain_composition(sys.argv[1:])
         task()
         return
-    # Only rank 0 makes an output folder: the others compose the same configuration into one that is thrown away.
+    # Only rank 0 makes an output folder: the others compose the same configuration into one that is thrown
+    # away.
     with tempfile.TemporaryDirectory() as scratch:
-        sys.argv += [f"hydra.run.dir={scratch}", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
+        sys.argv += [
+            f"hydra.run.dir={scratch}",
+            "hydra.output_subdir=null",
+            "hydra/job_logging=none",
+            "hydra/hydra_logging=none",
+        ]
         os.environ.setdefault("HYDRA_FULL_ERROR", "0")
         task()
 

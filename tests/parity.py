@@ -1,7 +1,7 @@
 """A sharded training run beside an unsharded one, in float64: both must agree to rounding.
 
-The unsharded run shares no code with the parallel one beyond the model and its initial values: the loss is the mean over all
-valid tokens, the gradients are autograd's, the norm is torch's.
+The unsharded run shares no code with the parallel one beyond the model and its initial values: the loss is
+the mean over all valid tokens, the gradients are autograd's, the norm is torch's.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def token_loss(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Ten
 class Case:
     """One model under one plan on one mesh.
 
-    `accumulate` cuts the rows of each rank into parts, `options` are a preset's, by style; the sharded run happens in `setting`.
+    `accumulate` cuts the rows of each rank into parts, `options` are a preset's, by style; the sharded run
+    happens in `setting`.
     """
 
     name: str
@@ -99,8 +100,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What two steps computed: each step's loss and gradient norm, the gradients of the first and the parameters after both by
-    name, and logits in evaluation."""
+    """What two steps computed: each step's loss and gradient norm, the gradients of the first and the
+    parameters after both by name, and logits in evaluation.
+    """
 
     losses: list[Tensor]
     norms: list[Tensor]
@@ -136,7 +138,9 @@ def unsharded(case: Case) -> Outcome:
 
 
 def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
-    """Two steps on this rank, and everything gathered again; `logits` are those of this rank's rows of the batch."""
+    """Two steps on this rank, and everything gathered again; `logits` are those of this rank's rows of the
+    batch.
+    """
     model = _on_meta(case.model)
     program = pz.compile(case.plan, model, mesh, defaults=style_defaults(case.options))
     pz.materialize(pz.apply(program, model, mesh), device="cpu", seed=SEED)
@@ -175,7 +179,9 @@ def gathered(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def errors(got: Outcome, expected: Outcome) -> Errors:
-    """Relative errors of everything that was computed; what is missing or of another kind is infinitely wrong."""
+    """Relative errors of everything that was computed; what is missing or of another kind is infinitely
+    wrong.
+    """
     pairs = {f"loss {i}": pair for i, pair in enumerate(zip(got.losses, expected.losses, strict=True))}
     pairs |= {f"norm {i}": pair for i, pair in enumerate(zip(got.norms, expected.norms, strict=True))}
     pairs |= {
@@ -194,7 +200,9 @@ def relative(value: Tensor, expected: Tensor) -> float:
 
 
 def compare(cases: Sequence[Case]) -> dict[str, Errors | str]:
-    """Run cases of one number of ranks in one start of ranks. By name: the largest errors of any rank, or a traceback."""
+    """Run cases of one number of ranks in one start of ranks. By name: the largest errors of any rank, or a
+    traceback.
+    """
     references = {case.name: unsharded(case) for case in cases}
 
     def worker() -> dict[str, Errors | str]:

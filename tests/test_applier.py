@@ -1,4 +1,6 @@
-"""A program applied to a live model: what changes, what stays, and what is refused before anything changes."""
+"""A program applied to a live model: what changes, what stays, and what is refused before anything
+changes.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,8 @@ def test_a_checkpoint_recomputes_in_backward_and_nowhere_else(mode: str) -> None
     ((calls, (forward, backward)),) = run_ranks(worker, 1)
     assert calls == [3]  # forward, recomputation, and the one without gradients
     assert forward == 2
-    # Each linear has two products in backward, but for the input that needs no gradient; the recomputed one is kept if selective.
+    # Each linear has two products in backward, but for the input that needs no gradient; the recomputed one
+    # is kept if selective.
     assert backward == 3 + (1 if mode == "full" else 0)
 
 

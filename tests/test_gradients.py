@@ -1,4 +1,6 @@
-"""The norm of gradients that lie in every possible way, against the norm of the whole ones in float64; clipping by it."""
+"""The norm of gradients that lie in every possible way, against the norm of the whole ones in float64;
+clipping by it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def with_gradient(whole: Tensor, mesh: DeviceMesh | None, *placements: Placement
 
 
 def every_kind(dtype: torch.dtype) -> list[nn.Parameter]:
-    """Two meshes with shared axes, a third of another root, plain tensors, uneven and empty shards, frozen parameters."""
+    """Two meshes with shared axes, a third of another root, plain tensors, uneven and empty shards, frozen
+    parameters.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "tp"))
     other = init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
     a, b, c, d, e, f, g = wholes(dtype)
@@ -92,12 +96,15 @@ def test_norms_and_clipping_on_four_ranks() -> None:
 def test_a_gradient_that_is_missing_on_one_rank_stops_nobody() -> None:
     def worker() -> Tensor:
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        used, unused = (with_gradient(torch.full((4,), 2.0), mesh, Shard(0)) for _ in range(2))
+        used, unused = (
+            with_gradient(torch.full((4,), 2.0), None),
+            with_gradient(torch.full((4,), 2.0), mesh, Shard(0)),
+        )
         if dist.get_rank() == 0:
             unused.grad = None
         return grad_norm([unused, used])
 
-    # All of the first and half of the second.
+    # All of the one and half of the other.
     assert [n.item() for n in run_ranks(worker, 2)] == [pytest.approx((4 * 4 + 2 * 4) ** 0.5)] * 2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -116,6 +116,7 @@ def test_what_a_module_draws_depends_on_no_other() -> None:
     assert torch.equal(short[1].weight, longer[1].weight)
 
 
+@settings(deadline=None)
 @given(st.integers(), st.text(max_size=20))
 def test_seeds_fit_torch(seed: int, name: str) -> None:
     assert 0 <= derived_seed(seed, name) < 2**63

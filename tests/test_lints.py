@@ -28,7 +28,8 @@ PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") i
 QUICK = ("single", "fsdp4", "fsdp2_tp2", "tp8_cp2")
 
 
-# --- the shipped plans ----------------------------------------------------------------------------------------
+# --- the shipped plans
+# ----------------------------------------------------------------------------------------
 
 
 def linted(*overrides: str) -> tuple[Diagnostic, ...]:
@@ -73,12 +74,14 @@ def test_a_whole_traced_step_shows_the_waste_of_a_sum_that_is_split_again() -> N
     sizes = ["train.batch_size=2", "train.seq_len=64", "model.dim=64"]
     found = [d for d in linted("parallel=tp2", *sizes, overrides) if d.code != "replicated-logits"]
     assert [(d.code, d.severity) for d in found] == [("redundant-redistribution", "warning")]
-    # Two layers: an all-reduce of 2 x 64 x 64 floats in forward (32 KiB sent), an all-gather of as many in backward (16 KiB).
+    # Two layers: an all-reduce of 2 x 64 x 64 floats in forward (32 KiB sent), an all-gather of as many in
+    # backward (16 KiB).
     assert "4 collectives a step send 96.0 KiB" in found[0].message
     assert "layers.{0,1}.feed_forward.w2" in found[0].message and "reduce-scatter" in (found[0].help or "")
 
 
-# --- made up: two modules, one after the other -----------------------------------------------------------------
+# --- made up: two modules, one after the other
+# -----------------------------------------------------------------
 
 
 class Pair(nn.Module):

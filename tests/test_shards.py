@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -88,6 +88,7 @@ def axes(sizes: dict[str, int]) -> set[str]:
     return above - {"dp_shard", "cp"} | {FOLDED} if {"dp_shard", "cp"} <= above else above
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 7), st.data())
 def test_a_cut_is_torchs_chunk(shape: list[int], ranks: int, data: st.DataObject) -> None:
     dim = data.draw(st.integers(0, len(shape) - 1))
@@ -102,6 +103,7 @@ def test_a_cut_is_torchs_chunk(shape: list[int], ranks: int, data: st.DataObject
     assert sum(sizes) == shape[dim]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(
         [{"tp": 2, "dp_shard": 3}, {"ep": 2, "tp": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 5, "cp": 2}]

@@ -1,4 +1,6 @@
-"""YAML nodes against PyYAML's own reading; places against the text; limits against what strangers may send."""
+"""YAML nodes against PyYAML's own reading; places against the text; limits against what strangers may
+send.
+"""
 
 from __future__ import annotations
 

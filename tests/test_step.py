@@ -1,4 +1,6 @@
-"""The promise: a step on a mesh computes what an unsharded model computes. Every gradient is compared, never the loss alone."""
+"""The promise: a step on a mesh computes what an unsharded model computes. Every gradient is compared, never
+the loss alone.
+"""
 
 from __future__ import annotations
 
@@ -203,7 +205,8 @@ def test_a_norm_without_a_rule_spoils_its_gradient_and_not_the_loss(
     assert not isinstance(result, str), result
     assert result["loss 0"] < EXACT
     wrong = {name for name, error in result.items() if name.startswith("gradient") and error > 0.01}
-    # All gradients are scaled by the clipping, which has seen a wrong norm; beside that only the norms' are wrong.
+    # All gradients are scaled by the clipping, which has seen a wrong norm; beside that only the norms' are
+    # wrong.
     assert {
         "gradient norm.weight",
         "gradient layers.0.attention_norm.weight",

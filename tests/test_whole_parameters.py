@@ -51,7 +51,8 @@ def test_gradients_are_summed_in_every_backward() -> None:
         model(x).backward()
         torch.testing.assert_close(model.weight.grad, torch.full((3, 2), 6.0))
 
-        # A gradient that is not contiguous, and one in bfloat16, of which gloo would make another on every rank.
+        # A gradient that is not contiguous, and one in bfloat16, of which gloo would make another on every
+        # rank.
         model.weight = nn.Parameter(torch.ones(2, 3).T)
         model(x).backward()
         torch.testing.assert_close(model.weight.grad, torch.full((3, 2), 6.0))
@@ -82,6 +83,21 @@ def test_gradients_are_summed_in_every_backward() -> None:
             torch.testing.assert_close(model.weight.grad.to_local(), torch.full((3, 2), 3.0))
 
     run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
+    def worker() -> Tensor:
+        group, rank = dist.group.WORLD, dist.get_rank()
+        assert group is not None
+        model = Twice().bfloat16()
+        sum_gradients_of(model, {"weight": [group]})
+        model(torch.full((1, 3), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)).backward()
+        assert model.weight.grad is not None
+        return model.weight.grad
+
+    # 512 + 2 is 512 in bfloat16, but 512 + 2 + 2 + 2 is 520. On gloo every rank would make another sum of it.
+    assert all((gradient == 520).all() for gradient in run_ranks(worker, 4))
 
 
 @pytest.mark.ranks

@@ -1,4 +1,6 @@
-"""What can be known to be wrong before the model runs: one file per check, each a function from a compilation to findings."""
+"""What can be known to be wrong before the model runs: one file per check, each a function from a compilation
+to findings.
+"""
 
 from __future__ import annotations
 

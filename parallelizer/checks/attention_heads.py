@@ -1,7 +1,9 @@
-"""Heads are split by splitting features, so features that divide are not enough: a rank must hold whole heads.
+"""Heads are split by splitting features, so features that divide are not enough: a rank must hold whole
+heads.
 
-The model runs once on meta tensors while its calls of `scaled_dot_product_attention` are noted with the module they happen in;
-names play no part. Where the projections around a call are split over tp, query and key heads must divide by it.
+The model runs once on meta tensors while its calls of `scaled_dot_product_attention` are noted with the
+module they happen in; names play no part. Where the projections around a call are split over tp, query and
+key heads must divide by it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Call:
-    """One attention call: the innermost module it was made in, its heads, and when each module had begun to run last."""
+    """One attention call: the innermost module it was made in, its heads, and when each module had begun to
+    run last.
+    """
 
     path: str
     queries: int
@@ -115,7 +119,8 @@ def _calls(state: Compilation, work: Workload) -> Iterable[_Call]:
         with torch.no_grad(), calls:
             model(**batch)
     except Exception:
-        # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay unknown.
+        # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
+        # unknown.
         return ()
     return calls.found.values()
 

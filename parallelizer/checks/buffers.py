@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def buffers(state: Compilation) -> Iterator[Diagnostic]:
-    """Names exist, dimensions exist, and under cp every batch entry with the sequence in its shape is listed."""
+    """Names exist, dimensions exist, and under cp every batch entry with the sequence in its shape is
+    listed.
+    """
     yield from _model_buffers(state)
     entries = state.workload.entries if state.workload else None
     for name, buffer in state.plan.batch.items():

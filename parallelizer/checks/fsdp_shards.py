@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def fsdp_shards(state: Compilation) -> Iterator[Diagnostic]:
-    """Units run a forward of their own, and `reshard_after_forward` as a number is for data axes only, which it must divide."""
+    """Units run a forward of their own, and `reshard_after_forward` as a number is for data axes only, which
+    it must divide.
+    """
     for application in state.applications:
         if application.slot == "fsdp":
             yield from _container(state, application)

@@ -1,4 +1,6 @@
-"""The sequence is cut for context parallelism (two chunks a rank), and again over tp where the stream is sharded along it."""
+"""The sequence is cut for context parallelism (two chunks a rank), and again over tp where the stream is
+sharded along it.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
-    """Model axes (`pp`, `ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch."""
+    """Model axes (`pp`, `ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the
+    batch.
+    """
     used = {a for application in state.applications if application.slot != "fsdp" for a in application.axes}
     for axis in AXES:
         size = state.mesh.sizes[axis]

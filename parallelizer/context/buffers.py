@@ -62,7 +62,9 @@ def unshard(tensor: torch.Tensor, mesh: DeviceMesh, dim: int = 1) -> torch.Tenso
 
 
 def _cp(mesh: DeviceMesh) -> tuple[int, int]:
-    """Size of the cp axis and this rank's index on it. Raises ValueError for axes that have other names than ours."""
+    """Size of the cp axis and this rank's index on it. Raises ValueError for axes that have other names than
+    ours.
+    """
     ranks = describe(mesh).sizes["cp"]
     return ranks, mesh.get_local_rank("cp") if ranks > 1 else 0
 

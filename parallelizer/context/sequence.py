@@ -12,7 +12,9 @@ from parallelizer.plan import Flow
 
 
 def relay(tensor: torch.Tensor, flow: Flow, group: dist.ProcessGroup) -> torch.Tensor:
-    """Lay a tensor out as `flow` says: split a whole one where it wants a shard, gather a split one where it arrives as one."""
+    """Lay a tensor out as `flow` says: split a whole one where it wants a shard, gather a split one where it
+    arrives as one.
+    """
     if flow.wanted is not None and flow.wanted.dim is not None:
         # Rows of other ranks get a zero gradient here, and the sum over the data axes makes it whole.
         return balance.split(tensor, flow.wanted.dim, dist.get_world_size(group), dist.get_rank(group))

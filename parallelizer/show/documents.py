@@ -28,14 +28,17 @@ def plan_document(
     trace: Trace | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
 ) -> dict[str, Any]:
-    """What `plan --json` prints: figures are those of one rank, sizes in bytes. Without a trace there are no collectives and no
-    memory."""
+    """What `plan --json` prints: figures are those of one rank, sizes in bytes. Without a trace there are no
+    collectives and no memory.
+    """
     return {
         "world_size": program.mesh.world_size,
         "mesh": dict(program.mesh.sizes),
         "device": device,
         "rank": rank,
-        "diagnostics": [d.as_json() for d in in_order(program.diagnostics if diagnostics is None else diagnostics)],
+        "diagnostics": [
+            d.as_json() for d in in_order(program.diagnostics if diagnostics is None else diagnostics)
+        ],
         "applications": [
             {
                 "module": a.module,

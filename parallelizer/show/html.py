@@ -1,4 +1,6 @@
-"""The dry run as one page that needs no network: the mesh, the memory over the step, what is sent, and every rule behind it."""
+"""The dry run as one page that needs no network: the mesh, the memory over the step, what is sent, and every
+rule behind it.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ def write(
 ) -> None:
     """Write the page. Without a trace it has no memory and no collectives.
 
-    `diagnostics` are the program's unless given. The file appears whole or not at all. Raises PlanError when it cannot be
-    written.
+    `diagnostics` are the program's unless given. The file appears whole or not at all. Raises PlanError when
+    it cannot be written.
     """
     text = page(program, model, trace, device=device, hardware=hardware, diagnostics=diagnostics, rank=rank)
     # A module's name may hold what is no character at all.
@@ -47,7 +49,9 @@ def write(
 
 
 def save(content: bytes, path: str | Path) -> None:
-    """Put a file in place at once: written under another name beside it, then renamed. Raises PlanError, and leaves nothing."""
+    """Put a file in place at once: written under another name beside it, then renamed. Raises PlanError, and
+    leaves nothing.
+    """
     try:
         target = os.path.realpath(path)
         if os.path.lexists(target) and not os.path.isfile(target):

@@ -13,8 +13,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def replace_between(path: str | Path, marker: str, text: str) -> None:
-    """Put `text` between `<!-- marker:begin -->` and `<!-- marker:end -->` of a page. Raises ValueError when it has no
-    such place."""
+    """Put `text` between `<!-- marker:begin -->` and `<!-- marker:end -->` of a page. Raises ValueError when
+    it has no such place.
+    """
     page, (begin, end) = Path(path), (f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->")
     before, found, rest = page.read_text().partition(begin)
     _, closed, after = rest.partition(end)

@@ -1,4 +1,6 @@
-"""The plan as tables: the mesh, what each rank holds of which parameter, what is done to which module, and the buffers."""
+"""The plan as tables: the mesh, what each rank holds of which parameter, what is done to which module, and
+the buffers.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,16 @@ _MEANING = {
 }
 
 
-def write(program: Program, model: nn.Module, stream: TextIO, *, rank: int = 0, width: int | None = None) -> None:
-    """Print the plan of a program. Colour and width follow the terminal; a file gets plain text of 100 columns."""
+def write(
+    program: Program, model: nn.Module, stream: TextIO, *, rank: int = 0, width: int | None = None
+) -> None:
+    """Print the plan of a program. Colour and width follow the terminal; a file gets plain text of 100
+    columns.
+    """
     terminal = stream.isatty()
-    console = Console(file=stream, width=width or (None if terminal else 100), highlight=False, soft_wrap=False)
+    console = Console(
+        file=stream, width=width or (None if terminal else 100), highlight=False, soft_wrap=False
+    )
     shards = parameter_shards(program, model, rank)
     _mesh(program, console)
     _parameters(shards, rank, console)
@@ -41,7 +49,9 @@ def write(program: Program, model: nn.Module, stream: TextIO, *, rank: int = 0, 
 def _mesh(program: Program, console: Console) -> None:
     mesh = program.mesh
     ranks = f"{mesh.world_size:,} rank{'s' if mesh.world_size > 1 else ''}"
-    console.print(Text.assemble(("mesh", "bold"), f"  {ranks}: {mesh}" if mesh.world_size > 1 else f"  {ranks}"))
+    console.print(
+        Text.assemble(("mesh", "bold"), f"  {ranks}: {mesh}" if mesh.world_size > 1 else f"  {ranks}")
+    )
     stride = mesh.world_size
     for axis in AXES:
         size = mesh.sizes[axis]
@@ -50,12 +60,16 @@ def _mesh(program: Program, console: Console) -> None:
             near = "neighbouring ranks" if stride == 1 else f"ranks {stride:,} apart"
             console.print(f"  {axis:<13}{size:>6}  {_MEANING[axis]}, {near}")
     if len(mesh.fsdp_axes) > 1:
-        console.print(f"  fsdp shards over {' and '.join(mesh.fsdp_axes)} folded: {mesh.size(*mesh.fsdp_axes):,} ranks")
+        console.print(
+            f"  fsdp shards over {' and '.join(mesh.fsdp_axes)} folded: {mesh.size(*mesh.fsdp_axes):,} ranks"
+        )
     console.print()
 
 
 def _parameters(shards: Sequence[ParameterShard], rank: int, console: Console) -> None:
-    title = Text.assemble(("parameters", "bold"), f" of rank {rank}; under an axis stands the dimension that is sharded over it")
+    title = Text.assemble(
+        ("parameters", "bold"), f" of rank {rank}; under an axis stands the dimension that is sharded over it"
+    )
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     axes = list(shards[0].placements) if shards else []
     table.add_column("parameter", overflow="fold", ratio=3)
@@ -79,7 +93,9 @@ def _parameters(shards: Sequence[ParameterShard], rank: int, console: Console) -
     console.print(table)
     total = sum(s.bytes for s in shards)
     count = sum(_numel(s.global_shape) for s in shards)
-    console.print(f"  {count:,} parameters; this rank holds {sum(_numel(s.local_shape) for s in shards):,} of them, {size(total)}\n")
+    console.print(
+        f"  {count:,} parameters; this rank holds {sum(_numel(s.local_shape) for s in shards):,} of them, {size(total)}\n"
+    )
 
 
 def _styles(shard: ParameterShard) -> str:
@@ -92,7 +108,14 @@ def _folded(shards: Iterable[ParameterShard]) -> list[tuple[list[str], Parameter
     """Parameters that differ in nothing but their name, together, in order of the first."""
     groups: dict[tuple[object, ...], tuple[list[str], ParameterShard]] = {}
     for shard in shards:
-        key = (shard.dtype, shard.global_shape, shard.local_shape, tuple(shard.placements.items()), shard.styles, shard.reason)
+        key = (
+            shard.dtype,
+            shard.global_shape,
+            shard.local_shape,
+            tuple(shard.placements.items()),
+            shard.styles,
+            shard.reason,
+        )
         groups.setdefault(key, ([], shard))[0].append(shard.name)
     return list(groups.values())
 

@@ -64,7 +64,9 @@ def failure(proof: Proof) -> Diagnostic:
 
 
 def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
-    """What `verify --json` prints. Without a proof, because the plan was refused or a rank failed, the diagnostics alone."""
+    """What `verify --json` prints. Without a proof, because the plan was refused or a rank failed, the
+    diagnostics alone.
+    """
     found = [d.as_json() for d in in_order(diagnostics)]
     if proof is None:
         return {"passed": False, "diagnostics": found}

@@ -1,7 +1,7 @@
 """Which ranks are alike: found by arithmetic on each axis, so that 16,384 ranks cost what 16 do.
 
-Ranks differ where a dimension does not divide (the last ones then hold less, or nothing) and in the blocks of the attention matrix
-that they compute under context parallelism. Nothing else in a step depends on the rank.
+Ranks differ where a dimension does not divide (the last ones then hold less, or nothing) and in the blocks of
+the attention matrix that they compute under context parallelism. Nothing else in a step depends on the rank.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -17,14 +18,17 @@ from parallelizer.program import Program, tensor_placements
 
 Shape = tuple[int, ...]
 Tensors = frozenset[tuple[Shape, tuple[tuple[str, int], ...], int | None]]
-"""Parameters without names: the shape, the dimension sharded by each tensor axis, and the one sharded over the data axes."""
+"""Parameters without names: the shape, the dimension sharded by each tensor axis, and the one sharded over
+the data axes.
+"""
 
 
 def rank_classes(program: Program, model: nn.Module) -> list[tuple[int, int]]:
-    """The classes of ranks whose local shapes and attention blocks are the same, as (smallest rank, number of ranks), in order of the
-    ranks. `model` is as it was compiled: unsharded.
+    """The classes of ranks whose local shapes and attention blocks are the same, as (smallest rank, number of
+    ranks), in order of the ranks. `model` is as it was compiled: unsharded.
 
-    Under context parallelism every index on its axis is a class of its own, though without a causal mask they are alike.
+    Under context parallelism every index on its axis is a class of its own, though without a causal mask they
+    are alike.
     """
     mesh = program.mesh
     split = {axis for a in program.of_slot("attention") for axis in a.axes}
@@ -55,9 +59,11 @@ def _dim(placements: Mapping[str, Placement]) -> int | None:
 def _by_tensor_axes(
     mesh: Mesh, tensors: Tensors, split: Iterable[str]
 ) -> Iterator[tuple[tuple[int, int], int, frozenset[int]]]:
-    """Classes of indices on `ep` and `tp`: the first pair, their number, and the sizes that are left for the data axes to shard."""
-    classes: dict[object, list[tuple[int, int]]] = {}
-    sizes: dict[object, frozenset[int]] = {}
+    """Classes of indices on `ep` and `tp`: the first pair, their number, and the sizes that are left for the
+    data axes to shard.
+    """
+    classes: dict[Any, list[tuple[int, int]]] = {}
+    sizes: dict[Any, frozenset[int]] = {}
     for ep, tp in itertools.product(range(mesh.sizes["ep"]), range(mesh.sizes["tp"])):
         index = {"ep": ep, "tp": tp}
         local = {(_cut(shape, cuts, mesh, index), dim) for shape, cuts, dim in tensors}
@@ -82,7 +88,9 @@ def _local_size(size: int, ranks: int, index: int) -> int:
 
 
 def _by_data_axes(mesh: Mesh, sizes: Iterable[int], by_context: bool) -> Iterator[tuple[int, int, int]]:
-    """Classes of indices on `dp_shard` and `cp`, folded where parameters are sharded: the first pair, and their number."""
+    """Classes of indices on `dp_shard` and `cp`, folded where parameters are sharded: the first pair, and
+    their number.
+    """
     shards, contexts = mesh.sizes["dp_shard"], mesh.sizes["cp"]
     edges = _edges(sizes, shards * contexts)
     for start, stop in itertools.pairwise(edges):

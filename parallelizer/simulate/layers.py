@@ -1,8 +1,9 @@
 """Layers that are the same are traced once: a model of few layers stands for one of many.
 
-Two short models, of n and n + 1 layers, are traced. Their recordings differ by what one more layer adds to each phase; putting that
-in as often as layers are missing gives the recording of the whole model, collective by collective and allocation by allocation.
-Where the two do not differ by one layer's worth in one place, `NotPeriodic` is raised and the whole model is traced.
+Two short models, of n and n + 1 layers, are traced. Their recordings differ by what one more layer adds to
+each phase; putting that in as often as layers are missing gives the recording of the whole model, collective
+by collective and allocation by allocation. Where the two do not differ by one layer's worth in one place,
+`NotPeriodic` is raised and the whole model is traced.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from parallelizer.compiler import Application, Program
 
 T = TypeVar("T")
 SHORT = 3
-"""Layers of the shorter model: a first, a last and one between them, since FSDP treats the ends differently."""
+"""Layers of the shorter model: a first, a last and one between them, since FSDP treats the ends
+differently.
+"""
 
 
 class NotPeriodic(Exception):
@@ -54,7 +57,9 @@ def longest_run(program: Program, model: nn.Module) -> Run | None:
     """The longest run of equal layers, if tracing two short models costs less than the whole one."""
     styles: dict[str, list[Facts]] = {}
     for a in program:
-        styles.setdefault(a.module, []).append((a.slot, a.style, a.axes, a.rule.key, str(sorted(a.options.items(), key=str))))
+        styles.setdefault(a.module, []).append(
+            (a.slot, a.style, a.axes, a.rule.key, str(sorted(a.options.items(), key=str)))
+        )
     best: Run | None = None
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
@@ -71,8 +76,12 @@ def longest_run(program: Program, model: nn.Module) -> Run | None:
 Facts = tuple[Any, ...]
 
 
-def _signatures(container: Iterable[nn.Module], prefix: str, styles: Mapping[str, list[Facts]]) -> list[Facts]:
-    """For each child everything that makes two of them behave alike. What counts the children is no difference between them."""
+def _signatures(
+    container: Iterable[nn.Module], prefix: str, styles: Mapping[str, list[Facts]]
+) -> list[Facts]:
+    """For each child everything that makes two of them behave alike. What counts the children is no
+    difference between them.
+    """
     children = list(container)
     attributes = [_attributes(child) for child in children]
     holders: dict[tuple[str, str], list[bool]] = {}
@@ -82,20 +91,31 @@ def _signatures(container: Iterable[nn.Module], prefix: str, styles: Mapping[str
     numbers = {key for key, counts in holders.items() if len(counts) > 1 and all(counts)}
     signatures = []
     for index, (child, own) in enumerate(zip(children, attributes, strict=True)):
-        modules = tuple((n, type(m), *styles.get(f"{prefix}{index}.{n}".rstrip("."), ())) for n, m in child.named_modules())
+        modules = tuple(
+            (n, type(m), *styles.get(f"{prefix}{index}.{n}".rstrip("."), ()))
+            for n, m in child.named_modules()
+        )
         tensors = tuple(
-            (n, tuple(t.shape), t.dtype, t.requires_grad) for n, t in (*child.named_parameters(), *child.named_buffers())
+            (n, tuple(t.shape), t.dtype, t.requires_grad)
+            for n, t in (*child.named_parameters(), *child.named_buffers())
         )
         signatures.append((modules, tensors, tuple((k, v) for k, v in own.items() if k not in numbers)))
     return signatures
 
 
 def _attributes(layer: nn.Module) -> dict[tuple[str, str], Any]:
-    return {(n, k): _plain(v) for n, m in layer.named_modules() for k, v in vars(m).items() if not k.startswith("_")}
+    return {
+        (n, k): _plain(v)
+        for n, m in layer.named_modules()
+        for k, v in vars(m).items()
+        if not k.startswith("_")
+    }
 
 
 def _plain(value: Any) -> Any:
-    """A value, or what stands for it: equal for values that are alike, different for objects that nobody knows."""
+    """A value, or what stands for it: equal for values that are alike, different for objects that nobody
+    knows.
+    """
     if isinstance(value, list | tuple | set | frozenset):
         return type(value).__name__, *map(_plain, value)
     if isinstance(value, dict):
@@ -106,8 +126,9 @@ def _plain(value: Any) -> Any:
 
 
 def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:
-    """Take all but the first `keep` - 1 layers and the last of the run out of the model, in place, and out of the program, which is
-    returned anew."""
+    """Take all but the first `keep` - 1 layers and the last of the run out of the model, in place, and out of
+    the program, which is returned anew.
+    """
     container = model.get_submodule(run.container)
     gone, first_gone = run.count - keep, run.first + keep - 1
     for _ in range(gone):
@@ -144,7 +165,9 @@ def _kept(applications: Iterable[Application], renamed: Callable[[str], str | No
 
 @dataclass(frozen=True)
 class Look:
-    """How `stretch` looks at an item: what it is apart from its layer, its layer, and the same item at another layer."""
+    """How `stretch` looks at an item: what it is apart from its layer, its layer, and the same item at
+    another layer.
+    """
 
     content: Callable[[Any], Any]
     index: Callable[[Any], int | None]
@@ -152,7 +175,9 @@ class Look:
 
 
 def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *, backward: bool) -> list[T]:
-    """The recording of `layers` layers from those of SHORT and SHORT + 1. In backward, layers count from the end."""
+    """The recording of `layers` layers from those of SHORT and SHORT + 1. In backward, layers count from the
+    end.
+    """
     extra = layers - (SHORT + 1)
 
     def token(item: T, count: int) -> tuple[Any, int | None]:
@@ -200,8 +225,10 @@ def stretch_phases(
     layers: int,
     outline: Outline[T] | None = None,
 ) -> list[T]:
-    """As `stretch`, phase by phase. `outline` makes what it can of a phase outside forward and backward that is not periodic: an
-    operator over all parameters at once grows with the layers instead of coming once more."""
+    """As `stretch`, phase by phase. `outline` makes what it can of a phase outside forward and backward that
+    is not periodic: an operator over all parameters at once grows with the layers instead of coming once
+    more.
+    """
     a, b = (([(p, list(g)) for p, g in itertools.groupby(items, key=phase_of)]) for items in (short, longer))
     if [p for p, _ in a] != [p for p, _ in b]:
         raise NotPeriodic

@@ -1,4 +1,6 @@
-"""The ledger: every collective of a step in order, with what caused it. The same recorder serves the fake and the real world."""
+"""The ledger: every collective of a step in order, with what caused it. The same recorder serves the fake and
+the real world.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,15 @@ KINDS = {
 class Entry:
     """One collective on one rank.
 
-    `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what this rank sends (and
-    receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of W ranks. `rule` is (key, file, line).
+    `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what
+    this rank sends (and receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of
+    W ranks. `rule` is (key, file, line).
 
-    `module` is the module that was running; for FSDP's collectives the unit, for the reduction of one parameter's gradient the owner
-    of the parameter, in whatever phase it happens. `overlapped` is true for FSDP's collectives whose result is not needed at once:
-    an all-gather that is issued before a module runs that lies outside its unit and before it (backward's prefetch; forward's if it
-    was asked for), and a reduction of gradients behind which another module still runs in backward. On a device with streams those
+    `module` is the module that was running; for FSDP's collectives the unit, for the reduction of one
+    parameter's gradient the owner of the parameter, in whatever phase it happens. `overlapped` is true for
+    FSDP's collectives whose result is not needed at once: an all-gather that is issued before a module runs
+    that lies outside its unit and before it (backward's prefetch; forward's if it was asked for), and a
+    reduction of gradients behind which another module still runs in backward. On a device with streams those
     run beside computation.
     """
 
@@ -84,7 +88,14 @@ def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     for e in entries:
         row = sums.setdefault(
             (e.phase, e.axis, e.kind),
-            {"phase": e.phase, "axis": e.axis, "kind": e.kind, "count": 0, "payload_bytes": 0, "wire_bytes": 0},
+            {
+                "phase": e.phase,
+                "axis": e.axis,
+                "kind": e.kind,
+                "count": 0,
+                "payload_bytes": 0,
+                "wire_bytes": 0,
+            },
         )
         row["count"] += 1
         row["payload_bytes"] += e.payload_bytes
@@ -93,7 +104,9 @@ def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
 
 
 def wire_bytes(kind: str, payload: int, ranks: int) -> int:
-    """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce twice that."""
+    """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce
+    twice that.
+    """
     if kind in ("send", "recv", "broadcast"):
         return payload
     share = payload * (ranks - 1) // ranks
@@ -101,8 +114,9 @@ def wire_bytes(kind: str, payload: int, ranks: int) -> int:
 
 
 class Ledger(TorchDispatchMode):
-    """Records the collectives that run while it is active. `label` must have been called before, on the model with its parameters
-    in place: as `apply` made it and with memory."""
+    """Records the collectives that run while it is active. `label` must have been called before, on the model
+    with its parameters in place: as `apply` made it and with memory.
+    """
 
     def __init__(self, program: Program, mesh: DeviceMesh, running: Running) -> None:
         super().__init__()
@@ -112,18 +126,24 @@ class Ledger(TorchDispatchMode):
         self.rules = _Rules(program)
         self.unit: str | None = None
         self.parameter: str | None = None
-        self.whole = [full_name(a.module, name) for a in program.of_slot("fsdp") for name in a.params if a.reasons.get(name)]
+        self.whole = [
+            full_name(a.module, name)
+            for a in program.of_slot("fsdp")
+            for name in a.params
+            if a.reasons.get(name)
+        ]
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.ahead: dict[int, bool] = {}
         running.started.append(self._module_begins)
 
     def label(self, model: nn.Module) -> None:
-        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own, and parameters that it
-        leaves whole when their gradient comes."""
+        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own,
+        and parameters that it leaves whole when their gradient comes.
+        """
         for path, module in model.named_modules():
             if isinstance(module, FSDPModule):
-                module.set_custom_all_gather(_LabelledAllGather(self, path))
-                module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))
+                module.set_custom_all_gather(_LabelledAllGather(self, path))  # type: ignore[arg-type]
+                module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))  # type: ignore[arg-type]
         self.model = model
         for name in self.whole:
             self._announce(model.get_parameter(name), name)
@@ -158,7 +178,9 @@ class Ledger(TorchDispatchMode):
         leaves = tree_leaves((args, kwargs))
         group = next((g for a in leaves if (g := torch_private.group_name(a))), None)
         if group is None:
-            group = [a for a in leaves if isinstance(a, str)][-1]  # functional collectives end with the group's name
+            group = [a for a in leaves if isinstance(a, str)][
+                -1
+            ]  # functional collectives end with the group's name
         if group not in self.ranks:
             self.ranks[group] = torch_private.group_ranks(group)
         members = self.ranks[group]
@@ -168,11 +190,24 @@ class Ledger(TorchDispatchMode):
         payload, dtype = _payload(kind, leaves, result)
         axis = self.axes.get(members, "world")
         unit, module = self._cause(kind, axis, leaves)
-        rule = self.rules.of(module, axis, fsdp=unit or self.parameter is not None) if module or unit else None
+        rule = (
+            self.rules.of(module, axis, fsdp=unit or self.parameter is not None) if module or unit else None
+        )
         if unit and phase.current() in ("forward", "backward"):
             self.ahead[len(self.entries)] = False
         self.entries.append(
-            Entry(phase.current(), kind, axis, ranks, payload, wire_bytes(kind, payload, ranks), dtype, module, rule, False)
+            Entry(
+                phase.current(),
+                kind,
+                axis,
+                ranks,
+                payload,
+                wire_bytes(kind, payload, ranks),
+                dtype,
+                module,
+                rule,
+                False,
+            )
         )
 
     def _cause(self, kind: str, axis: str, leaves: list[Any]) -> tuple[bool, str]:
@@ -235,8 +270,10 @@ def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
 
 
 def _axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
-    """The axis of each group above one rank, by its ranks: DTensor takes equal meshes for one, and may use another's groups."""
-    axes = {}
+    """The axis of each group above one rank, by its ranks: DTensor takes equal meshes for one, and may use
+    another's groups.
+    """
+    axes: dict[tuple[int, ...], str] = {}
     for each in (mesh, fsdp_mesh(mesh)):
         for index, axis in enumerate(each.mesh_dim_names or ()):
             axes.setdefault(tuple(dist.get_process_group_ranks(each.get_group(index))), axis)
@@ -279,7 +316,9 @@ class _LabelledAllGather:
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False) -> Any:
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> Any:
         self.ledger.unit = self.unit
         try:
             function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -289,12 +328,17 @@ class _LabelledAllGather:
 
 
 class _LabelledReduceScatter(_LabelledAllGather):
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False) -> Any:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
         self.ledger.unit = self.unit
         try:
             function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
             return function(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
         finally:
             self.ledger.unit = None
-
-

@@ -1,7 +1,8 @@
 """Every allocation of a step: what lives when, of which kind, and where the peak lies.
 
-Storages are followed from the operator that made them to their end. FSDP resizes the storages of gathered parameters without an
-operator; those few are looked at before each operator, so that they are freed before anything else is allocated.
+Storages are followed from the operator that made them to their end. FSDP resizes the storages of gathered
+parameters without an operator; those few are looked at before each operator, so that they are freed before
+anything else is allocated.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,7 +24,17 @@ from parallelizer import phase, torch_private
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.scratch import Scratch
 
-CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "activations", "gathered", "collectives", "temporaries", "batch")
+CATEGORIES = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "activations",
+    "gathered",
+    "collectives",
+    "temporaries",
+    "batch",
+)
 
 ALIASING = ("wait_tensor", "_wrap_tensor_autograd")
 """Operators that hand their input on; under fake tensors they make a tensor of their own."""
@@ -37,8 +49,9 @@ _WRAPPERS = ("/_compile.py", "/eval_frame.py")
 
 @dataclass
 class Block:
-    """One allocation, held by one storage or by several that a fake operator made out of one. Its category may become known only
-    after it was made."""
+    """One allocation, held by one storage or by several that a fake operator made out of one. Its category
+    may become known only after it was made.
+    """
 
     bytes: int
     category: str
@@ -91,7 +104,10 @@ class MemoryTracker(TorchDispatchMode):
         if name in ALIASING or self._accumulates(func, args, kwargs):
             self._alias(args[0], result)
             return result
-        if name.startswith(("all_gather_copy_in", "chunk_cat")) or func.namespace in ("c10d", "_c10d_functional"):
+        if name.startswith(("all_gather_copy_in", "chunk_cat")) or func.namespace in (
+            "c10d",
+            "_c10d_functional",
+        ):
             category = "collectives"
         elif phase.current() in ("forward", "loss"):
             category = "activations"
@@ -110,18 +126,23 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _accumulates(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether autograd adds a gradient to one that nobody else holds: it then writes into that one, but not under a mode."""
+        """Whether autograd adds a gradient to one that nobody else holds: it then writes into that one, but
+        not under a mode.
+        """
         if func is not torch.ops.aten.add.Tensor or kwargs or torch.is_grad_enabled():
             return False
-        caller = sys._getframe(2)
-        while caller.f_code.co_filename.endswith(_WRAPPERS):
+        caller: FrameType | None = sys._getframe(2)
+        while caller is not None and caller.f_code.co_filename.endswith(_WRAPPERS):
             caller = caller.f_back
-        if caller.f_code.co_name != "_engine_run_backward":
+        if caller is None or caller.f_code.co_name != "_engine_run_backward":
             return False
         old, new = args
         return (
-            isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and old.shape == new.shape
-            and torch_private.use_counts(old) == ALONE and _is_dense(old)
+            isinstance(old, torch.Tensor)
+            and isinstance(new, torch.Tensor)
+            and old.shape == new.shape
+            and torch_private.use_counts(old) == ALONE
+            and _is_dense(old)
         )
 
     def _see(self, tensor: torch.Tensor, category: str, relabel: bool = False) -> None:
@@ -137,7 +158,9 @@ class MemoryTracker(TorchDispatchMode):
         self._event(block.bytes, block)
 
     def _is_view(self, result: torch.Tensor, args: Any) -> bool:
-        """Whether an unknown storage came in with the arguments: it was made before anyone looked, a mesh's table say."""
+        """Whether an unknown storage came in with the arguments: it was made before anyone looked, a mesh's
+        table say.
+        """
         key = result.untyped_storage()._cdata
         return key not in self.live and any(
             isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == key for t in tree_leaves(args)
@@ -149,7 +172,9 @@ class MemoryTracker(TorchDispatchMode):
         if source is None or key in self.live:
             return
         source.block.holders += 1
-        self.live[key] = _Tracked(source.block, weakref.ref(result.untyped_storage(), lambda _: self._gone(key)))
+        self.live[key] = _Tracked(
+            source.block, weakref.ref(result.untyped_storage(), lambda _: self._gone(key))
+        )
 
     def _poll(self) -> None:
         """Notice storages that were resized since the last operator."""
@@ -177,7 +202,9 @@ class MemoryTracker(TorchDispatchMode):
 
 @contextmanager
 def counted_random_states(memory: MemoryTracker) -> Iterator[None]:
-    """Let the tracker see the states of the CPU's generator that checkpointing saves: no operator makes them."""
+    """Let the tracker see the states of the CPU's generator that checkpointing saves: no operator makes
+    them.
+    """
     original = torch.random.get_rng_state
 
     def get_rng_state() -> torch.Tensor:
@@ -193,7 +220,9 @@ def counted_random_states(memory: MemoryTracker) -> Iterator[None]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie side by side in some order of the dimensions, as autograd asks of what it writes into."""
+    """Whether the elements lie side by side in some order of the dimensions, as autograd asks of what it
+    writes into.
+    """
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:
@@ -238,10 +267,11 @@ class Change:
 
 
 def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[Change]]:
-    """What is in use before event `start`, by category, and the changes from there on, with the categories known by now.
+    """What is in use before event `start`, by category, and the changes from there on, with the categories
+    known by now.
 
-    What came before only says what is in use then: DTensor traces each operator once on tensors that are never allocated, and
-    those would count in the first step.
+    What came before only says what is in use then: DTensor traces each operator once on tensors that are
+    never allocated, and those would count in the first step.
     """
     before = dict.fromkeys(CATEGORIES, 0)
     for event in events[:start]:
@@ -265,12 +295,15 @@ def usage(before: Mapping[str, int], changes: Sequence[Change]) -> Usage:
 
 
 def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> list[Change]:
-    """The highest point and the end of a stretch of changes, extended in a straight line: `more` times what `longer` has more than
-    `short`."""
+    """The highest point and the end of a stretch of changes, extended in a straight line: `more` times what
+    `longer` has more than `short`.
+    """
     tops, ends = zip(*(_top_and_end(c) for c in (short, longer)), strict=True)
     top = {k: tops[0][k] + more * (tops[1][k] - tops[0][k]) for k in CATEGORIES}
     end = {k: ends[0][k] + more * (ends[1][k] - ends[0][k]) for k in CATEGORIES}
-    steps = sorted(top.items(), key=lambda x: x[1]) + sorted(((k, end[k] - top[k]) for k in CATEGORIES), key=lambda x: x[1])
+    steps = sorted(top.items(), key=lambda x: x[1]) + sorted(
+        ((k, end[k] - top[k]) for k in CATEGORIES), key=lambda x: x[1]
+    )
     return [Change(delta, k, short[0].phase, short[0].module) for k, delta in steps if delta]
 
 

@@ -14,9 +14,11 @@ from parallelizer import phase
 
 
 class Running:
-    """A stack of module paths kept by hooks. In backward a module runs from the gradient of its outputs to that of its inputs.
+    """A stack of module paths kept by hooks. In backward a module runs from the gradient of its outputs to
+    that of its inputs.
 
-    Between two phases of a step nothing runs. Functions in `started` are called with the path of each module that begins.
+    Between two phases of a step nothing runs. Functions in `started` are called with the path of each module
+    that begins.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,10 +26,12 @@ class Running:
         self.handles: list[Any] = []
         self._active: list[str] = [""]
         self._phase = phase.current()
-        self._failure: tuple[str, BaseException | None] = ("", None)
+        self._failure = ("", 0)  # not the error itself, which would keep all its frames alive
         for path, module in model.named_modules():
             if path:
-                self.handles.append(module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True))
+                self.handles.append(
+                    module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
+                )
                 self.handles.append(module.register_forward_hook(self._leave(path), always_call=True))
 
     @property
@@ -38,7 +42,7 @@ class Running:
     def failed_with(self, error: BaseException) -> str:
         """The innermost module whose forward raised `error`; empty if none did."""
         path, raised = self._failure
-        return path if raised is error else ""
+        return path if raised == id(error) else ""
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -64,8 +68,13 @@ class Running:
     def _leave(self, path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             error = sys.exc_info()[1]
-            if error is not None and error is not self._failure[1]:
-                self._failure = (path, error)  # the innermost forward that raises it is the first to be left
+            if error is None:
+                self._failure = ("", 0)
+            elif id(error) != self._failure[1]:
+                self._failure = (
+                    path,
+                    id(error),
+                )  # the innermost forward that raises it is the first to be left
             self._end(path)
             for tensor in tree_leaves(output):
                 if _wants_gradient(tensor):
@@ -77,7 +86,8 @@ class Running:
         active = self._stack()
         if path in active:
             return
-        # Where a module hands on what a module inside it returned, both begin with one gradient, the inner one told first.
+        # Where a module hands on what a module inside it returned, both begin with one gradient, the inner
+        # one told first.
         active[:] = [a for a in active if within(path, a)] + [path] + [a for a in active if within(a, path)]
         self._tell(path)
 

@@ -1,7 +1,9 @@
-"""What CPU kernels allocate inside themselves, where no operator shows it: a small table, held to the allocator by a test.
+"""What CPU kernels allocate inside themselves, where no operator shows it: a small table, held to the
+allocator by a test.
 
-Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table cannot know what oneDNN
-takes for a matrix product in 16 bits, which depends on the processor: small products are made once, and watched.
+Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table
+cannot know what oneDNN takes for a matrix product in 16 bits, which depends on the processor: small products
+are made once, and watched.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ LARGEST = 2**28
 
 
 class Scratch:
-    """What operators allocate beside their results. Products in 16 bits count from the call of `measure` behind their first on."""
+    """What operators allocate beside their results. Products in 16 bits count from the call of `measure`
+    behind their first on.
+    """
 
     def __init__(self) -> None:
         self.products: dict[Product, int] = {}
@@ -51,7 +55,9 @@ class Scratch:
         return 0
 
     def measure(self) -> None:
-        """Make each product that is not known yet, with zeros. Outside of every mode; where it is too large it counts as nothing."""
+        """Make each product that is not known yet, with zeros. Outside of every mode; where it is too large
+        it counts as nothing.
+        """
         for product, func in self.unknown.items():
             self.products[product] = _peak_beside_result(func, product)
         self.unknown.clear()
@@ -69,7 +75,9 @@ class Scratch:
 
 
 def _peak_beside_result(func: Any, product: Product) -> int:
-    tensors = [torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in product[1:]]
+    tensors = [
+        torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in product[1:]
+    ]
     results = []
     total, peak = 0, 0
     for change in torch_private.allocations(lambda: results.append(func(*tensors))):
@@ -79,7 +87,9 @@ def _peak_beside_result(func: Any, product: Product) -> int:
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> int:
-    """Operands of a pointwise operator are brought to one dtype, each in a copy; a number is made a tensor first."""
+    """Operands of a pointwise operator are brought to one dtype, each in a copy; a number is made a tensor
+    first.
+    """
     as_tensors = [a for a, s in zip(args, func._schema.arguments, strict=False) if _is_operand(func, a, s)]
     numbers = [a for a in as_tensors if not isinstance(a, torch.Tensor)]
     tensors = [a for a in as_tensors if isinstance(a, torch.Tensor)]
@@ -96,7 +106,9 @@ def _is_operand(func: Any, value: Any, argument: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and (str(argument.type) == "Tensor" or (func._overloadname == "Scalar" and argument.name == "other"))
+    return number and (
+        str(argument.type) == "Tensor" or (func._overloadname == "Scalar" and argument.name == "other")
+    )
 
 
 def _dtype_of(number: int | float) -> torch.dtype:
@@ -111,7 +123,9 @@ def _rows_at_once(rows: int) -> int:
 
 
 def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Scores, their row maxima and sums, and the output of one block of queries, in float32 at least; scores again in 16 bits."""
+    """Scores, their row maxima and sums, and the output of one block of queries, in float32 at least; scores
+    again in 16 bits.
+    """
     q, k = args[0], args[1]
     rows, keys, size = _rows_at_once(q.size(2)), min(512, k.size(2)), q.size(3)
     wide = 8 if q.dtype == torch.float64 else 4
@@ -146,9 +160,17 @@ def _foreach_number(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: An
 
 
 def _chunk_cat(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """What does not divide is padded, all at once; what has another dtype than the output is copied, one after the other."""
-    tensors, dim, chunks, out = (*args, *(kwargs[k] for k in ("tensors", "dim", "num_chunks", "out")[len(args) :]))
-    padded = [math.ceil(t.size(dim) / chunks) * chunks * t.numel() // max(t.size(dim), 1) * t.element_size() for t in tensors]
+    """What does not divide is padded, all at once; what has another dtype than the output is copied, one
+    after the other.
+    """
+    tensors, dim, chunks, out = (
+        *args,
+        *(kwargs[k] for k in ("tensors", "dim", "num_chunks", "out")[len(args) :]),
+    )
+    padded = [
+        math.ceil(t.size(dim) / chunks) * chunks * t.numel() // max(t.size(dim), 1) * t.element_size()
+        for t in tensors
+    ]
     uneven = sum(p for p, t in zip(padded, tensors, strict=True) if t.size(dim) % chunks)
     return uneven + max((p for p, t in zip(padded, tensors, strict=True) if t.dtype != out.dtype), default=0)
 

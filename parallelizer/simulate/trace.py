@@ -18,9 +18,17 @@ from parallelizer.context.buffers import shard_batch
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
-from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
-from parallelizer.simulate.memory import Change, MemoryTracker, Usage, counted_random_states, outline, settled, usage
+from parallelizer.simulate.ledger import Entry, Ledger
+from parallelizer.simulate.memory import (
+    Change,
+    MemoryTracker,
+    Usage,
+    counted_random_states,
+    outline,
+    settled,
+    usage,
+)
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.world import enter_fake_world, in_children
 from parallelizer.step import Loss, train_step
@@ -31,7 +39,9 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step needs beside the program: what is fed, the loss, the optimizer, and the bound of the gradient norm."""
+    """What a step needs beside the program: what is fed, the loss, the optimizer, and the bound of the
+    gradient norm.
+    """
 
     workload: Workload
     loss: Loss
@@ -41,7 +51,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Recording:
-    """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes in order."""
+    """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
+    in order.
+    """
 
     ledger: tuple[Entry, ...]
     before: Mapping[str, int]
@@ -50,8 +62,9 @@ class Recording:
 
 @dataclass(frozen=True)
 class Trace:
-    """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of layers that a shorter
-    model stood for."""
+    """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
+    layers that a shorter model stood for.
+    """
 
     rank: int
     ledger: tuple[Entry, ...]
@@ -60,15 +73,18 @@ class Trace:
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
-    """One training step as `rank` of the program's world, in children of this process. `model` is on meta and left as it is.
+    """One training step as `rank` of the program's world, in children of this process. `model` is on meta and
+    left as it is.
 
-    Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic that names the module and
-    the operator when the step cannot run on fake tensors.
+    Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic
+    that names the module and the operator when the step cannot run on fake tensors.
     """
     run = longest_run(program, model) if fold else None
     if run is not None:
         try:
-            short, longer = in_children([(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)])
+            short, longer = in_children(
+                [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
+            )
             return _stretched(short, longer, run, rank)
         except NotPeriodic:
             run = None
@@ -76,13 +92,17 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
 
 
-def record_short(program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int) -> Recording:
+def record_short(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int
+) -> Recording:
     """As `record`, of a model with `keep` layers of a run; uses the model up."""
     return record(shorten(program, model, run, keep), model, recipe, rank)
 
 
 def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
-    """Run two steps in a fake world, which this process enters for good, and record the second, when optimizer states exist."""
+    """Run two steps in a fake world, which this process enters for good, and record the second, when
+    optimizer states exist.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
@@ -123,21 +143,23 @@ def _explained(program: Program, running: Running, memory: MemoryTracker) -> Ite
         where = running.failed_with(error) or running.current
         rule = next((a.rule for a in program if a.module == where), None)
         reason = (str(error).strip().split("\n") or [""])[0] or type(error).__name__
-        raise PlanError([
-            Diagnostic(
-                "trace-failed",
-                f"the step cannot run on fake tensors: {where or 'the root'} at {memory.operator or 'no operator'}: "
-                f"{type(error).__name__}: {reason}",
-                rule.span if rule else None,
-                "values decide its course there (`.item()`, a shape from data, a kernel of its own); what needs no trace is shown",
-                "warning",
-            )
-        ]) from error
+        raise PlanError(
+            [
+                Diagnostic(
+                    "trace-failed",
+                    f"the step cannot run on fake tensors: {where or 'the root'} at {memory.operator or 'no operator'}: "
+                    f"{type(error).__name__}: {reason}",
+                    rule.span if rule else None,
+                    "values decide its course there (`.item()`, a shape from data, a kernel of its own)",
+                    "warning",
+                )
+            ]
+        ) from error
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:
     look = Look(
-        content=lambda x: (dataclasses.replace(x, module=run.split(x.module)[0])),
+        content=lambda x: dataclasses.replace(x, module=run.split(x.module)[0]),
         index=lambda x: run.split(x.module)[1],
         moved=lambda x, index: dataclasses.replace(x, module=run.join(run.split(x.module)[0], index)),
     )

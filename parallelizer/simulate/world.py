@@ -1,7 +1,7 @@
 """A fake world: one process that believes to be a rank among any number, in a child of its own.
 
-A process that has used a fake process group, even once, may not fork ranks afterwards: group names stay behind. So everything on
-the fake world runs in a forked child and comes back as plain data.
+A process that has used a fake process group, even once, may not fork ranks afterwards: group names stay
+behind. So everything on the fake world runs in a forked child and comes back as plain data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO, Unpack
+from typing import Any, BinaryIO
 
 from parallelizer.diagnostics import PlanError
 
@@ -21,10 +21,12 @@ class WorldError(RuntimeError):
     """The child ended without a result; the message holds its traceback."""
 
 
-def in_children(calls: Sequence[tuple[Callable[..., Any], Unpack[tuple[Any, ...]]]]) -> list[Any]:
-    """Run each `(function, *args)` in a forked child of its own, side by side, and return what they return, which must pickle.
+def in_children(calls: Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> list[Any]:
+    """Run each `(function, *args)` in a forked child of its own, side by side, and return what they return,
+    which must pickle.
 
-    PlanError is raised again here with its diagnostics; anything else as WorldError. No child outlives this call.
+    PlanError is raised again here with its diagnostics; anything else as WorldError. No child outlives this
+    call.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -55,8 +57,10 @@ def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO
 
 def _result(data: bytes, status: int) -> Any:
     if not data:
-        raise WorldError(f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result")
-    kind, value = pickle.loads(data)  # noqa: S301 - written by our own child
+        raise WorldError(
+            f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result"
+        )
+    kind, value = pickle.loads(data)
     if kind == "diagnostics":
         raise PlanError(value)
     if kind == "error":

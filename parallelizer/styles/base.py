@@ -22,8 +22,8 @@ ParamPlacements = Mapping[str, Mapping[str, Placement]]
 class Target:
     """One module that a style is to be applied to. Nothing of it may be changed while compiling.
 
-    `options` are checked values with defaults filled in and layouts resolved; `param` is set when the rule's glob named a
-    parameter; `sizes` has every axis of the mesh.
+    `options` are checked values with defaults filled in and layouts resolved; `param` is set when the rule's
+    glob named a parameter; `sizes` has every axis of the mesh.
     """
 
     module: nn.Module
@@ -43,8 +43,8 @@ class Target:
 class Sharding:
     """What a style does to one module: parameters' placements, and the ParallelStyle that brings it about.
 
-    `axes` are the axes of the mesh that the ParallelStyle is applied with, none when it has nothing to do on this mesh;
-    `divided` has the attributes that it divides, with their whole values.
+    `axes` are the axes of the mesh that the ParallelStyle is applied with, none when it has nothing to do on
+    this mesh; `divided` has the attributes that it divides, with their whole values.
     """
 
     style: ParallelStyle
@@ -90,8 +90,8 @@ def style(
 ) -> Callable[[StyleFunction], StyleFunction]:
     """Add a style of one's own: a decorator on a function from a Target to a torch ParallelStyle.
 
-    Return a `Sharding` instead to tell the tables and checks how parameters are placed. `slot` is `params` or `io`.
-    Raises ValueError when the name is taken or the slot cannot be filled from outside.
+    Return a `Sharding` instead to tell the tables and checks how parameters are placed. `slot` is `params` or
+    `io`. Raises ValueError when the name is taken or the slot cannot be filled from outside.
 
         @style("scaled", options={"by": OptionKind("int", "the factor")})
         def scaled(target):
@@ -116,7 +116,8 @@ def forward_names(module: nn.Module) -> tuple[str, ...] | None:
 
 
 def named_inputs(target: Target) -> dict[str, Flow]:
-    """The `input` option with a bare placement bound to the first parameter of forward: `""` if it has `*args` only.
+    """The `input` option with a bare placement bound to the first parameter of forward: `""` if it has
+    `*args` only.
 
     Raises StyleError on names that forward cannot take.
     """

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 class OptionKind:
     """The kind of an option's value, and one line on what it does.
 
-    Kinds: `bool`, `int` (not negative), `bool-or-int`, `choice`, `dtype`, `names` (attribute names), `placement`,
-    `input` and `output` (flows by parameter name, index or key), `params` (placements by parameter and axis),
-    `parts` (sizes of a fused dimension), `axis`.
+    Kinds: `bool`, `int` (not negative), `bool-or-int`, `choice`, `dtype`, `names` (attribute names),
+    `placement`, `input` and `output` (flows by parameter name, index or key), `params` (placements by
+    parameter and axis), `parts` (sizes of a fused dimension), `axis`.
     """
 
     kind: str

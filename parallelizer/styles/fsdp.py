@@ -1,4 +1,6 @@
-"""fsdp: who shards which parameter on which dimension, decided while compiling; `fully_shard` does the rest."""
+"""fsdp: who shards which parameter on which dimension, decided while compiling; `fully_shard` does the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Assignment:
-    """How one parameter is sharded over the folded data axis; `reason` says why it is not, where it is not."""
+    """How one parameter is sharded over the folded data axis; `reason` says why it is not, where it is
+    not.
+    """
 
     placement: Placement
     reason: str | None = None
@@ -30,8 +34,8 @@ class Assignment:
 def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """Which parameters each FSDP unit gathers, by the unit's path, innermost unit first.
 
-    `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit around it, unless
-    there is none.
+    `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit
+    around it, unless there is none.
     """
     # Stable: modules of one depth stay in the model's order.
     paths = sorted((name for name, _ in model.named_modules() if name in options), key=_depth, reverse=True)
@@ -56,7 +60,9 @@ def changes_precision_or_place(options: Mapping[str, Any], params: Sequence[nn.P
 def assign(
     param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], ranks: int
 ) -> Assignment:
-    """The dimension of one parameter that is sharded over `ranks`, after tensor parallelism has taken its part."""
+    """The dimension of one parameter that is sharded over `ranks`, after tensor parallelism has taken its
+    part.
+    """
     if param.numel() < options.get("min_size", 0):
         return Assignment(REPLICATE, "too small")
     if param.ndim == 0:

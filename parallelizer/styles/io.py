@@ -1,7 +1,7 @@
 """prepare-input, prepare-output, prepare-io: how tensors arrive at a module and how they leave it.
 
-Torch's PrepareModuleInput wants the positional and the keyword arguments of each call spelled out; ours binds names by the
-signature of forward, so that both ways of calling match one rule.
+Torch's PrepareModuleInput wants the positional and the keyword arguments of each call spelled out; ours binds
+names by the signature of forward, so that both ways of calling match one rule.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from parallelizer.styles.base import Sharding, StyleError, Target, implements, n
 class Layouts:
     """Flows with every placement resolved, and whether plain tensors are handed on.
 
-    `partial_gradients`: where a plain input stands for a replicated one, its gradients are parts to be summed over the axis.
+    `partial_gradients`: where a plain input stands for a replicated one, its gradients are parts to be summed
+    over the axis.
     """
 
     input: Mapping[str, Flow] = field(default_factory=dict)
@@ -101,7 +102,9 @@ Convert = Callable[[torch.Tensor, Flow], torch.Tensor]
 
 
 def _hook_inputs(module: nn.Module, flows: Mapping[str, Flow], convert: Convert) -> None:
-    """Convert named inputs before anything that was hooked earlier sees them: styles are applied from the inside out."""
+    """Convert named inputs before anything that was hooked earlier sees them: styles are applied from the
+    inside out.
+    """
     signature = inspect.signature(module.forward)
     kinds = {p.kind: p.name for p in signature.parameters.values()}
     others, keywords = kinds.get(inspect.Parameter.VAR_POSITIONAL), kinds.get(inspect.Parameter.VAR_KEYWORD)
@@ -174,7 +177,9 @@ def _replaced(output: Any, key: str, flow: Flow, convert: Convert, module: nn.Mo
 
 
 def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
-    """Refuse what a redistribution cannot do: making something partial out of what is not. Raises StyleError."""
+    """Refuse what a redistribution cannot do: making something partial out of what is not. Raises
+    StyleError.
+    """
     for flow in flows.values():
         if (
             flow.wanted is not None
@@ -242,5 +247,7 @@ def prepare_output(target: Target) -> Sharding:
 
 @implements("prepare-io")
 def prepare_io(target: Target) -> Sharding:
-    """Both; `local` is for the outputs, `local_input` for the inputs, as in torch's PrepareModuleInputOutput."""
+    """Both; `local` is for the outputs, `local_input` for the inputs, as in torch's
+    PrepareModuleInputOutput.
+    """
     return _prepare(target, True, True)

@@ -1,7 +1,8 @@
-"""Parameters seen otherwise while a module's own forward runs: the local shards of DTensors, or another dtype.
+"""Parameters seen otherwise while a module's own forward runs: the local shards of DTensors, or another
+dtype.
 
-The parameters stay registered as they are, so that optimizers, FSDP, clipping and state dicts see one kind of tensor; only
-attribute look-ups inside forward find the other. Gradients come back through whatever made it.
+The parameters stay registered as they are, so that optimizers, FSDP, clipping and state dicts see one kind of
+tensor; only attribute look-ups inside forward find the other. Gradients come back through whatever made it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ View = Callable[[torch.Tensor], torch.Tensor]
 
 
 def run_on_locals(module: nn.Module, gradients: Mapping[str, Sequence[Placement]]) -> None:
-    """Let forward see local shards. `gradients` gives, for each parameter, how its local gradient lies on the parameter's mesh:
-    partial where every rank of an axis contributes a part, replicate where all compute the same."""
+    """Let forward see local shards. `gradients` gives, for each parameter, how its local gradient lies on the
+    parameter's mesh: partial where every rank of an axis contributes a part, replicate where all compute the
+    same.
+    """
     run_on_views(module, {name: _local_view(placements) for name, placements in gradients.items()})
 
 

@@ -1,4 +1,6 @@
-"""The ParallelStyle behind shard-params, and behind the other styles where torch has no class that does it."""
+"""The ParallelStyle behind shard-params, and behind the other styles where torch has no class that does
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from parallelizer.styles.packing import Packing
 class ShardParams(ParallelStyle):
     """Any parameters of one module as DTensors on one or two axes.
 
-    With layouts, forward runs on DTensors between them; without, on the local shards. `gradients` says how a replicated
-    parameter's local gradient lies in the second case.
+    With layouts, forward runs on DTensors between them; without, on the local shards. `gradients` says how a
+    replicated parameter's local gradient lies in the second case.
     """
 
     def __init__(

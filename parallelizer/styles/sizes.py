@@ -1,4 +1,6 @@
-"""What a tensor style asks of one module: parameters and attributes that are there, and sizes that divide. Raises StyleError."""
+"""What a tensor style asks of one module: parameters and attributes that are there, and sizes that divide.
+Raises StyleError.
+"""
 
 from __future__ import annotations
 

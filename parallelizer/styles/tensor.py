@@ -1,4 +1,6 @@
-"""The styles of the slot `params`: shard-params, and colwise, rowwise, sequence and replicate as torch's classes or as it."""
+"""The styles of the slot `params`: shard-params, and colwise, rowwise, sequence and replicate as torch's
+classes or as it.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def sequence(target: Target) -> Sharding:
 
 @implements("replicate")
 def replicate(target: Target) -> Sharding:
-    """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed over the axis."""
+    """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
+    over the axis.
+    """
     names = [target.param] if target.param else [n for n, _ in target.module.named_parameters(recurse=False)]
     if not names:
         raise StyleError(
@@ -117,7 +121,9 @@ def replicate(target: Target) -> Sharding:
 def _linear(
     target: Target, dims: Mapping[str, int | None], flow_in: Flow, flow_out: Flow, torch_class: Any
 ) -> Sharding:
-    """colwise and rowwise: torch's class where nothing but layouts is asked for, shard-params with dims filled in else."""
+    """colwise and rowwise: torch's class where nothing but layouts is asked for, shard-params with dims
+    filled in else.
+    """
     module, axis = target.module, target.axis
     if not isinstance(module, nn.Linear | nn.Embedding):
         raise StyleError(

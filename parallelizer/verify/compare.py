@@ -13,8 +13,9 @@ from parallelizer.verify.observe import STEPS, Observation
 from parallelizer.verify.slices import batch_index
 
 MARGIN = 16.0
-"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every sum, the
-calibrating run that of linears and of the batch only."""
+"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every
+sum, the calibrating run that of linears and of the batch only.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,9 @@ class Verdict:
 
 
 def relative_error(value: torch.Tensor | None, reference: torch.Tensor | None) -> float:
-    """||value - reference|| / ||reference||, in float64; infinite where one is missing, of another shape or not finite."""
+    """||value - reference|| / ||reference||, in float64; infinite where one is missing, of another shape or
+    not finite.
+    """
     if value is None or reference is None:
         return 0.0 if value is None and reference is None else math.inf
     if value.shape != reference.shape:
@@ -77,7 +80,9 @@ def relative_error(value: torch.Tensor | None, reference: torch.Tensor | None) -
 
 
 def nudge_size(dtype: torch.dtype) -> float:
-    """The relative error that a calibrating run's first gradients are given: far above rounding, far below anything wrong."""
+    """The relative error that a calibrating run's first gradients are given: far above rounding, far below
+    anything wrong.
+    """
     return 4096 * torch.finfo(dtype).eps
 
 
@@ -92,11 +97,12 @@ def judge(
 ) -> Verdict:
     """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
 
-    n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the width it came through.
-    c is the largest constant that the run in another order of summation needed up to the first update, at least 1, times
-    `MARGIN`. Behind an update the bound is as much wider as the run with nudged gradients shows errors to grow there: an
-    optimizer that divides by a gradient's size makes much of rounding where the gradient is small. Initial values and
-    buffers are no sums: they must be equal. Whole parameters are rank 0's, and their bits are looked at on every rank.
+    n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the
+    width it came through. c is the largest constant that the run in another order of summation needed up to
+    the first update, at least 1, times `MARGIN`. Behind an update the bound is as much wider as the run with
+    nudged gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
+    rounding where the gradient is small. Initial values and buffers are no sums: they must be equal. Whole
+    parameters are rank 0's, and their bits are looked at on every rank.
     """
     eps = torch.finfo(dtype).eps
     first = [
@@ -132,7 +138,9 @@ def _after_update(what: str, step: int) -> bool:
 
 
 def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str, tuple[int, int]]:
-    """Parts of parameters of which two ranks hold copies with other bits, with those ranks; `moment` 0 is the start."""
+    """Parts of parameters of which two ranks hold copies with other bits, with those ranks; `moment` 0 is the
+    start.
+    """
     found: dict[str, tuple[int, int]] = {}
     moments = range(STEPS + 1) if moment is None else [moment]
     for when in moments:
@@ -148,7 +156,9 @@ def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str
 def _sums(
     ranks: Sequence[Observation], reference: Observation, mesh: Mesh | None, tokens: int
 ) -> Iterator[tuple[str, str, int, float, int]]:
-    """(what, name, step, error, n) of everything that a sum went into. Without a mesh the one run has the batch turned around."""
+    """(what, name, step, error, n) of everything that a sum went into. Without a mesh the one run has the
+    batch turned around.
+    """
     run = ranks[0]
     for step in range(STEPS):
         for what, of, theirs in (

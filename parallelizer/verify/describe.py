@@ -10,13 +10,17 @@ import torch
 from parallelizer.plan import BATCH_AXES, DATA_AXES, Mesh
 
 PROPORTIONAL = 1e-9
-"""Relative error below which one tensor is a multiple of another; that of float64 with room for sums in another order."""
+"""Relative error below which one tensor is a multiple of another; that of float64 with room for sums in
+another order.
+"""
 
 
 def describe(
     mine: torch.Tensor | None, whole: torch.Tensor | None, mesh: Mesh, proportional: float = PROPORTIONAL
 ) -> str:
-    """The difference of a tensor from its reference, as the end of a sentence: "is tp (2) times the reference"."""
+    """The difference of a tensor from its reference, as the end of a sentence: "is tp (2) times the
+    reference".
+    """
     if mine is None or whole is None:
         return "is missing" if mine is None else "is there, and the reference has none"
     if mine.shape != whole.shape:
@@ -78,7 +82,9 @@ def axes_of(factor: float, mesh: Mesh) -> list[str]:
 
 
 def data_first(axes: list[str], everywhere: bool) -> str | None:
-    """Which axis is meant where several have one size: a data axis if every gradient is off by the factor, else a tensor axis."""
+    """Which axis is meant where several have one size: a data axis if every gradient is off by the factor,
+    else a tensor axis.
+    """
     data = [a for a in axes if a.split(" x ")[0] in DATA_AXES or a in BATCH_AXES]
     tensor = [a for a in axes if a not in data]
     preferred = (data, tensor) if everywhere else (tensor, data)

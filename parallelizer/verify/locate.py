@@ -1,5 +1,6 @@
-"""Where a run first differs, in the order of execution, and how, in words: initial values, outputs, loss, gradients, norm,
-updates."""
+"""Where a run first differs, in the order of execution, and how, in words: initial values, outputs, loss,
+gradients, norm, updates.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from parallelizer.verify.slices import (
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first module in order of execution whose value differs; `module` is empty for what belongs to no one module.
+    """The first module in order of execution whose value differs; `module` is empty for what belongs to no
+    one module.
 
     `phase` is initialization, forward, loss, backward, clip, optimizer or evaluation.
     """
@@ -350,9 +352,10 @@ def _found(case: Comparison, name: str, phase: str, axis: str | None, text: str)
 
 
 def governing_rule(program: Program, module: str, axis: str | None) -> Rule | None:
-    """The rule that governs a module on an axis: its own, one that leaves it without a style, or that of the nearest
-    module around it. For a data axis the fsdp rule that takes in the module, unless context parallelism is what the axis
-    is for."""
+    """The rule that governs a module on an axis: its own, one that leaves it without a style, or that of the
+    nearest module around it. For a data axis the fsdp rule that takes in the module, unless context
+    parallelism is what the axis is for.
+    """
     parts = set(axis.split(" x ")) if axis else set()
     data = bool(parts) and parts <= {"dp_replicate", "dp_shard"}
     at: str | None = module

@@ -44,7 +44,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Cell:
-    """The outcome of one proof: the worst error as a share of its bound, or why there is none. `ran` is what the mesh became."""
+    """The outcome of one proof: the worst error as a share of its bound, or why there is none. `ran` is what
+    the mesh became.
+    """
 
     row: Row
     preset: str
@@ -101,8 +103,8 @@ def _ranks(preset: str, full_mesh: bool) -> int:
 def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: dict[str, Cell] | None = None) -> Cell:
     """One proof.
 
-    Models and presets that shrink to the same small ones are one computation: `known` keeps what was found, and each cell's real
-    sizes are compiled all the same.
+    Models and presets that shrink to the same small ones are one computation: `known` keeps what was found,
+    and each cell's real sizes are compiled all the same.
     """
     chosen, known = _setup(row, preset), {} if known is None else known
     ran = str(chosen.mesh if full_mesh else small_mesh(chosen.mesh))
@@ -150,7 +152,9 @@ def _setup(row: Row, preset: str) -> Setup:
 
 
 def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = None) -> int:
-    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
+    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is
+    proven.
+    """
     torch.set_num_threads(1)
     across, cells, known = columns(full_mesh), list[Cell](), dict[str, Cell]()
     for row in rows():

@@ -24,7 +24,8 @@ class _Mode(TorchFunctionMode):
     def _backward(
         self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked a second time.
+        # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked
+        # a second time.
         edge = torch.autograd.graph.get_gradient_edge(tensor)
         start = torch.ones_like(tensor) if gradient is None else gradient
         with self:
@@ -36,8 +37,9 @@ class _Mode(TorchFunctionMode):
 
 
 class Float64(_Mode):
-    """Lifts explicit casts to a narrower float to float64: models that upcast norms, rotary tables or losses to float32 otherwise
-    prove nothing below 1e-7."""
+    """Lifts explicit casts to a narrower float to float64: models that upcast norms, rotary tables or losses
+    to float32 otherwise prove nothing below 1e-7.
+    """
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
@@ -91,7 +93,9 @@ def plain_attention(
 
 
 class OtherOrder(_Mode):
-    """Every linear sums its inputs in two halves, the second first: a change of rounding and of nothing else."""
+    """Every linear sums its inputs in two halves, the second first: a change of rounding and of nothing
+    else.
+    """
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.linear and not kwargs and args[0].size(-1) > 1:

@@ -37,10 +37,11 @@ Tensors = dict[str, torch.Tensor]
 class Observation:
     """What one run computed. Lists are by step; `outputs` has the evaluation behind the steps.
 
-    Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step), `states` (of the
-    optimizer, after the last step, by `parameter:key`), and `buffers`. What a rank alone sees: `outputs` and
-    `output_gradients` by module path in order of execution, `logits` of its rows, and `bits`, digests of the local
-    parameters at the start and after each step, by `parameter axis=index` for the axes that shard it.
+    Whole tensors by parameter name: `start` (initial values), `gradients`, `parameters` (after the step),
+    `states` (of the optimizer, after the last step, by `parameter:key`), and `buffers`. What a rank alone
+    sees: `outputs` and `output_gradients` by module path in order of execution, `logits` of its rows, and
+    `bits`, digests of the local parameters at the start and after each step, by `parameter axis=index` for
+    the axes that shard it.
     """
 
     start: Tensors = field(default_factory=dict)
@@ -64,8 +65,8 @@ def unsharded(
 ) -> Observation:
     """The run of one process.
 
-    `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is a relative
-    error that the first step's gradients are given before the optimizer sees them.
+    `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is
+    a relative error that the first step's gradients are given before the optimizer sees them.
     """
     with _entered(modes), _default_dtype(dtype):
         model = subject.build().to(dtype)
@@ -132,7 +133,9 @@ def _observe(
 
 
 def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float) -> None:
-    """Put noise of this size, relative to each gradient's own, on the gradients that the first step is made with."""
+    """Put noise of this size, relative to each gradient's own, on the gradients that the first step is made
+    with.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def nudge(*_: Any) -> None:
@@ -181,7 +184,9 @@ def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh
 
 
 def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: DeviceMesh | None) -> Tensors:
-    """What this rank has by parameter, with zeros for what only others have: they will gather it. Collective with a mesh."""
+    """What this rank has by parameter, with zeros for what only others have: they will gather it. Collective
+    with a mesh.
+    """
     if mesh is None:
         return found
     names: list[Any] = [None] * dist.get_world_size()
@@ -198,8 +203,9 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
 
 
 def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """A digest of each parameter's local bits, with the coordinates of the axes that shard it: equal keys must have equal
-    bits."""
+    """A digest of each parameter's local bits, with the coordinates of the axes that shard it: equal keys
+    must have equal bits.
+    """
     found = {}
     for name, param in params.items():
         where = []

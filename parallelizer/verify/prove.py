@@ -29,7 +29,9 @@ from parallelizer.verify.subject import Subject
 from parallelizer.verify.tiny import shrink, subject_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
-"""float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and only reported."""
+"""float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and
+only reported.
+"""
 
 START_TIMEOUT = 120.0
 COLLECTIVE_TIMEOUT = 60.0
@@ -38,8 +40,9 @@ COLLECTIVE_TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's, and `divergence` says
-    where a failing run first differs."""
+    """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's,
+    and `divergence` says where a failing run first differs.
+    """
 
     plan: str
     mesh: Mesh
@@ -84,8 +87,8 @@ def prove(
 ) -> Proof:
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
 
-    Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless `force`;
-    LaunchError when a rank fails.
+    Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
+    `force`; LaunchError when a rank fails.
     """
     real = setup.compile(setup.build_model(), force=force)
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
@@ -98,7 +101,7 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
     torch.set_num_threads(1)
     master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
     subject = _in_precision(subject, dtype)
-    program = subject.compile(subject.build(), force=force)
+    program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)
     if has_errors(program.diagnostics) and not force:
         raise PlanError(program.diagnostics)
     with _quiet():
@@ -133,8 +136,25 @@ def _in_precision(subject: Subject, dtype: str) -> Subject:
     return dataclasses.replace(subject, defaults={**subject.defaults, "fsdp": StyleDefaults(options)})
 
 
+def _in_one_precision(program: Program, dtype: str) -> Program:
+    """The program without the mixed precision that a rule itself asks for; in bfloat16 it stays."""
+    if dtype == "bfloat16":
+        return program
+    applications = tuple(
+        dataclasses.replace(
+            a, options={k: v for k, v in a.options.items() if k not in ("param_dtype", "reduce_dtype")}
+        )
+        if a.slot == "fsdp"
+        else a
+        for a in program
+    )
+    return dataclasses.replace(program, applications=applications)
+
+
 def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observation]:
-    """The unsharded run, the same in another order of summation, and the same with its first gradients nudged, side by side."""
+    """The unsharded run, the same in another order of summation, and the same with its first gradients
+    nudged, side by side.
+    """
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     return in_children(
         [

@@ -26,8 +26,10 @@ def batch_index(mesh: Mesh, rank: int) -> tuple[int, int]:
 def slices(
     whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packing: Packing | None = None
 ) -> Iterator[torch.Tensor]:
-    """Every way in which a tensor of this shape can be this rank's part of the whole: rows by data rank, the sequence in balanced
-    order by cp, any dimension in chunks by tp or ep. `packing` is that of the last dimension."""
+    """Every way in which a tensor of this shape can be this rank's part of the whole: rows by data rank, the
+    sequence in balanced order by cp, any dimension in chunks by tp or ep. `packing` is that of the last
+    dimension.
+    """
     if whole.ndim != len(shape):
         return
     where, (index, data) = mesh.coordinate(rank), batch_index(mesh, rank)
@@ -120,7 +122,9 @@ def partial_axis(whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float) ->
 
 
 def separating_axis(wrong: Sequence[int], mesh: Mesh) -> str | None:
-    """The one axis whose index separates wrong ranks from right ones; the only axis above 1 where all are wrong."""
+    """The one axis whose index separates wrong ranks from right ones; the only axis above 1 where all are
+    wrong.
+    """
     above = above_one(mesh)
     if len(above) == 1:
         return above[0]

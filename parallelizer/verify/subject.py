@@ -20,8 +20,9 @@ from parallelizer.workload import Workload
 class Subject:
     """A model under a plan on a mesh, and how it is trained.
 
-    `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the whole batch of
-    the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate` parts of every rank share out.
+    `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the
+    whole batch of the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate`
+    parts of every rank share out.
     """
 
     plan: Plan
@@ -39,7 +40,9 @@ class Subject:
     workload: Workload | None = None
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
-        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be made."""
+        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be
+        made.
+        """
         return compile_plan(
             self.plan, model, self.mesh, workload=self.workload, defaults=self.defaults, force=force
         )

@@ -1,4 +1,6 @@
-"""The tiny form of a configuration: fewer layers, smaller widths, small axes, and a batch that shows what an even one hides."""
+"""The tiny form of a configuration: fewer layers, smaller widths, small axes, and a batch that shows what an
+even one hides.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ def shrink(
 ) -> tuple[Setup, tuple[str, ...]]:
     """A configuration made small, and what was changed, in words.
 
-    The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two rows in each part,
-    and the sequence is short and no power of two. `seq_len` is rounded up to what the mesh divides.
+    The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two
+    rows in each part, and the sequence is short and no power of two. `seq_len` is rounded up to what the mesh
+    divides.
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
@@ -71,7 +74,9 @@ def _build(setup: Setup) -> nn.Module:
 
 
 def proof_batch(workload: Workload, seed: int) -> dict[str, torch.Tensor]:
-    """A global batch whose rows all differ, with unequal numbers of valid tokens in every row where an entry can be masked."""
+    """A global batch whose rows all differ, with unequal numbers of valid tokens in every row where an entry
+    can be masked.
+    """
     batch = workload.example(workload.batch_size, workload.seq_len, "cpu", seed)
     for name, entry in workload.entries.items():
         if entry.ignore is None:

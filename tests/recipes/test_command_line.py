@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("model.n_layers=1", "model.dim=64", "model.hidden_dim=64", "train.seq_len=64", "train.batch_size=4", "train.eval_batches=1")
+QUICK = (
+    "model.n_layers=1",
+    "model.dim=64",
+    "model.hidden_dim=64",
+    "train.seq_len=64",
+    "train.batch_size=4",
+    "train.eval_batches=1",
+)
 
 
 def recipe(folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -26,7 +33,9 @@ def environment() -> dict[str, str]:
 
 
 def ranks_left() -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True
+    ).stdout.splitlines()
     return [line for line in listed if "recipes.train" in line and "marker.of.this.test" in line]
 
 
@@ -81,14 +90,23 @@ MISTAKES = {
     "a misspelt key": (("train.stepz=3",), ("unknown-key", "did you mean steps")),
     "a misspelt style": (('rules=["layers.*: colwize"]',), ("unknown-style", "colwise")),
     "a misspelt axis": (("++parallel.mesh.tpp=2",), ("unknown-axis", "tp")),
-    "a misspelt option": (('rules=["output: {style: colwise, outptu: replicate}"]',), ("unknown-option", "output")),
+    "a misspelt option": (
+        ('rules=["output: {style: colwise, outptu: replicate}"]',),
+        ("unknown-option", "output"),
+    ),
     "a misspelt plan": (("plan=lama",), ("plan-not-found", "llama")),
     "a plan that is empty": (("plan=./empty.yaml",), ("empty-file", "empty.yaml")),
     "a plan without rules": (("plan=./none.yaml",), ("no-rules", "none.yaml")),
     "a plan that is a folder": (("plan=./folder.yaml",), ("folder.yaml", "")),
     "a data path that does not exist": (("data.path=/nowhere",), ("data-not-found", "/nowhere")),
-    "a length that the mesh cannot split": (("parallel=cp4", "train.seq_len=100"), ("sequence-not-divisible", "train.seq_len=")),
-    "a batch that does not divide": (("parallel=fsdp4", "train.batch_size=6"), ("batch-not-divisible", "train.batch_size=")),
+    "a length that the mesh cannot split": (
+        ("parallel=cp4", "train.seq_len=100"),
+        ("sequence-not-divisible", "train.seq_len="),
+    ),
+    "a batch that does not divide": (
+        ("parallel=fsdp4", "train.batch_size=6"),
+        ("batch-not-divisible", "train.batch_size="),
+    ),
     "no steps": (("train.steps=0",), ("train.steps", "whole number")),
     "more ranks than can be had": (
         ("parallel=fsdp1024_cp2_tp8", "train.seq_len=1024", "train.batch_size=1024", "device=cpu"),
@@ -134,9 +152,23 @@ def test_under_torchrun_the_ranks_that_are_there_are_joined(tmp_path: Path) -> N
 
 @pytest.mark.ranks
 def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "recipes.train", "parallel=fsdp2_tp2", "train.steps=100000", *QUICK, "+marker.of.this.test=1"]
+    command = [
+        sys.executable,
+        "-m",
+        "recipes.train",
+        "parallel=fsdp2_tp2",
+        "train.steps=100000",
+        *QUICK,
+        "+marker.of.this.test=1",
+    ]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None

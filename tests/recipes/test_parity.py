@@ -30,7 +30,9 @@ PLANS = ("llama", "llama_tp")
 
 
 def world_size(preset: str) -> int:
-    config, origins = compose_config([f"parallel={preset}", *SMALL, "train.batch_size=4096", "train.seq_len=128"])
+    config, origins = compose_config(
+        [f"parallel={preset}", *SMALL, "train.batch_size=4096", "train.seq_len=128"]
+    )
     return from_config(config, origins).mesh.world_size
 
 

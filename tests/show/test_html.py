@@ -1,4 +1,6 @@
-"""The page says what the dry run found, links every row to its rule, runs no script but its own, and is written whole or not."""
+"""The page says what the dry run found, links every row to its rule, runs no script but its own, and is
+written whole or not.
+"""
 
 from __future__ import annotations
 
@@ -438,7 +440,8 @@ def test_the_chart_draws_the_peak_where_and_as_high_as_it_is(case: Case) -> None
     at = sums.index(usage.peak)
     assert course["phases"][course["rows"][at][1]] == usage.phase
     assert dict(zip(course["kinds"], course["rows"][at][3:], strict=True)) == dict(usage.at_peak)
-    # The outermost path is the whole stack: its highest point is the peak, just below the upper edge of the plot.
+    # The outermost path is the whole stack: its highest point is the peak, just below the upper edge of the
+    # plot.
     paths = case.page.all("figure", id="course")[0].all("path")
     tops = [min(int(y) for y in re.findall(r"V(\d+)", p.attributes["d"] or "")) for p in paths]
     assert tops[0] == min(tops) == charts.HEIGHT - round(charts.HEIGHT / 1.02)

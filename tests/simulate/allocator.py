@@ -1,7 +1,9 @@
-"""What the CPU allocator really hands out in a training step: real tensors on a rank whose peers do not exist.
+"""What the CPU allocator really hands out in a training step: real tensors on a rank whose peers do not
+exist.
 
-The world is PyTorch's fake process group, as in the dry run, but nothing else is: parameters, activations and kernels are real, and
-torch's profiler notes every allocation. One thread, because kernels take scratch for each.
+The world is PyTorch's fake process group, as in the dry run, but nothing else is: parameters, activations and
+kernels are real, and torch's profiler notes every allocation. One thread, because kernels take scratch for
+each.
 """
 
 from __future__ import annotations
@@ -26,15 +28,17 @@ from parallelizer.simulate.trace import Recipe, local_parts
 from parallelizer.simulate.world import enter_fake_world
 
 BEGINNING = 12_347
-"""Bytes of an allocation that marks where the second step begins; the phases' marks are the next odd numbers."""
+"""Bytes of an allocation that marks where the second step begins; the phases' marks are the next odd
+numbers.
+"""
 MARKS = {BEGINNING + 2 * (i + 1): name for i, name in enumerate(("", *phases.PHASES))}
 
 
 def measured_peaks(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> dict[str, int]:
     """The highest number of bytes in use in each phase of the second step, and `peak` of all of it.
 
-    Enters a fake world for good and uses the model, which is on meta, up: only in a child. Bytes are those of tensors allocated from
-    parameters on; what the process had before does not count.
+    Enters a fake world for good and uses the model, which is on meta, up: only in a child. Bytes are those of
+    tensors allocated from parameters on; what the process had before does not count.
     """
     torch.set_num_threads(1)
     enter_fake_world(program.mesh.world_size, rank)

@@ -1,4 +1,6 @@
-"""A decoder unlike the recipe's: LayerNorm and biases, a fused q, k and v, GELU, learned positions, the output tied to the embedding."""
+"""A decoder unlike the recipe's: LayerNorm and biases, a fused q, k and v, GELU, learned positions, the
+output tied to the embedding.
+"""
 
 from __future__ import annotations
 

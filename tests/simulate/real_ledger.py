@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from parallelizer import train_step
 from parallelizer.applier import apply
-from parallelizer.config import Setup
 from parallelizer.initialize import materialize
 from parallelizer.mesh import build_mesh
+from parallelizer.setup import Setup
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.trace import local_parts
@@ -16,7 +16,9 @@ from tests.ranks import run_ranks
 
 
 def real_ledgers(setups: Sequence[Setup]) -> list[list[tuple[Entry, ...]]]:
-    """The second step's entries of each setup, rank by rank. All have one number of ranks and run in one start of them."""
+    """The second step's entries of each setup, rank by rank. All have one number of ranks and run in one
+    start of them.
+    """
 
     def worker() -> list[tuple[Entry, ...]]:
         return [_second_step(setup) for setup in setups]

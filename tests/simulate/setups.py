@@ -10,8 +10,20 @@ from parallelizer.setup import Setup
 from parallelizer.simulate.trace import Trace, trace
 
 CONFIGS = Path(__file__).parent / "configs"
-LLAMA = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256", "train.seq_len=32", "train.batch_size=8")
-GPT = (f"hydra.searchpath=[file://{CONFIGS}]", "model=gpt", f"plan={CONFIGS}/plans/gpt.yaml", "train.seq_len=32", "train.batch_size=8")
+LLAMA = (
+    "model.dim=64",
+    "model.hidden_dim=128",
+    "model.max_seq_len=256",
+    "train.seq_len=32",
+    "train.batch_size=8",
+)
+GPT = (
+    f"hydra.searchpath=[file://{CONFIGS}]",
+    "model=gpt",
+    f"plan={CONFIGS}/plans/gpt.yaml",
+    "train.seq_len=32",
+    "train.batch_size=8",
+)
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import parallelizer as pz
-from parallelizer.parse_rule import parse_rule_text
-from parallelizer.plan import Mesh, Plan
+from parallelizer.plan import Mesh
 from parallelizer.program import Program
 from parallelizer.shards import parameter_shards
 from parallelizer.simulate.classes import rank_classes
+from tests.findings import compiled, on_meta
 from tests.simulate.setups import setup_of
 
 
@@ -32,8 +31,9 @@ class Odd(nn.Module):
 
 
 def program_of(model: nn.Module, mesh: Mesh, *rules: str) -> Program:
-    parsed = tuple(rule for text in rules for rule in parse_rule_text(text, "<test>"))
-    return pz.compile(Plan(name="test", file="<test>", rules=parsed), model, mesh)
+    return compiled(
+        "\n".join(("version: 1", "rules:", *(f"  {rule}" for rule in rules))), lambda: model, mesh, force=True
+    )
 
 
 def one_by_one(program: Program, model: nn.Module) -> list[tuple[int, int]]:
@@ -50,29 +50,31 @@ def one_by_one(program: Program, model: nn.Module) -> list[tuple[int, int]]:
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 9).map(lambda n: 4 * n), min_size=1, max_size=3),
-    mesh=st.fixed_dictionaries({a: st.integers(1, 3) for a in ("dp_replicate", "dp_shard", "cp")} | {"tp": st.sampled_from([1, 2, 4])}),
+    mesh=st.fixed_dictionaries(
+        {a: st.integers(1, 3) for a in ("dp_replicate", "dp_shard", "cp")}
+        | {"tp": st.sampled_from([1, 2, 4])}
+    ),
     context=st.booleans(),
 )
-def test_the_classes_are_those_of_every_rank_looked_at(sizes: list[int], mesh: dict[str, int], context: bool) -> None:
-    with torch.device("meta"):
-        model = Odd(tuple(sizes), 4)
+def test_the_classes_are_those_of_every_rank_looked_at(
+    sizes: list[int], mesh: dict[str, int], context: bool
+) -> None:
+    model = on_meta(lambda: Odd(tuple(sizes), 4))
     rules = ["linears.*: colwise", '"": fsdp', *(["inner: context-parallel"] if context else [])]
     program = program_of(model, Mesh(mesh), *rules)
     assert rank_classes(program, model) == one_by_one(program, model)
 
 
 def test_ranks_without_rows_are_a_class_of_their_own() -> None:
-    with torch.device("meta"):
-        model = Odd((5,), 3)
+    model = on_meta(lambda: Odd((5,), 3))
     program = program_of(model, Mesh({"dp_shard": 8}), '"": fsdp')
     # Rows go one to a rank: the first five have weight and bias, the others nothing.
     assert rank_classes(program, model) == [(0, 5), (5, 3)]
 
 
 def test_one_rank_is_one_class() -> None:
-    with torch.device("meta"):
-        model = Odd((4,), 4)
-    assert rank_classes(program_of(model, Mesh({})), model) == [(0, 1)]
+    model = on_meta(lambda: Odd((4,), 4))
+    assert rank_classes(program_of(model, Mesh({}), '"": fsdp'), model) == [(0, 1)]
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_cp2_tp2", "hsdp2x2", "tp8_cp2"])
@@ -86,7 +88,9 @@ def test_the_shipped_presets_have_a_class_for_each_part_of_the_sequence(preset: 
 
 
 def test_405b_on_16384_ranks_takes_no_time() -> None:
-    setup = setup_of("model=llama3_405b", "parallel=fsdp1024_cp2_tp8", "train.seq_len=8192", "train.batch_size=1024")
+    setup = setup_of(
+        "model=llama3_405b", "parallel=fsdp1024_cp2_tp8", "train.seq_len=8192", "train.batch_size=1024"
+    )
     model = setup.build_model()
     program = setup.compile(model)
     begin = time.perf_counter()

@@ -15,7 +15,9 @@ WIDTH = 8
 
 
 class Around(nn.Module):
-    """Token ids to logits through one inner module. The embedding's gradient is right only if the inner input's is."""
+    """Token ids to logits through one inner module. The embedding's gradient is right only if the inner
+    input's is.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -47,7 +49,9 @@ class Mlp(nn.Module):
 
 
 class FusedMlp(nn.Module):
-    """Gate and up projection in one linear, of `gate_size` and `up_size` features, or equal halves in `fused_down`."""
+    """Gate and up projection in one linear, of `gate_size` and `up_size` features, or equal halves in
+    `fused_down`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +134,9 @@ class TransposedMlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """A dense mixture: every expert sees every token. `up` is [experts, width, hidden], `down` the other way round."""
+    """A dense mixture: every expert sees every token. `up` is [experts, width, hidden], `down` the other way
+    round.
+    """
 
     def __init__(self, experts: int = 4, hidden: int = 12, fused: bool = False) -> None:
         super().__init__()

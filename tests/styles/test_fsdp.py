@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -84,6 +84,7 @@ def test_the_dimension(shape: tuple, options: dict, tensor: dict, ranks: int, ex
     assert assign(param(*shape), options, tensor, ranks) == expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 12), max_size=4), st.integers(1, 8), st.sampled_from(["0", "largest"]), st.integers(0, 200),
     st.dictionaries(st.sampled_from(["ep", "tp"]), st.integers(0, 3)),

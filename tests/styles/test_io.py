@@ -1,4 +1,6 @@
-"""Inputs and outputs laid out anew, by name, index and key; over cp they are split and gathered with the right gradients."""
+"""Inputs and outputs laid out anew, by name, index and key; over cp they are split and gathered with the
+right gradients.
+"""
 
 from __future__ import annotations
 
@@ -151,6 +153,11 @@ OF_4 = [
         "inner.first: [{style: prepare-output, output: shard(1) -> replicate}]",
         "inner.last: [{style: prepare-input, axis: cp, input: replicate -> shard(1)}]", '"": fsdp',
         batch="{input_ids: 1, labels: 1}",
+    ), {"cp": 2, "tp": 2}),
+    ("cut over cp and then over tp", Mlp, rules(
+        "inner.{up,down}: replicate",
+        "inner: [{style: prepare-io, input: replicate -> shard(1), local_input: true, output: shard(1) -> replicate},"
+        " {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}]", '"": fsdp',
     ), {"cp": 2, "tp": 2}),
     ("outputs gathered from the inside out", Three, rules(
         "inner.{first,last}.up: colwise", "inner.first.down: {style: rowwise, output: shard(1)}", "inner.last.down: rowwise",

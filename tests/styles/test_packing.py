@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.styles.packing import Packing
@@ -22,6 +22,7 @@ def tensor_for(packing: Packing) -> torch.Tensor:
     return torch.arange(shape[0] * shape[1]).reshape(shape)
 
 
+@settings(deadline=None)
 @given(packings())
 def test_a_shard_holds_its_slice_of_every_part(packing: Packing) -> None:
     full = tensor_for(packing)
@@ -32,6 +33,7 @@ def test_a_shard_holds_its_slice_of_every_part(packing: Packing) -> None:
         assert torch.equal(shard, torch.cat(slices, packing.dim))
 
 
+@settings(deadline=None)
 @given(packings())
 def test_unpacking_undoes_packing(packing: Packing) -> None:
     full = tensor_for(packing)

@@ -1,4 +1,6 @@
-"""Parameters placed in every way that a rule can say: gradients, values and outputs are those of the unsharded module."""
+"""Parameters placed in every way that a rule can say: gradients, values and outputs are those of the
+unsharded module.
+"""
 
 from __future__ import annotations
 

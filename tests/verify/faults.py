@@ -1,7 +1,7 @@
 """Faults planted in the sharded run, each of which the proof must find, place and name.
 
-A fault is made by patching what the ranks run, after their plan was checked; the unsharded run never meets it.
-`python -m tests.verify.faults` runs all of them and writes the table of docs/proving.md.
+A fault is made by patching what the ranks run, after their plan was checked; the unsharded run never meets
+it. `python -m tests.verify.faults` runs all of them and writes the table of docs/proving.md.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ Faulty = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Fault:
-    """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No overrides: the small
-    model."""
+    """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
+    overrides: the small model.
+    """
 
     name: str
     overrides: tuple[str, ...]

@@ -1,4 +1,6 @@
-"""What the tests of the proof prove: the shipped debug model by its overrides, and a small model with what that has not."""
+"""What the tests of the proof prove: the shipped debug model by its overrides, and a small model with what
+that has not.
+"""
 
 from __future__ import annotations
 

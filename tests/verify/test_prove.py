@@ -23,7 +23,7 @@ MISSING_NORM = 'rules=["layers.*.ffn_norm: none"]'
     "overrides",
     [
         ("parallel=fsdp2_cp2_tp2",),
-        ("parallel=hsdp2x2", "plan=llama_tp"),
+        ("parallel=hsdp2x2", "plan=llama_tp", 'rules=["layers.*: {style: fsdp, param_dtype: bfloat16}"]'),
         ("parallel=fsdp2_tp2", 'rules=["layers.*: checkpoint"]', "train.accumulate=2"),
         ("parallel=cp2_tp2", "++model.tie_embeddings=true", "++parallel.styles.fsdp.min_size=100"),
     ],

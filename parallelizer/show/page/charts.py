@@ -1,4 +1,6 @@
-"""Charts drawn as SVG that stretches with the page: lengths are parts of the plot, and every label is HTML beside it."""
+"""Charts drawn as SVG that stretches with the page: lengths are parts of the plot, and every label is HTML
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Stretch:
 
 
 def stretches(course: Sequence[Point]) -> list[Stretch]:
-    """The phases of a course in order. What happens between two phases belongs to the one before, at the start to the first.
+    """The phases of a course in order. What happens between two phases belongs to the one before, at the
+    start to the first.
 
     Widths are in proportion to the number of points, with a least one.
     """
@@ -70,7 +73,8 @@ def stretches(course: Sequence[Point]) -> list[Stretch]:
 def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
     """About `limit` columns. Each stands for its fullest moment, so that no maximum is lost or blurred.
 
-    Columns end where a layer ends: equal layers look equal, instead of beating against columns that cut them anywhere.
+    Columns end where a layer ends: equal layers look equal, instead of beating against columns that cut them
+    anywhere.
     """
     found = []
     for part in parts:
@@ -99,7 +103,9 @@ def layer_of(module: str) -> str:
 
 
 def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
-    """Columns stacked by kind, the first kind lowest, up to `top` bytes. Decoration: what it shows is said beside it."""
+    """Columns stacked by kind, the first kind lowest, up to `top` bytes. Decoration: what it shows is said
+    beside it.
+    """
     paths = []
     for count in range(len(kinds), 0, -1):
         below = kinds[:count]

@@ -1,4 +1,6 @@
-"""HTML by construction: whatever is not markup already is escaped, so that no name or text of a user's can become markup."""
+"""HTML by construction: whatever is not markup already is escaped, so that no name or text of a user's can
+become markup.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ Child = str | Markup | int | None | Iterable[Any]
 def tag(name: str, /, *children: Child, **attributes: str | int | bool | None) -> Markup:
     """One element. Text is escaped, lists are laid out flat, None is left out.
 
-    Attributes: `class_` is `class`, `data_label` is `data-label`; True writes the bare name, None and False nothing.
+    Attributes: `class_` is `class`, `data_label` is `data-label`; True writes the bare name, None and False
+    nothing.
     """
     written = "".join(
         _attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()

@@ -1,4 +1,6 @@
-"""The memory of one step on a page: an area over the step by kind, what lives at its peak, and how high each phase goes."""
+"""The memory of one step on a page: an area over the step by kind, what lives at its peak, and how high each
+phase goes.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def section(
 
 
 def shown_nodes(mesh: Mesh, node: int, rank: int) -> list[int]:
-    """The numbers of the nodes that show the structure: both ends of every axis, and the rank's own place on it."""
+    """The numbers of the nodes that show the structure: both ends of every axis, and the rank's own place on
+    it.
+    """
     count = -(-mesh.world_size // node)
     if count <= ALL:
         return list(range(count))
@@ -65,7 +67,9 @@ def _rank(mesh: Mesh, where: Sequence[int]) -> int:
 
 
 def picture(mesh: Mesh, node: int, rank: int) -> Markup:
-    """A row for each shown node, a cell for each of its ranks; marked are `rank` and those that it shares an axis with."""
+    """A row for each shown node, a cell for each of its ranks; marked are `rank` and those that it shares an
+    axis with.
+    """
     axes = [a for a in AXES if mesh.sizes[a] > 1]
     nodes = shown_nodes(mesh, node, rank)
     across = [a for a in axes if len({mesh.coordinate(n * node)[a] for n in nodes}) > 1]
@@ -100,7 +104,9 @@ def picture(mesh: Mesh, node: int, rank: int) -> Markup:
 def _heads(
     mesh: Mesh, node: int, nodes: Sequence[int], axes: Sequence[str], across: Sequence[str]
 ) -> list[Markup]:
-    """Over the ranks of a node their index on each axis, outer axes first, where it is the same in all nodes."""
+    """Over the ranks of a node their index on each axis, outer axes first, where it is the same in all
+    nodes.
+    """
     wide = min(node, mesh.world_size)
     full = [n for n in nodes if (n + 1) * node <= mesh.world_size] or [0]
     rows: list[list[Markup]] = []

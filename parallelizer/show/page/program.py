@@ -1,4 +1,6 @@
-"""What a plan says of a model, on a page: its parameters and modules with the rules that reached them, and the rules' text."""
+"""What a plan says of a model, on a page: its parameters and modules with the rules that reached them, and
+the rules' text.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,9 @@ def _buffers(program: Program, sources: Sources) -> Markup | None:
 
 
 def _notes(program: Program, sources: Sources) -> dict[tuple[str, int], str]:
-    """What each line did, by file and line: the modules that a rule reached, or the options of styles that were set there."""
+    """What each line did, by file and line: the modules that a rule reached, or the options of styles that
+    were set there.
+    """
     reached: dict[tuple[str, int], set[str]] = {}
     for rule in program.plan.rules:
         reached[rule.span.file, rule.span.line] = set()

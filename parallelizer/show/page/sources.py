@@ -1,4 +1,6 @@
-"""The texts a program was compiled from, with an anchor on every line, so that whatever is shown can point at its rule."""
+"""The texts a program was compiled from, with an anchor on every line, so that whatever is shown can point at
+its rule.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from parallelizer.diagnostics import Span
 from parallelizer.show.page.markup import Markup, join, tag
 
 WHOLE = 300
-"""A plan of more lines is shown as other files are: around the lines that something points at, so that the page stays small."""
+"""A plan of more lines is shown as other files are: around the lines that something points at, so that the
+page stays small.
+"""
 
 AROUND = 4
 MAX_BYTES = 1_000_000
@@ -67,7 +71,9 @@ class Sources:
         return lines is not None and 1 <= span.line <= len(lines)
 
     def listing(self, notes: Mapping[tuple[str, int], str], plans: Container[str]) -> Markup:
-        """Every file that was pointed at; `plans` are shown whole. `notes` by file and line say what a line did."""
+        """Every file that was pointed at; `plans` are shown whole. `notes` by file and line say what a line
+        did.
+        """
         return join([
             self._file(index, file, source, notes, WHOLE if file in plans else 2 * AROUND)
             for index, (file, source) in enumerate(self.files.items())

@@ -18,8 +18,9 @@ def table(
 ) -> Markup:
     """A table whose first column heads its rows.
 
-    A head with `#` in front is one of numbers, one with `*` of long texts; one of `axes` has the axis's colour. On narrow screens
-    each row of `cards` becomes a block. `searched` rows are those that the search box filters.
+    A head with `#` in front is one of numbers, one with `*` of long texts; one of `axes` has the axis's
+    colour. On narrow screens each row of `cards` becomes a block. `searched` rows are those that the search
+    box filters.
     """
     # Roles are written out because a table that is laid out as blocks is no table to a screen reader.
     names = [h.lstrip("#*") for h in heads]

@@ -1,4 +1,6 @@
-"""What one rank sends in a step, on a page: for each layer over each axis, and in total by phase, axis and kind."""
+"""What one rank sends in a step, on a page: for each layer over each axis, and in total by phase, axis and
+kind.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def axes_of(ledger: Iterable[Entry]) -> list[str]:
 
 
 def by_layer(ledger: Iterable[Entry]) -> dict[str, Layer]:
-    """What each layer sends, in order of first appearance. Forward includes the loss, backward all that follows."""
+    """What each layer sends, in order of first appearance. Forward includes the loss, backward all that
+    follows.
+    """
     layers: dict[str, Layer] = {}
     for entry in ledger:
         layer = layers.setdefault(layer_of(entry.module), Layer())
@@ -79,7 +83,9 @@ def by_layer(ledger: Iterable[Entry]) -> dict[str, Layer]:
 
 
 def numbers(trace: Trace) -> dict[str, Any]:
-    """What the script reads: layers by name, and which of a few patterns each has; by axis bytes up, bytes down, and count."""
+    """What the script reads: layers by name, and which of a few patterns each has; by axis bytes up, bytes
+    down, and count.
+    """
     layers, axes = by_layer(trace.ledger), axes_of(trace.ledger)
     patterns: dict[tuple[object, ...], int] = {}
     sent: list[list[list[int]]] = []

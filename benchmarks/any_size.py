@@ -1,0 +1,75 @@
+"""Time and memory of the dry run, as a whole process with imports, over depth and over ranks.
+
+    python benchmarks/any_size.py [--curve]
+
+The first line is Llama 3.1 405B on 16,384 ranks; `--curve` adds depths from 4 to 126 layers and worlds from
+64 to 16,384 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLDS = {64: (4, 2, 8), 256: (16, 2, 8), 1024: (64, 2, 8), 4096: (256, 2, 8), 16384: (1024, 2, 8)}
+
+
+def measure(layers: int, world: int) -> tuple[float, float]:
+    """Seconds of the command, and the largest resident set of any process in it in MB."""
+    shard, cp, tp = WORLDS[world]
+    command = [
+        *(
+            sys.executable,
+            "-m",
+            "parallelizer",
+            "plan",
+            "--json",
+            "model=llama3_405b",
+            f"model.n_layers={layers}",
+        ),
+        *(
+            "parallel=fsdp1024_cp2_tp8",
+            f"parallel.mesh.dp_shard={shard}",
+            f"parallel.mesh.cp={cp}",
+            f"parallel.mesh.tp={tp}",
+        ),
+        *("train.seq_len=8192", f"train.batch_size={shard}", "device=cpu"),
+    ]
+    begun = time.perf_counter()
+    pid = os.posix_spawn(
+        sys.executable,
+        command,
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+        file_actions=[(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)],
+    )
+    _, status, used = os.wait4(pid, 0)
+    if status:
+        raise SystemExit(f"the dry run ended with status {os.waitstatus_to_exitcode(status)}")
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return time.perf_counter() - begun, max(used.ru_maxrss, children) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    cases = [(126, 16384)]
+    if arguments.curve:
+        cases += [(n, 16384) for n in (4, 8, 16, 32, 64)] + [(126, w) for w in WORLDS if w != 16384]
+    print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'MB':>6}")
+    for layers, world in cases:
+        runs = [measure(layers, world) for _ in range(arguments.repeats)]
+        times = sorted(t for t, _ in runs)
+        memory = max(m for _, m in runs)
+        spread = f"{times[len(times) // 2]:.1f} ({times[0]:.1f} to {times[-1]:.1f})"
+        print(f"{layers:>6} {world:>7,} {spread:>22} {memory:>6,.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
