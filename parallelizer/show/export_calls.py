@@ -211,7 +211,8 @@ def _lay_out(application: Application, layouts: Layouts, axis: str, mesh: str) -
     def flows(named: Mapping[str, Flow]) -> str:
         return _dict({n: f"({place(f.arrives or REPLICATE)}, {place(f.wanted)})" for n, f in named.items()})
 
-    arguments = [MODULE, mesh, f"inputs={flows(layouts.input)}", f"outputs={flows(layouts.output)}"]
+    sides = (("inputs", layouts.input), ("outputs", layouts.output))
+    arguments = [MODULE, mesh, *(f"{side}={flows(named)}" for side, named in sides if named)]
     if layouts.local_input:
         arguments.append("local_inputs=True")
     if not layouts.local_output:

@@ -62,9 +62,9 @@ def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: in
 def lay_out(
     module: nn.Module,
     mesh: DeviceMesh,
-    inputs: Mapping[str, Sequence[Any]],
-    outputs: Mapping[str, Sequence[Any]],
     *,
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+    outputs: Mapping[str, Sequence[Any]] | None = None,
     local_inputs: bool = False,
     local_outputs: bool = True,
     partial_gradients: bool = False,
@@ -92,13 +92,13 @@ def lay_out(
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        for name, flow in inputs.items():
+        for name, flow in (inputs or {}).items():
             if name in bound.arguments:
                 bound.arguments[name] = convert(bound.arguments[name], flow, local_inputs, partial_gradients)
         return bound.args, bound.kwargs
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
-        for key, flow in outputs.items():
+        for key, flow in (outputs or {}).items():
             if isinstance(output, torch.Tensor):
                 output = convert(output, flow, local_outputs)
             elif isinstance(output, dict):
