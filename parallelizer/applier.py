@@ -25,7 +25,7 @@ from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh,
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
 from parallelizer.styles.fsdp import DTYPES
-from parallelizer.tied_parameters import tie, tied_names
+from parallelizer.tied_parameters import parameter_names, tie, tied_names
 from parallelizer.whole_parameters import compute_in, sum_gradients_of
 from parallelizer.workload import Workload
 
@@ -45,11 +45,13 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         mesh = with_shard_axis(mesh)
     meta = any(p.is_meta for p in model.parameters())
     modules = dict(model.named_modules())
-    tied = tied_names(model)
+    tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]
     _compute_whole_parameters(units, model)
     for application in program.of_slot("params", "io"):
         _tensor_style(application, modules[application.module], mesh, meta)
     tie(model, tied)  # each name has got a DTensor of its own
+    for name in frozen:  # which torch's SequenceParallel forgets
+        model.get_parameter(name).requires_grad_(False)
     for application in program.of_slot("attention"):
         options = intercept.ContextOptions(keep_gathered=bool(application.options.get("keep_gathered")))
         intercept.wrap(

@@ -17,10 +17,11 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from parallelizer.compose_mistakes import Attempt, explain, explain_override
+from parallelizer.compose_mistakes import Attempt, explain
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, one_line
 from parallelizer.origins import Origins
+from parallelizer.override_mistakes import explain_override
 
 
 class OverrideSyntaxError(Exception):

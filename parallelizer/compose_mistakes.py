@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import yaml_mistakes
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
+from parallelizer.override_mistakes import RULES, override_span, value_span
 from parallelizer.parse_rule import quoted_rules
 from parallelizer.source import (
     MappingNode,
@@ -26,9 +27,6 @@ from parallelizer.source import (
     shown_path,
 )
 from parallelizer.suggest import did_you_mean, nearest
-
-RULES = ("rules", "parallel.rules")
-"""Where rules are written on the command line."""
 
 OPEN_MAPS = ("parallel.layouts", "parallel.styles", "model")
 """Where a key may be added with `++`."""
@@ -56,7 +54,8 @@ def explain(error: Exception, attempt: Attempt) -> Diagnostic:
     if isinstance(error, yaml.YAMLError):
         return _explain_yaml(error)
     if isinstance(error, UnicodeDecodeError):
-        unnamed = Diagnostic("yaml-syntax", "a configuration file is not UTF-8 text")
+        message, help_text = "a configuration file is not UTF-8 text", "save it in the encoding UTF-8"
+        unnamed = Diagnostic("yaml-syntax", message, None, help_text)
         return next(_undecodable(attempt.folders), unnamed)
     text = str(error).strip()
     for pattern, explained in _EXPLAINED:
@@ -83,52 +82,6 @@ def _unexplained(error: Exception, text: str, attempt: Attempt) -> Diagnostic:
     return Diagnostic("config-invalid", message, span, help_text)
 
 
-def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Diagnostic:
-    """The diagnostic for an override that Hydra's grammar does not read."""
-    name, equals, value = override.partition("=")
-    if not equals:
-        help_text = "an override is key=value"
-        if any("rules=" in other for other in overrides):
-            help_text = f"a rule's blanks need quotes: {quoted_rules('rules', 'layers.*: checkpoint')}"
-        message = f"{quoted(override)} is no override"
-        return Diagnostic("override-syntax", message, _override_span(override), help_text)
-    if name.lstrip("+~") in RULES:
-        message = "Hydra cannot read these rules without quotes"
-        help_text = f"put each rule in quotes: {quoted_rules(name, _meant_rules(override, overrides))}"
-    else:
-        message = f"Hydra cannot read {quoted(value)}: {_plain(reason)}"
-        if re.match(r"\s*\w+\s*\(", value):
-            message = f"Hydra reads {quoted(value)} as the call of a function"
-        inside, outside = ('"', "'") if "'" in value else ("'", '"')
-        help_text = f"put it in quotes: {outside}{name}={inside}{value}{inside}{outside}"
-    return Diagnostic("override-syntax", message, _value_span(override), help_text)
-
-
-def _meant_rules(override: str, overrides: Sequence[str]) -> str:
-    """What stands between the brackets, put together again where the shell has cut it at its blanks."""
-    words = list(overrides[list(overrides).index(override) :])
-    end = next((at for at, word in enumerate(words) if word.rstrip().endswith("]")), 0)
-    text = " ".join(words[: end + 1]).partition("=")[2].strip()
-    return text.removeprefix("[").removesuffix("]").strip()
-
-
-def _plain(reason: str) -> str:
-    """The complaint of Hydra's parser in one line, without the override and the link to its grammar."""
-    lines = [line for line in reason.split("\n") if line.strip(" ^")]
-    own = [line for line in lines if not line.startswith(("See ", "Error parsing", "LexerNoViable"))]
-    return own[0] if own else "a character that needs quotes"
-
-
-def _override_span(override: str) -> Span:
-    return Span(f"<override {override}>", 1, 1, len(override) + 1)
-
-
-def _value_span(override: str) -> Span:
-    value = override.partition("=")[2]
-    start = len(override) - len(value) + 1
-    return Span(f"<override {override}>", 1, start, start + max(len(value), 1))
-
-
 def _named(key: str, attempt: Attempt) -> tuple[str, Span]:
     """The override of a key, and the place of the key in it."""
     for override in attempt.overrides:
@@ -136,7 +89,7 @@ def _named(key: str, attempt: Attempt) -> tuple[str, Span]:
         if name.lstrip("+~") == key:
             start = len(name) - len(key) + 1
             return override, Span(f"<override {override}>", 1, start, start + len(key))
-    return key, _override_span(key)
+    return key, override_span(key)
 
 
 def _missing(match: re.Match[str], attempt: Attempt) -> Diagnostic:
@@ -144,7 +97,7 @@ def _missing(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     where, config = match["where"], match["config"]
     group, _, option = config.rpartition("/")
     of_override = next((o for o in attempt.overrides if o.lstrip("+~") == f"{group}={option}"), None)
-    span = _value_span(of_override) if of_override else _in_file(where, option, attempt) if where else None
+    span = value_span(of_override) if of_override else _in_file(where, option, attempt) if where else None
     message = f"there is no {group or 'configuration'} {quoted(option)}"
     # Hydra's own groups are in no folder: it lists them, indented.
     known = attempt.options(group) or re.findall(r"^\t(\S+)$", match.string, re.MULTILINE)
@@ -166,11 +119,11 @@ def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     elsewhere = [f"{p}.{last}" if p else last for p, names in known.items() if last in names]
     if "@" in key:
         help_text = f"leave out what follows the `@`: {key.partition('@')[0]}=<value>"
-    elif known and not siblings:
-        near = nearest(parent, known, 1)
-        help_text = f"did you mean {near[0]}.{last}?" if near else f"{parent} has no keys"
     elif parent.startswith(OPEN_MAPS) or not known:
         help_text = f"to add it to an open map, write ++{override.lstrip('+')}"
+    elif not siblings:
+        near = nearest(parent, known, 1)
+        help_text = f"did you mean {near[0]}.{last}?" if near else f"{parent} has no keys"
     else:
         help_text = did_you_mean(last, siblings, f"{parent} has" if parent else "there are")
         if elsewhere and not nearest(last, siblings, 1):
@@ -205,7 +158,7 @@ def _sweep(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     else:
         message = "several values for one key are a sweep"
         help_text = f"`python -m recipes.train -m {override}` runs each; a comma inside a value needs quotes"
-    return Diagnostic("override-sweep", message, _value_span(override), help_text)
+    return Diagnostic("override-sweep", message, value_span(override), help_text)
 
 
 def _twice(match: re.Match[str], attempt: Attempt) -> Diagnostic:
@@ -228,7 +181,7 @@ def _cannot_merge(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     else:
         message = f"{key} takes another kind of value: a map, a list or a text"
         help_text = "see what the configuration has there"
-    return Diagnostic("wrong-type", message, _value_span(match[1]), help_text)
+    return Diagnostic("wrong-type", message, value_span(match[1]), help_text)
 
 
 def _wrong_kind(match: re.Match[str], attempt: Attempt) -> Diagnostic:
@@ -258,12 +211,12 @@ def _group_value(match: re.Match[str], attempt: Attempt) -> Diagnostic | None:
         group = group.lstrip("+~")
         if not group:
             message = "there is no key before the `=`"
-            return Diagnostic("unknown-key", message, _override_span(override), "write key=value")
+            return Diagnostic("unknown-key", message, override_span(override), "write key=value")
         options = attempt.options(group)
         if options and option not in options:
             message = f"there is no {group} {quoted(option)}"
             help_text = did_you_mean(option, options, "there are")
-            return Diagnostic("unknown-preset", message, _value_span(override), help_text)
+            return Diagnostic("unknown-preset", message, value_span(override), help_text)
     return None
 
 
@@ -346,5 +299,5 @@ def _blamed(attempt: Attempt) -> Span | None:
             attempt.compose([other for other in attempt.overrides if other is not override])
         except Exception:  # the mistake is still there
             continue
-        return _value_span(override)
+        return value_span(override)
     return None

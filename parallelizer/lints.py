@@ -21,6 +21,7 @@ from parallelizer.calls import Calls, Journey, Passage, observe
 from parallelizer.conversions import Conversion, conversions
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
+from parallelizer.mesh import folded_name
 from parallelizer.plan import full_name
 from parallelizer.program import Application, Program
 from parallelizer.setup import Setup
@@ -227,13 +228,8 @@ def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
     """Many all-gathers of few bytes over many ranks."""
     units = {a.module: a for a in traced.program.of_slot("fsdp") if a.module}
     calls: dict[str, list[Entry]] = {}
-    for entry in traced.trace.ledger:
-        if (
-            entry.overlapped
-            and entry.kind == "all_gather"
-            and entry.module in units
-            and entry.ranks >= MANY_RANKS
-        ):
+    for entry in _gathers(traced):
+        if entry.module in units and entry.ranks >= MANY_RANKS:
             calls.setdefault(entry.module, []).append(entry)
     small = [units[m] for m, entries in calls.items() if max(e.payload_bytes for e in entries) < SMALL]
     for found in _applications_by_rule(small):
@@ -250,6 +246,13 @@ def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
             )
 
 
+def _gathers(traced: Traced) -> list[Entry]:
+    """FSDP's all-gathers, each under the unit that it is for."""
+    units, axis = {a.module for a in traced.program.of_slot("fsdp")}, folded_name(traced.program.mesh)
+    every = (e for e in traced.trace.ledger if e.kind == "all_gather" and e.axis == axis)
+    return [e for e in every if e.module in units]
+
+
 def large_root_unit(traced: Traced) -> Iterator[Diagnostic]:
     """The root gathers most parameters, layers among them that could be units of their own."""
     root = next((a for a in traced.program.of_slot("fsdp") if not a.module), None)
@@ -259,10 +262,7 @@ def large_root_unit(traced: Traced) -> Iterator[Diagnostic]:
     own = [full_name(root.module, name) for name in root.params]
     share = sum(sizes[n] for n in own) / max(sum(sizes.values()), 1)
     layers = _layers(traced.model, own)
-    gathers = traced.entries(
-        "forward", "+".join(a for a in root.axes if a != "dp_replicate"), "", "all_gather"
-    )
-    gathered = [e for e in gathers if e.overlapped]
+    gathered = [e for e in _gathers(traced) if e.phase == "forward" and not e.module]
     if share <= LARGE_SHARE or not layers or not gathered or gathered[0].payload_bytes < SMALL:
         return
     yield Diagnostic(

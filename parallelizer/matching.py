@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parallelizer.diagnostics import Related
+from parallelizer.fold import fold_alternatives
+from parallelizer.glob import parse_glob
 from parallelizer.parse_rule import slot_of
 from parallelizer.plan import Rule
 from parallelizer.program import Compilation, Slot
@@ -95,15 +97,19 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
             f"did you mean {hint}" if near else hint,
         )
         return
-    for alternative in rule.glob.unmatched(names):
-        near = suggest(alternative, names)
-        hint = f"did you mean `{near[0][0]}`?" if near else "take it out of the braces"
-        state.find(
-            "unmatched-alternative",
-            f"`{alternative}`, one alternative of `{rule.key}`, matches no module",
-            rule.span,
-            hint,
-        )
+    dead = rule.glob.unmatched(names)
+    if not dead:
+        return
+    folded = fold_alternatives(dead)
+    shown = ", ".join(f"`{text}`" for text in folded[:3]) + (", ..." if len(folded) > 3 else "")
+    one = len(dead) == 1
+    what = f"one alternative of `{rule.key}`, matches" if one else f"alternatives of `{rule.key}`, match"
+    likely = next((found[0][0] for text in folded[:3] if (found := suggest(text, names))), None)
+    hint = f"take {'it' if one else 'them'} out of the braces"
+    if likely:  # two misspellings may be meant to be the same name: folded anew, it stands once
+        meant = fold_alternatives(parse_glob(likely).alternatives)
+        hint = f"did you mean {', '.join(f'`{text}`' for text in meant)}?"
+    state.find("unmatched-alternative", f"{shown}, {what} no module", rule.span, hint)
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:

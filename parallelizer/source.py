@@ -125,7 +125,8 @@ def read_text(path: str, shown: str) -> str:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _error("file-unreadable", f"cannot read {shown}: {reason}", Span(shown)) from None
+        help_text = "check that it is a file, and may be read"
+        raise _error("file-unreadable", f"cannot read {shown}: {reason}", Span(shown), help_text) from None
     if len(data) > MAX_BYTES:
         raise _too_large(shown)
     try:
@@ -157,7 +158,8 @@ def _read(text: str, place: Place, trusted: bool) -> Node | None:
     except (ValueError, OverflowError):
         # PyYAML computes an escape such as "\UFFFFFFFF" without looking at the result.
         at = Position.of(loader.get_mark())
-        raise _error("yaml-syntax", "a number here is too large", place.span(at, 1)) from None
+        help_text = "an escape such as \\U0001F600 names a character that exists"
+        raise _error("yaml-syntax", "a number here is too large", place.span(at, 1), help_text) from None
 
 
 @dataclass
@@ -283,5 +285,5 @@ def _too_large(file: str) -> PlanError:
     return _error("yaml-limit", f"the file is larger than {MAX_BYTES:,} bytes", Span(file), "split the file")
 
 
-def _error(code: str, message: str, span: Span, help_text: str | None = None) -> PlanError:
+def _error(code: str, message: str, span: Span, help_text: str) -> PlanError:
     return PlanError([Diagnostic(code, message, span, help_text)])

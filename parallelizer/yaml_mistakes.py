@@ -102,7 +102,8 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             help_text = "close it; a glob that begins with it needs quotes"
             return at("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
         closing = {"{": "}", "[": "]"}[opening]
-        return at("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, None)
+        help_text = "put it here, or put a text that holds `: ` in quotes"
+        return at("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, help_text)
     if here == ":" and not line[: mark.column].strip():
         return at("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
     if "block" in context:
@@ -120,7 +121,9 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         return at(
             "yaml-tag", f"the tag {quoted(written)} is not allowed", mark, "leave the tag out", len(written)
         )
-    return at("yaml-syntax", problem, mark, None)
+    if "unhashable key" in problem:
+        return at("yaml-syntax", "this key is a list or a map", mark, "a key is text: put it in quotes")
+    return at("yaml-syntax", problem, mark, "put a text with characters that YAML uses itself in quotes")
 
 
 def unquoted(start: Position, text: str, span_of: SpanOf) -> Diagnostic:

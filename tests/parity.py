@@ -189,7 +189,8 @@ def errors(got: Outcome, expected: Outcome) -> Errors:
     }
     pairs |= {f"parameter {n}": (got.parameters[n], p) for n, p in expected.parameters.items()}
     pairs["logits"] = (got.logits, expected.logits)
-    return {name: relative(*pair) for name, pair in pairs.items()}
+    surplus = {f"gradient {n}": torch.inf for n in got.gradients if n not in expected.gradients}
+    return {name: relative(*pair) for name, pair in pairs.items()} | surplus
 
 
 def relative(value: Tensor, expected: Tensor) -> float:

@@ -44,10 +44,14 @@ def test_the_shipped_configuration_is_composed_without_hydras_part() -> None:
 
 
 def test_a_users_folder_is_searched_behind_the_shipped_one_as_hydra_does(here: Path) -> None:
-    write(here / "my conf, [really]=1", {"parallel/tp2.yaml": "mesh: {tp: 64}\n", "parallel/mine.yaml": "defaults: [tp2]\nmesh: {cp: 4}\n",
-                                         "parallel/extra/x.yaml": "mesh: {ep: 2}\n", "plans/llama.yaml": "rules: {x: fsdp}\n",
-                                         "plans/mine.yaml": "extends: llama\nlayouts: {stream: replicate}\n"})  # fmt: skip
     folder = "my conf, [really]=1"
+    files = {
+        "parallel/tp2.yaml": "mesh: {tp: 64}\n",
+        "parallel/mine.yaml": "defaults: [tp2]\nmesh: {cp: 4}\n",
+        "plans/llama.yaml": "rules: {x: fsdp}\n",
+        "plans/mine.yaml": "extends: llama\nlayouts: {stream: replicate}\n",
+    }
+    write(here / folder, files)
     assert mesh(compose_config(["parallel=tp2"], folder)[0]) == {"tp": 2}
     config, origins = compose_config(["parallel=mine", "plan=mine"], folder)
     assert mesh(config) == {"cp": 4, "tp": 2}

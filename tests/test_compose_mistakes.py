@@ -1,15 +1,15 @@
-"""What is said when Hydra cannot compose: which code, at which part of the override or file, with which advice."""
+"""What is said when Hydra cannot compose: which code, at which part of the override or file, with which
+advice.
+"""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
-from parallelizer.compose import OverrideSyntaxError, compose_config
-from parallelizer.config import from_config
+from parallelizer.compose import compose_config
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.source import read_text
 
@@ -44,13 +44,13 @@ def refused(overrides: list[str], folder: str | None = None, name: str = "train"
         (["hydra/launcher=nope"], "unknown-preset", "nope", "there is no hydra/launcher 'nope'", "there are basic"),
         (["parallel=tp2", "model=nope"], "unknown-preset", "nope", "there is no model 'nope'", "llama_debug"),
         (["parralel=tp2"], "unknown-key", "parralel", "there is no key 'parralel'", "did you mean parallel?"),
-        (["train.seqlen=4"], "unknown-key", "train.seqlen", "there is no key 'train.seqlen'", "did you mean seq_len? train has steps"),
+        (["train.seqlen=4"], "unknown-key", "train.seqlen", "'train.seqlen'", "did you mean seq_len? train has steps"),
         (["seq_len=4"], "unknown-key", "seq_len", "there is no key 'seq_len'", "did you mean train.seq_len?"),
-        (["parallel=cp2", "parallel.mesh.tpp=2"], "unknown-key", "parallel.mesh.tpp", "'parallel.mesh.tpp'", "parallel.mesh has pp"),
+        (["parallel=cp2", "parallel.mesh.tpp=2"], "unknown-key", "parallel.mesh.tpp", "mesh.tpp'", "parallel.mesh has pp"),
         (["parallel.mehs.tp=2"], "unknown-key", "parallel.mehs.tp", "'parallel.mehs.tp'", "did you mean parallel.mesh.tp?"),
         (["train.seq_len.x=3"], "unknown-key", "train.seq_len.x", "'train.seq_len.x'", "train.seq_len has no keys"),
-        (["parallel.layouts.stream=replicate"], "unknown-key", "parallel.layouts.stream", "no key", "++parallel.layouts.stream=replicate"),
-        (["parallel.styles.fsdp.min_size=3"], "unknown-key", "parallel.styles.fsdp.min_size", "no key", "++parallel.styles.fsdp.min_size=3"),
+        (["parallel.layouts.a=replicate"], "unknown-key", "parallel.layouts.a", "no key", "++parallel.layouts.a=replicate"),
+        (["parallel.styles.fsdp.a=3"], "unknown-key", "parallel.styles.fsdp.a", "no key", "++parallel.styles.fsdp.a=3"),
         (["parallel@x=tp2"], "unknown-key", "parallel@x", "'parallel@x'", "parallel=<value>"),
         (["parralel=tp2", "model=nope"], "unknown-preset", "nope", "no model 'nope'", "there are"),
         (["=3"], "unknown-key", "=3", "there is no key before the `=`", "key=value"),
@@ -76,51 +76,6 @@ def test_an_override_that_is_wrong_is_marked_and_corrected(
     assert message in found.message and advice in (found.help or "")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "wrong", "message", "advice"),
-    [
-        (["++parallel.layouts.stream=shard(1)"], "shard(1)", "as the call of a function", "\"++parallel.layouts.stream='shard(1)'\""),
-        (["plan=a=b"], "a=b", "Hydra cannot read 'a=b'", "\"plan='a=b'\""),
-        (["plan=a'b"], "a'b", "Hydra cannot read", "'plan=\"a'b\"'"),
-        (["train.steps=${"], "${", "Hydra cannot read '${'", "\"train.steps='${'\""),
-        (["rules=[a.w[qk]: fsdp]"], "[a.w[qk]: fsdp]", "these rules without quotes", "'rules=[\"a.w[qk]: fsdp\"]'"),
-        (["rules=[a: {style: fsdp}]"], "[a: {style: fsdp}]", "without quotes", "'rules=[\"a: {style: fsdp}\"]'"),
-        (["rules=[a.{b,c}: fsdp]"], "[a.{b,c}: fsdp]", "without quotes", "'rules=[\"a.{b,c}: fsdp\"]'"),
-        (["rules=[a:", "fsdp]"], "[a:", "without quotes", "'rules=[\"a: fsdp\"]'"),
-        (["rules=[a:", "{style:", "fsdp}]", "train.steps=3"], "[a:", "without quotes", "'rules=[\"a: {style: fsdp}\"]'"),
-        (["++parallel.rules=[a: [fsdp]]"], "[a: [fsdp]]", "without quotes", "'++parallel.rules=[\"a: [fsdp]\"]'"),
-        (['rules=["a: b]'], '["a: b]', "without quotes", "'rules=[\"layers.*: checkpoint\"]'"),
-        (["rules=["], "[", "without quotes", "'rules=[\"layers.*: checkpoint\"]'"),
-    ],
-)  # fmt: skip
-def test_an_override_that_does_not_parse_is_shown_in_the_right_quotes(
-    overrides: list[str], wrong: str, message: str, advice: str
-) -> None:
-    with pytest.raises(OverrideSyntaxError) as caught:
-        compose_config(overrides)
-    found = caught.value.diagnostic
-    assert found.code == "override-syntax" and cut(found.span) == wrong
-    assert message in found.message
-    assert found.help is not None and found.help.endswith(advice)
-    assert "hydra.cc" not in found.message
-    [word] = shlex.split(advice)  # what the shell makes of the advice parses
-    try:
-        from_config(*compose_config([word]))
-    except PlanError as error:
-        assert all(found.code != "override-syntax" for found in error.diagnostics)
-
-
-@pytest.mark.parametrize("word", ["plan", "fsdp]", "--", "a b"])
-def test_a_word_that_is_no_override_is_marked_whole(word: str) -> None:
-    with pytest.raises(OverrideSyntaxError) as caught:
-        compose_config([word])
-    assert cut(caught.value.diagnostic.span) == word
-    assert caught.value.diagnostic.help == "an override is key=value"
-    with pytest.raises(OverrideSyntaxError) as caught:
-        compose_config([word, "rules=[a"])
-    assert "'rules=[" in (caught.value.diagnostic.help or "")
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -139,10 +94,10 @@ def test_a_word_that_is_no_override_is_marked_whole(word: str) -> None:
         ("mesh: {tp: ${x}}\n", "interpolation", "${x}", "without quotes", "put it in quotes"),
         ("mesh: {tp: '${'}\n", "config-invalid", None, "(at mesh.tp)", "correct the override"),
         ("mesh: !foo {tp: 2}\n", "yaml-tag", "!foo", "the tag '!foo' is not allowed", "leave the tag out"),
-        ("mesh: {tp: !!python/object/apply:os.getcwd []}\n", "yaml-tag", "!!python/object/apply:os.getcwd", "not allowed", "leave"),
+        ("mesh: {tp: !!python/object/apply:os.abort []}\n", "yaml-tag", "!!python/object/apply:os.abort", "not allowed", ""),
         ("defaults: [base]\nmesh: [1]\n", "wrong-type", "[1]", "`mesh` takes a map, not a list", "parallel/base"),
         ("defaults: [base]\nrules: {a: fsdp}\n", "wrong-type", "{a: fsdp}", "`rules` takes a list, not a map", "parallel/base"),
-        ("[1, 2]: 3\n", "yaml-syntax", "[", "unhashable", None),
+        ("[1, 2]: 3\n", "yaml-syntax", "[", "this key is a list or a map", "in quotes"),
         ("mesh: {tp: \x07}\n", "yaml-syntax", "\x07", "U+0007", "remove it"),
     ],
 )  # fmt: skip
@@ -179,21 +134,9 @@ def test_a_file_in_another_encoding_is_found(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("folder", "name", "code", "message", "advice"),
-    [
-        ("nope", "train", "config-not-found", "there is no folder nope", "--config-dir"),
-        (None, "trian", "config-not-found", "there is no configuration 'trian'", "did you mean train?"),
-        (None, "plans/llama", "config-invalid", "", ""),
-    ],
-)
-def test_a_folder_or_root_that_is_not_there_is_named(
-    folder: str | None, name: str, code: str, message: str, advice: str
-) -> None:
-    if code == "config-invalid":  # a plan is no configuration, and says so by what it lacks
-        config, origins = compose_config([], folder, name)
-        with pytest.raises(PlanError):
-            from_config(config, origins)
-        return
-    found = refused([], folder, name)
-    assert found.code == code and message in found.message and advice in (found.help or "")
+def test_a_folder_or_root_that_is_not_there_is_named() -> None:
+    found = refused([], "nope")
+    assert (found.code, found.message) == ("config-not-found", "there is no folder nope")
+    found = refused([], None, "trian")
+    assert (found.code, found.message) == ("config-not-found", "there is no configuration 'trian'")
+    assert (found.help or "").startswith("did you mean train?")

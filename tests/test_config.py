@@ -314,5 +314,5 @@ def test_the_shipped_presets_and_plans_are_there() -> None:
     folder = config_folder()
     assert (folder / "train.yaml").is_file() and (folder / "plans" / "llama.yaml").is_file()
     base = OmegaConf.load(folder / "parallel" / "base.yaml")
-    assert tuple(base) == PARALLEL_KEYS  # type: ignore[arg-type]
+    assert tuple(base) == PARALLEL_KEYS
     assert tuple(base.mesh) == AXES

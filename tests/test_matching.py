@@ -121,6 +121,10 @@ def test_a_module_is_meant_before_a_parameter() -> None:
          "`python -m parallelizer plan` lists the modules"),
         ('"inner.{up,dwn}": colwise', "unmatched-alternative", '"inner.{up,dwn}"',
          "`inner.dwn`, one alternative of `inner.{up,dwn}`, matches no module", "did you mean `inner.down`?"),
+        ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", '"{inner.up,h.{0..63}.wq}"',
+         "`h.{0..63}.wq`, alternatives of `{inner.up,h.{0..63}.wq}`, match no module", "take them out of the braces"),
+        ('"inner.{up,dwn,don}": colwise', "unmatched-alternative", '"inner.{up,dwn,don}"',
+         "`inner.{dwn,don}`, alternatives of `inner.{up,dwn,don}`, match no module", "did you mean `inner.down`?"),
     ],
 )  # fmt: skip
 def test_a_rule_that_matches_nothing_is_an_error_with_a_suggestion(

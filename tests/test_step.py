@@ -61,6 +61,14 @@ def llama(**sizes: Any) -> Callable[[], nn.Module]:
     return lambda: Llama(**{**every, **sizes})
 
 
+def frozen() -> nn.Module:
+    """Only the feed-forward networks and the final norm are trained."""
+    model = llama()()
+    for name, param in model.named_parameters():
+        param.requires_grad_("feed_forward" in name or name == "norm.weight")
+    return model
+
+
 def with_rules(*rules: str, extends: str = "llama") -> Plan:
     lines = "".join(f"\n  {rule}" for rule in rules)
     return plan(f"extends: {extends}" + (f"\nrules:{lines}" if rules else ""))
@@ -82,12 +90,18 @@ EVERYTHING = {
     "cpu_offload": {"options": {"fsdp": {"cpu_offload": True}}},
     "ignored labels": {"batch": ignored_batch, "accumulate": 2},
     "tied embeddings": {"model": llama(tie_embeddings=True)},
+    "frozen parameters": {"model": frozen},
+    "frozen whole parameters": {"model": frozen, "options": {"fsdp": {"min_size": 10**9}}},
+    "uneven shards": {"model": llama(dim=36, n_heads=6, n_kv_heads=2, hidden_dim=42)},
     "no clipping": {"clip": None},
     "keep_gathered": {"plan": with_rules("layers.*.attention.inner: {style: context-parallel, keep_gathered: true}")},
 }  # fmt: skip
 
 OPTIONS_OF_2 = {
-    "tp2": ["checkpoint full", "checkpoint selective", "accumulation", "ignored labels", "tied embeddings", "no clipping"],
+    "tp2": [
+        "checkpoint full", "checkpoint selective", "accumulation", "ignored labels", "tied embeddings", "no clipping",
+        "frozen parameters",
+    ],
     "fsdp2": list(EVERYTHING),
     "cp2": [
         "checkpoint full", "checkpoint selective", "accumulation", "min_size", "reshard_after_forward false", "ignored labels",

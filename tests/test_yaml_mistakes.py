@@ -59,8 +59,8 @@ def test_a_glob_without_quotes_is_named_and_shown_in_quotes(marked: str, read_as
         ("rules:\n  a: «{»style: colwise\n", "this `{` is never closed", "close it"),
         ("rules:\n  a: «[»b\n", "this `[` is never closed", "close it"),
         ("rules:\n  a: [b,\n«»", "the text ends inside `[` or `{`", "close what was opened"),
-        ("rules:\n  a: {style: colwise input«:» x}\n", "a `,` or the closing `}` is missing", None),
-        ("rules:\n  a: {b: [c«}»\n", "a `,` or the closing `]` is missing", None),
+        ("rules:\n  a: {style: colwise input«:» x}\n", "a `,` or the closing `}` is missing", "put it here"),
+        ("rules:\n  a: {b: [c«}»\n", "a `,` or the closing `]` is missing", "put it here"),
         ("rules:\n  a: {b: c}«}»\n", "this `}` closes nothing", "remove it"),
         ("a: «]»\n", "this `]` closes nothing", "remove it"),
         ('rules:\n  a: «"»b\n', "this quote is never closed", "same line"),
@@ -105,7 +105,7 @@ def check(marked: str, code: str, message: str, advice: str | None) -> str:
     [found] = caught.value.diagnostics
     assert found.code == code
     assert message in found.message
-    assert (advice or "") in (found.help or "")
+    assert found.help and (advice or "") in found.help
     assert found.span is not None
     line = before.count("\n") + 1
     column = len(before.rpartition("\n")[2]) + 1

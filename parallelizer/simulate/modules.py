@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from parallelizer import phase
 
+_RAISED_IN = "_raised_in_module"
+
 
 class Running:
     """A stack of module paths kept by hooks. In backward a module runs from the gradient of its outputs to
@@ -26,13 +28,14 @@ class Running:
         self.handles: list[Any] = []
         self._active: list[str] = [""]
         self._phase = phase.current()
-        self._failure = ("", 0)  # not the error itself, which would keep all its frames alive
         for path, module in model.named_modules():
             if path:
                 self.handles.append(
                     module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
                 )
-                self.handles.append(module.register_forward_hook(self._leave(path), always_call=True))
+                self.handles.append(
+                    module.register_forward_hook(self._leave(path), with_kwargs=True, always_call=True)
+                )
 
     @property
     def current(self) -> str:
@@ -41,8 +44,7 @@ class Running:
 
     def failed_with(self, error: BaseException) -> str:
         """The innermost module whose forward raised `error`; empty if none did."""
-        path, raised = self._failure
-        return path if raised == id(error) else ""
+        return getattr(error, _RAISED_IN, "")
 
     def remove(self) -> None:
         """Take the hooks away."""
@@ -66,18 +68,17 @@ class Running:
         return hook
 
     def _leave(self, path: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             error = sys.exc_info()[1]
-            if error is None:
-                self._failure = ("", 0)
-            elif id(error) != self._failure[1]:
-                self._failure = (
-                    path,
-                    id(error),
-                )  # the innermost forward that raises it is the first to be left
+            if error is not None and not hasattr(error, _RAISED_IN):
+                # The innermost is the first to be left. A note here, not there: an error keeps all its frames
+                # alive.
+                setattr(error, _RAISED_IN, path)
             self._end(path)
+            given = {id(value) for value in tree_leaves((args, kwargs))}
             for tensor in tree_leaves(output):
-                if _wants_gradient(tensor):
+                # What a module only hands on it does nothing to.
+                if _wants_gradient(tensor) and id(tensor) not in given:
                     tensor.register_hook(lambda _: self._begin_backward(path))
 
         return hook

@@ -2,8 +2,8 @@
 allocator by a test.
 
 Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table
-cannot know what oneDNN takes for a matrix product in 16 bits, which depends on the processor: small products
-are made once, and watched.
+cannot know what oneDNN takes for matrix products in 16 bits, which depends on the processor: such calls,
+where they are small, are made once, and watched.
 """
 
 from __future__ import annotations
@@ -23,67 +23,89 @@ UNPROMOTED = ("copy_", "masked_fill", "masked_fill_", "where")
 
 REDUCED = (torch.bfloat16, torch.float16)
 
-
-Product = tuple[Any, ...]
-"""A matrix product: the operator, and of each tensor its shape, strides and dtype."""
-
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-
 LARGEST = 2**28
-"""Multiplications in the largest product that is made to see what it takes: some hundredths of a second."""
+"""Multiplications in the largest call that is made to see what it takes: some hundredths of a second."""
+
+Call = tuple[Any, ...]
+"""A call without its data: the operator's name, and its arguments with shape, strides and dtype for
+tensors.
+"""
 
 
 class Scratch:
-    """What operators allocate beside their results. Products in 16 bits count from the call of `measure`
-    behind their first on.
+    """What operators allocate beside their results. Calls that have to be watched count from the next
+    `measure` on; those that are too large count as what the table says of them, or nothing.
     """
 
     def __init__(self) -> None:
-        self.products: dict[Product, int] = {}
-        self.unknown: dict[Product, Any] = {}
+        self.watched: dict[Call, int] = {}
+        self.unknown: dict[Call, Any] = {}
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
         """What one call of an operator allocates beside its result."""
         name = func._schema.name.split("::")[1]
+        multiplications = MULTIPLICATIONS.get(name)
+        if (
+            multiplications is not None
+            and _first_tensor(args).dtype in REDUCED
+            and multiplications(args) <= LARGEST
+        ):
+            call = (
+                str(func),
+                tuple(map(_described, args)),
+                tuple((k, _described(v)) for k, v in kwargs.items()),
+            )
+            if call not in self.watched:
+                self.unknown[call] = func
+            return self.watched.get(call, 0)
         kernel = KERNELS.get(name)
         if kernel is not None:
             return kernel(args, kwargs, result)
-        if name in PRODUCTS:
-            return self._product(func, args, result)
         if torch.Tag.pointwise in func.tags and name not in UNPROMOTED:
             return _operands(func, args)
         return 0
 
     def measure(self) -> None:
-        """Make each product that is not known yet, with zeros. Outside of every mode; where it is too large
-        it counts as nothing.
-        """
-        for product, func in self.unknown.items():
-            self.products[product] = _peak_beside_result(func, product)
+        """Make each call that is not known yet, with zeros. To be called outside of every mode."""
+        for call, func in self.unknown.items():
+            self.watched[call] = _watch(func, call)
         self.unknown.clear()
 
-    def _product(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
-        if result.dtype not in REDUCED:
-            return 0
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if result.numel() * tensors[-1].size(-2) > LARGEST:
-            return 0
-        product = (str(func), *((tuple(t.shape), t.stride(), t.dtype) for t in tensors))
-        if product not in self.products:
-            self.unknown[product] = func
-        return self.products.get(product, 0)
+
+def _described(value: Any) -> Any:
+    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _peak_beside_result(func: Any, product: Product) -> int:
-    tensors = [
-        torch.empty_strided(shape, strides, dtype=dtype).zero_() for shape, strides, dtype in product[1:]
-    ]
-    results = []
+def _made(value: Any) -> Any:
+    if isinstance(value, tuple):
+        shape, strides, dtype = value
+        return torch.empty_strided(shape, strides, dtype=dtype).zero_()
+    return value
+
+
+def _watch(func: Any, call: Call) -> int:
+    args, kwargs = [_made(v) for v in call[1]], {k: _made(v) for k, v in call[2]}
+    results: list[Any] = []
     total, peak = 0, 0
-    for change in torch_private.allocations(lambda: results.append(func(*tensors))):
+    for change in torch_private.allocations(lambda: results.append(func(*args, **kwargs))):
         total += change
         peak = max(peak, total)
-    return peak - results[0].untyped_storage().nbytes()
+    made = results[0] if isinstance(results[0], tuple) else results
+    return peak - sum(t.untyped_storage().nbytes() for t in made)
+
+
+def _first_tensor(args: tuple[Any, ...]) -> torch.Tensor:
+    return next(a for a in args if isinstance(a, torch.Tensor))
+
+
+def _product(args: tuple[Any, ...]) -> int:
+    left, right = [a for a in args if isinstance(a, torch.Tensor)][-2:]
+    return left.numel() * right.size(-1)
+
+
+def _scores(first: int) -> Callable[[tuple[Any, ...]], int]:
+    """Of attention whose queries are argument `first` and whose keys are the next."""
+    return lambda args: args[first].numel() * args[first + 1].size(2)
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> int:
@@ -147,7 +169,9 @@ def _sum(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
 
 
 def _mean(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-    """As a sum; then it is divided by a number."""
+    """In 16 bits the input and the result in float32; then it is divided by a number."""
+    if result.dtype in REDUCED:
+        return 4 * (args[0].numel() + result.numel())
     return max(_sum(args, kwargs, result), 8 + result.element_size())
 
 
@@ -184,3 +208,13 @@ KERNELS: Mapping[str, Kernel] = {
     "_foreach_add_": _foreach_number,
     "_foreach_mul_": _foreach_number,
 }
+
+MULTIPLICATIONS: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
+    "mm": _product,
+    "addmm": _product,
+    "bmm": _product,
+    "baddbmm": _product,
+    "_scaled_dot_product_flash_attention_for_cpu": _scores(0),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _scores(1),
+}
+"""The operators that are watched in 16 bits, and how many multiplications a call of them makes."""

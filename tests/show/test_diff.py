@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallelizer.cli import main
 from parallelizer.show import diff
 from parallelizer.show.figures import Figures, Subject, changes
 from tests.show.test_lock import LEDGER, PLAN, USAGE, entry, example
@@ -120,3 +121,30 @@ def test_the_document_has_every_change_as_numbers() -> None:
 def test_a_section_that_is_on_no_side_is_said_to_be_empty() -> None:
     empty: Figures = {"plan": {Subject("plan"): {"name": "a"}}, "collectives": {}}
     assert "collectives\n  nothing on either side" in printed(empty, empty, 100)
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def test_the_command_compares_two_plans_under_the_same_overrides(capfd: pytest.CaptureFixture[str]) -> None:
+    both = ["parallel=tp2", "model.dim=64", "model.hidden_dim=64", "train.seq_len=32", "train.batch_size=4"]
+    assert main(["plan", *both, "--diff", "llama", "llama_tp", "--json"]) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["sides"] == ["llama", "llama_tp"]
+    assert {c["section"] for c in document["changes"]} == {
+        "plan",
+        "collectives",
+        "collectives by module",
+        "memory",
+    }
+
+
+def test_a_side_that_is_nothing_is_an_error_with_what_is_near(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--diff", "fsdp2_tp3", "tp2"]) == 1
+    captured = capfd.readouterr()
+    assert captured.out == "" and "did you mean fsdp2_tp2?" in captured.err
+
+
+def test_a_rank_that_is_not_there_is_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--diff", "tp2", "tp4", "--rank", "3"]) == 1
+    assert "there is no rank 3 among 2" in capfd.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import stat
 import string
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from parallelizer.cli import main
 from parallelizer.diagnostics import PlanError
 from parallelizer.plan import Mesh
 from parallelizer.show import lock
@@ -277,3 +279,32 @@ def test_the_report_says_that_torch_was_another(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("# torch ", "# torch 0."))
     assert "locked with torch 0." in lock.report(file, ["x"])
     assert lock.read_lock(file) == example()
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+SMALL = ["model.dim=64", "model.hidden_dim=64", "train.seq_len=32", "train.batch_size=4"]
+
+
+def test_a_plan_is_as_locked_until_it_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "a.lock")
+    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "--lock", file]) == 0
+    assert capfd.readouterr().out == f"{file}: written\n"
+    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "--locked", file]) == 0
+    assert capfd.readouterr().out == f"as locked in {file}\n"
+    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "plan=llama_tp", "--locked", file, "--json"]) == 1
+    document = json.loads(capfd.readouterr().out)
+    assert "plan: plan: name llama_tp, locked llama" in document["differences"]
+    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "plan=llama_tp", "--locked", file]) == 1
+    out = capfd.readouterr().out
+    assert out.startswith(f"not as locked in {file}:\n") and "collectives: forward tp all_reduce: new" in out
+
+
+def test_a_missing_lock_is_one_error_and_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "parallel=single", *SMALL, "--locked", str(tmp_path / "a.lock")]) == 1
+    captured = capfd.readouterr()
+    assert (
+        captured.out == "" and captured.err.count("error[") == 1 and "error[lock-not-found]" in captured.err
+    )

@@ -26,7 +26,11 @@ def taken(func: Any, *args: Any, **kwargs: Any) -> tuple[int, int]:
     result = results[0]
     known = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     parts = result if isinstance(result, tuple) else (result,)
-    made = sum(t.untyped_storage().nbytes() for t in parts if t is not None and t.untyped_storage()._cdata not in known)
+    made = sum(
+        t.untyped_storage().nbytes()
+        for t in parts
+        if t is not None and t.untyped_storage()._cdata not in known
+    )
     scratch = Scratch()
     scratch.bytes_of(func, args, kwargs, result)
     scratch.measure()
@@ -47,7 +51,10 @@ def test_attention_forward_and_backward(
 ) -> None:
     keys = rows if causal else rows + more_keys
     # As models have them: [batch, rows, heads, size], transposed.
-    q, k, v = (torch.zeros(1, n, h, size, dtype=dtype).transpose(1, 2) for n, h in zip((rows, keys, keys), (heads[0], heads[1], heads[1])))
+    q, k, v = (
+        torch.zeros(1, n, h, size, dtype=dtype).transpose(1, 2)
+        for n, h in zip((rows, keys, keys), (heads[0], heads[1], heads[1]))
+    )
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     table, allocator = taken(forward, q, k, v, 0.0, causal, scale=1.0)
     assert table == allocator
@@ -79,7 +86,9 @@ def test_sums_in_another_dtype(dtype: torch.dtype) -> None:
 )
 def test_operands_of_two_dtypes_and_numbers(func: Any, left: torch.dtype, right: Any, small: bool) -> None:
     x = torch.ones(8, 100, dtype=left)
-    other = torch.ones((100,) if small else (8, 100), dtype=right) if isinstance(right, torch.dtype) else right
+    other = (
+        torch.ones((100,) if small else (8, 100), dtype=right) if isinstance(right, torch.dtype) else right
+    )
     table, allocator = taken(func, x, other)
     assert table == allocator
 
@@ -95,10 +104,14 @@ def test_numbers_where_the_operator_takes_one(name: str, dtype: torch.dtype) -> 
 @given(
     rows=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     chunks=st.sampled_from([1, 2, 3, 4]),
-    dtypes=st.tuples(st.sampled_from([torch.float32, torch.bfloat16]), st.sampled_from([torch.float32, torch.bfloat16])),
+    dtypes=st.tuples(
+        st.sampled_from([torch.float32, torch.bfloat16]), st.sampled_from([torch.float32, torch.bfloat16])
+    ),
 )
-def test_gradients_on_their_way_to_the_data_ranks(rows: list[int], chunks: int, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
-    import torch.distributed.fsdp  # noqa: F401 - registers the operator
+def test_gradients_on_their_way_to_the_data_ranks(
+    rows: list[int], chunks: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    import torch.distributed.fsdp
 
     tensors = [torch.ones(n, 6, dtype=dtypes[0]) for n in rows]
     out = torch.empty(chunks, sum(-(-n // chunks) * 6 for n in rows), dtype=dtypes[1])
@@ -132,10 +145,15 @@ def test_a_product_counts_from_its_measurement_on_and_a_huge_one_never() -> None
     assert scratch.bytes_of(aten.mm.default, (huge, huge), {}, huge) == 0
     assert len(scratch.unknown) == 1
     scratch.measure()
-    assert not scratch.unknown and len(scratch.products) == 1
+    assert not scratch.unknown and len(scratch.watched) == 1
 
 
 def test_products_in_32_bits_and_plain_copies_take_nothing() -> None:
     a = torch.ones(64, 64)
-    for func, args in ((aten.mm.default, (a, a)), (aten.clone.default, (a,)), (aten.silu.default, (a,)), (aten.cat.default, ([a, a],))):
+    for func, args in (
+        (aten.mm.default, (a, a)),
+        (aten.clone.default, (a,)),
+        (aten.silu.default, (a,)),
+        (aten.cat.default, ([a, a],)),
+    ):
         assert taken(func, *args) == (0, 0)
