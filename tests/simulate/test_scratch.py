@@ -53,7 +53,7 @@ def test_attention_forward_and_backward(
     # As models have them: [batch, rows, heads, size], transposed.
     q, k, v = (
         torch.zeros(1, n, h, size, dtype=dtype).transpose(1, 2)
-        for n, h in zip((rows, keys, keys), (heads[0], heads[1], heads[1]))
+        for n, h in zip((rows, keys, keys), (heads[0], heads[1], heads[1]), strict=True)
     )
     forward = aten._scaled_dot_product_flash_attention_for_cpu.default
     table, allocator = taken(forward, q, k, v, 0.0, causal, scale=1.0)
