@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test test-all lint parity clean
+.PHONY: train test test-all lint parity matrix clean
 
 train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
@@ -17,6 +17,9 @@ test-all: $(STAMP)  ## the slow matrices too
 
 parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
 	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""
+
+matrix: $(STAMP)  ## every shipped model on every preset that fits, proven; written into the docs
+	$(BIN)/python -m parallelizer verify --matrix --write docs/proving.md
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parse(argv)
     # As `python -m` does: a model's class may live in the folder the command runs in.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         status: int = arguments.run(arguments)
+        sys.stdout.flush()
         return status
     except OverrideSyntaxError as error:
         show_diagnostics.write([error.diagnostic], sys.stderr)
@@ -46,12 +47,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; overrides may stand before, between and behind the options."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if any(word.startswith("-") for word in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments.overrides += rest
+    return arguments
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("parallelizer", description="Parallelism for PyTorch models as data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, doc in (
         ("validate", _validate, "find every mistake in the plan and the configuration"),
-        ("plan", _plan, "print what each rank holds"),
+        ("plan", _plan, "print what each rank holds, sends and needs"),
         ("verify", _verify, "prove that the sharded run equals the unsharded one"),
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
     ):
@@ -117,11 +128,8 @@ def _validate(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     import torch
 
-    from parallelizer.lints import lint
-    from parallelizer.show import plan as show_plan
-    from parallelizer.show import step as show_step
-    from parallelizer.show.documents import plan_document
-    from parallelizer.simulate.trace import trace
+    from parallelizer.show import dry_run
+    from parallelizer.show.documents import plan_document, refusal_document
 
     torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     if arguments.diff:
@@ -130,30 +138,14 @@ def _plan(arguments: argparse.Namespace) -> int:
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
-        if not 0 <= arguments.rank < setup.mesh.world_size:
-            raise PlanError(
-                [
-                    Diagnostic(
-                        "unknown-rank",
-                        f"there is no rank {arguments.rank} among {setup.mesh.world_size:,}",
-                        None,
-                        f"ranks are 0 to {setup.mesh.world_size - 1}",
-                    )
-                ]
-            )
+        _check_rank(arguments.rank, setup.mesh.world_size)
     except PlanError as error:
         if arguments.json:
-            _print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+            _print_json(refusal_document(error.diagnostics))
         else:
             show_diagnostics.write(error.diagnostics, sys.stderr)
         return 1
-    found = program.diagnostics
-    step = None
-    try:
-        step = trace(program, model, setup.recipe(), arguments.rank)
-        found += lint(setup, program, model, step)
-    except PlanError as error:
-        found += error.diagnostics
+    step, found = dry_run.trace_step(setup, program, model, arguments.rank)
     if arguments.html:
         from parallelizer.show import html as show_html
 
@@ -173,14 +165,18 @@ def _plan(arguments: argparse.Namespace) -> int:
         document = plan_document(program, model, setup.device, arguments.rank, step, found)
         _print_json({**document, "differences": differing} if arguments.locked else document)
         return status
-    show_diagnostics.write(found, sys.stderr)
     if arguments.lock or arguments.locked:
+        show_diagnostics.write(found, sys.stderr)
         _say_locked(arguments, found, differing)
         return status
-    show_plan.write(program, model, sys.stdout, rank=arguments.rank)
-    if step is not None:
-        show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+    dry_run.write(setup, program, model, step, found, arguments.rank)
     return status
+
+
+def _check_rank(rank: int, world_size: int) -> None:
+    if not 0 <= rank < world_size:
+        message = f"there is no rank {rank} among {world_size:,}"
+        raise PlanError([Diagnostic("unknown-rank", message, None, f"ranks are 0 to {world_size - 1}")])
 
 
 def _lock(
@@ -214,6 +210,7 @@ def _say_locked(arguments: argparse.Namespace, found: tuple[Diagnostic, ...], di
 
 def _diff(arguments: argparse.Namespace) -> int:
     from parallelizer.show import diff
+    from parallelizer.show.documents import refusal_document
 
     names = arguments.diff
     try:
@@ -228,7 +225,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         )
     except PlanError as error:
         if arguments.json:
-            _print_json({"diagnostics": [d.as_json() for d in error.diagnostics]})
+            _print_json(refusal_document(error.diagnostics))
         else:
             show_diagnostics.write(error.diagnostics, sys.stderr)
         return 1

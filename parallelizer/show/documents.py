@@ -20,6 +20,11 @@ def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
     return {"valid": not has_errors(ordered), "diagnostics": [d.as_json() for d in ordered]}
 
 
+def refusal_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
+    """What a command prints with `--json` when there is no program to speak of."""
+    return {"diagnostics": [d.as_json() for d in in_order(diagnostics)]}
+
+
 def plan_document(
     program: Program,
     model: nn.Module,
@@ -28,8 +33,8 @@ def plan_document(
     trace: Trace | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
 ) -> dict[str, Any]:
-    """What `plan --json` prints: figures are those of one rank, sizes in bytes. Without a trace there are no
-    collectives and no memory.
+    """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
+    trace.
     """
     return {
         "world_size": program.mesh.world_size,

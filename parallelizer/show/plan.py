@@ -1,23 +1,24 @@
-"""The plan as tables: the mesh, what each rank holds of which parameter, what is done to which module, and
-the buffers.
-"""
+"""The plan as tables: mesh, what a rank holds of which parameter, what is done to which module, buffers."""
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from parallelizer.compiler import Program
+from parallelizer.compiler import Application, Program
+from parallelizer.diagnostics import Span
 from parallelizer.fold import fold_paths
-from parallelizer.plan import AXES
+from parallelizer.plan import AXES, Buffer
 from parallelizer.shards import ParameterShard, parameter_shards
+from parallelizer.show import tables
+from parallelizer.show.tables import Column
 
 _MEANING = {
     "pp": "pipeline stages",
@@ -32,56 +33,55 @@ _MEANING = {
 def write(
     program: Program, model: nn.Module, stream: TextIO, *, rank: int = 0, width: int | None = None
 ) -> None:
-    """Print the plan of a program. Colour and width follow the terminal; a file gets plain text of 100
-    columns.
-    """
-    terminal = stream.isatty()
-    console = Console(
-        file=stream, width=width or (None if terminal else 100), highlight=False, soft_wrap=False
-    )
-    shards = parameter_shards(program, model, rank)
-    _mesh(program, console)
-    _parameters(shards, rank, console)
-    _modules(program, console)
-    _buffers(program, console)
+    """Print the plan of a program, as `rank` sees it, for the model that it was compiled for."""
+    screen = tables.console(stream, width)
+    _mesh(program, screen)
+    _parameters(parameter_shards(program, model, rank), rank, screen)
+    _modules(program, screen)
+    _buffers(program, screen)
 
 
-def _mesh(program: Program, console: Console) -> None:
+def _mesh(program: Program, screen: Console) -> None:
     mesh = program.mesh
-    ranks = f"{mesh.world_size:,} rank{'s' if mesh.world_size > 1 else ''}"
-    console.print(
-        Text.assemble(("mesh", "bold"), f"  {ranks}: {mesh}" if mesh.world_size > 1 else f"  {ranks}")
+    screen.print(
+        Text.assemble(("plan", "bold"), f"  {program.plan.name}, {program.plan.file}"), soft_wrap=True
     )
+    ranks = f"{mesh.world_size:,} ranks: {mesh}" if mesh.world_size > 1 else "1 rank"
+    screen.print(Text.assemble(("mesh", "bold"), f"  {ranks}"))
     stride = mesh.world_size
     for axis in AXES:
         size = mesh.sizes[axis]
         stride //= size
         if size > 1:
             near = "neighbouring ranks" if stride == 1 else f"ranks {stride:,} apart"
-            console.print(f"  {axis:<13}{size:>6}  {_MEANING[axis]}, {near}")
+            _hanging(f"  {axis:<13}{size:>5,}  ", f"{_MEANING[axis]}, {near}", screen)
     if len(mesh.fsdp_axes) > 1:
-        console.print(
-            f"  fsdp shards over {' and '.join(mesh.fsdp_axes)} folded: {mesh.size(*mesh.fsdp_axes):,} ranks"
-        )
-    console.print()
+        axes = " and ".join(mesh.fsdp_axes)
+        _hanging("  ", f"fsdp shards over {axes} folded: {mesh.size(*mesh.fsdp_axes):,} ranks", screen)
+    screen.print()
 
 
-def _parameters(shards: Sequence[ParameterShard], rank: int, console: Console) -> None:
-    title = Text.assemble(
-        ("parameters", "bold"), f" of rank {rank}; under an axis stands the dimension that is sharded over it"
-    )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    axes = list(shards[0].placements) if shards else []
-    table.add_column("parameter", overflow="fold", ratio=3)
-    table.add_column("n", justify="right", no_wrap=True)
-    table.add_column("style", overflow="fold")
-    for axis in axes:
-        table.add_column(axis.replace("+", "\n+"), justify="center", no_wrap=True)
-    for name in ("global", "local"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for names, shard in _folded(shards):
-        table.add_row(
+def _hanging(head: str, text: str, screen: Console) -> None:
+    """A head, and a text that stays to its right when it is wrapped."""
+    for line in textwrap.wrap(text, max(20, screen.width - len(head))):
+        screen.print(head + line)
+        head = " " * len(head)
+
+
+def _parameters(shards: Sequence[ParameterShard], rank: int, screen: Console) -> None:
+    every = shards[0].placements if shards else {}
+    axes = [axis for axis in every if any(s.placements.get(axis) != "replicate" for s in shards)]
+    columns = [
+        Column("parameter", wrap="path"),
+        Column("n", right=True),
+        Column("style", spare=2),
+        *(Column(axis.replace("+", "\n+")) for axis in axes),
+        Column("global", spare=1),
+        Column("local"),
+        Column("bytes", right=True),
+    ]
+    rows = [
+        [
             "\n".join(fold_paths(names)),
             f"{len(names):,}",
             _styles(shard),
@@ -89,13 +89,16 @@ def _parameters(shards: Sequence[ParameterShard], rank: int, console: Console) -
             _shape(shard.global_shape),
             _shape(shard.local_shape),
             size(shard.bytes * len(names)),
-        )
-    console.print(table)
-    total = sum(s.bytes for s in shards)
-    count = sum(_numel(s.global_shape) for s in shards)
-    console.print(
-        f"  {count:,} parameters; this rank holds {sum(_numel(s.local_shape) for s in shards):,} of them, {size(total)}\n"
-    )
+        ]
+        for names, shard in _folded(shards)
+    ]
+    under = "; under an axis stands the dimension that is sharded over it" if axes else ""
+    tables.write(screen, Text.assemble(("parameters", "bold"), f" of rank {rank}{under}"), columns, rows)
+    whole = sum(math.prod(s.global_shape) for s in shards)
+    held = sum(math.prod(s.local_shape) for s in shards)
+    total = size(sum(s.bytes for s in shards))
+    _hanging("  ", f"{whole:,} parameters; this rank holds {held:,} of them, {total}", screen)
+    screen.print()
 
 
 def _styles(shard: ParameterShard) -> str:
@@ -107,54 +110,66 @@ def _styles(shard: ParameterShard) -> str:
 def _folded(shards: Iterable[ParameterShard]) -> list[tuple[list[str], ParameterShard]]:
     """Parameters that differ in nothing but their name, together, in order of the first."""
     groups: dict[tuple[object, ...], tuple[list[str], ParameterShard]] = {}
-    for shard in shards:
-        key = (
-            shard.dtype,
-            shard.global_shape,
-            shard.local_shape,
-            tuple(shard.placements.items()),
-            shard.styles,
-            shard.reason,
-        )
-        groups.setdefault(key, ([], shard))[0].append(shard.name)
+    for s in shards:
+        key = (s.dtype, s.global_shape, s.local_shape, tuple(s.placements.items()), s.styles, s.reason)
+        groups.setdefault(key, ([], s))[0].append(s.name)
     return list(groups.values())
 
 
-def _modules(program: Program, console: Console) -> None:
+def _modules(program: Program, screen: Console) -> None:
     """Styles that do not show in the parameters' table."""
     groups: dict[tuple[str, str, str, str], list[str]] = {}
     for application in program:
-        if application.slot == "params":
-            continue
-        flows = [
-            f"{option} {', '.join(f'{k}: {f}' if k else str(f) for k, f in application.options[option].items())}"
-            for option in ("input", "output")
-            if application.options.get(option)
-        ]
-        place = f"{Path(application.rule.span.file).name}:{application.rule.span.line}"
-        key = (application.style, "+".join(application.axes), "; ".join(flows), place)
-        groups.setdefault(key, []).append(application.module)
+        if application.slot != "params":
+            key = (
+                application.style,
+                "+".join(application.axes),
+                _flows(application),
+                _place(application.rule.span),
+            )
+            groups.setdefault(key, []).append(application.module)
     if not groups:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=Text("modules", "bold"), title_justify="left")
-    table.add_column("module", overflow="fold", ratio=3)
-    for column in ("style", "axis", "layouts", "rule"):
-        table.add_column(column, overflow="fold")
-    for (style, axes, flows_text, place), modules in groups.items():
-        table.add_row("\n".join(g or "(root)" for g in fold_paths(modules)), style, axes, flows_text, place)
-    console.print(table)
+    columns = [
+        Column("module", wrap="path"),
+        Column("style"),
+        Column("axis", spare=1),
+        Column("layouts", wrap="words"),
+        Column("rule", spare=2),
+    ]
+    rows = [
+        ["\n".join(path or "(root)" for path in fold_paths(modules)), *key] for key, modules in groups.items()
+    ]
+    tables.write(screen, Text("modules", "bold"), columns, rows)
+    screen.print()
 
 
-def _buffers(program: Program, console: Console) -> None:
+def _flows(application: Application) -> str:
+    """What is done to inputs and outputs, a line each."""
+    lines = []
+    for option in ("input", "output"):
+        for name, flow in (application.options.get(option) or {}).items():
+            lines.append(f"{option} {f'{name}: ' if name else ''}{flow}")
+    return "\n".join(lines)
+
+
+def _place(span: Span) -> str:
+    return "command line" if span.file.startswith("<override") else f"{Path(span.file).name}:{span.line}"
+
+
+def _buffers(program: Program, screen: Console) -> None:
     plan, cp = program.plan, program.mesh.sizes["cp"]
     if cp == 1 or not (plan.batch or plan.buffers):
         return
-    console.print(Text.assemble(("buffers", "bold"), f"  split over cp={cp}, head and tail chunks paired"))
+    screen.print(Text.assemble(("buffers", "bold"), f"  split over cp={cp}, head and tail chunks paired"))
     for title, entries in (("batch", plan.batch), ("model", plan.buffers)):
-        for name, buffer in entries.items():
-            what = f"made: {buffer.make}" if buffer.make else f"dimension {buffer.dim}"
-            console.print(f"  {title}  {name}  {what}")
-    console.print()
+        if entries:
+            _hanging(f"  {title}  ", ", ".join(_split(b) for b in entries.values()), screen)
+    screen.print()
+
+
+def _split(buffer: Buffer) -> str:
+    return f"{buffer.name} ({f'made: {buffer.make}' if buffer.make else f'dimension {buffer.dim}'})"
 
 
 def size(count: float) -> str:
@@ -172,11 +187,4 @@ def _short(placement: str) -> str:
 
 
 def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    result = 1
-    for n in shape:
-        result *= n
-    return result
+    return "x".join(map(str, shape)) or "scalar"

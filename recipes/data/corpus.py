@@ -30,7 +30,8 @@ class Data:
 
 def build_data(config: DictConfig) -> Data:
     """Calls the configuration's `_target_` with its other keys. PlanError when it cannot give any data."""
-    missing = sorted(OmegaConf.missing_keys(config))
+    # Full keys, which begin with `data.` when the configuration is a part of a larger one.
+    missing = sorted(key.removeprefix("data.") for key in OmegaConf.missing_keys(config))
     if missing:
         raise PlanError(
             Diagnostic(

@@ -1,0 +1,52 @@
+"""The dry run for people: the plan, and what one step of it sends and holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.lints import lint
+from parallelizer.program import Program
+from parallelizer.setup import Setup
+from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.show import plan as show_plan
+from parallelizer.show import step as show_step
+from parallelizer.simulate.trace import Trace, trace
+
+Findings = tuple[Diagnostic, ...]
+
+
+def trace_step(
+    setup: Setup, program: Program, model: nn.Module, rank: int = 0
+) -> tuple[Trace | None, Findings]:
+    """One step as `rank` of the program's world, with the findings of compiling, tracing and linting.
+
+    There is no step, and a finding says why, when it cannot run. Traced in child processes: no process group
+    may stand in this one.
+    """
+    torch.set_num_threads(1)  # an OpenMP region before a fork hangs the child
+    try:
+        step = trace(program, model, setup.recipe(), rank)
+        return step, (*program.diagnostics, *lint(setup, program, model, step))
+    except PlanError as error:
+        return None, (*program.diagnostics, *error.diagnostics)
+
+
+def write(
+    setup: Setup,
+    program: Program,
+    model: nn.Module,
+    step: Trace | None,
+    found: Sequence[Diagnostic],
+    rank: int = 0,
+) -> None:
+    """Print a dry run: tables to stdout, findings to stderr."""
+    show_diagnostics.write(found, sys.stderr)
+    show_plan.write(program, model, sys.stdout, rank=rank)
+    if step is not None:
+        show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+    sys.stdout.flush()

@@ -1,0 +1,67 @@
+"""The batches of one rank: its rows of each global batch, and its tokens of each row."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import parallelizer as pz
+from recipes.data import Data
+from recipes.data.loader import evaluation_batches, global_batch
+from recipes.settings import Settings
+
+
+class Batches:
+    """This rank's part of each global batch, which depends on seed and step only."""
+
+    def __init__(
+        self,
+        data: Data,
+        plan: pz.Plan,
+        workload: pz.Workload,
+        settings: Settings,
+        mesh: DeviceMesh,
+        device: torch.device,
+    ) -> None:
+        self.data, self.plan, self.workload, self.settings = data, plan, workload, settings
+        self.mesh, self.device = mesh, device
+        self.index, self.ranks = pz.batch_rank(mesh)
+
+    def training(self, step: int) -> list[dict[str, torch.Tensor]]:
+        """The parts that gradients are accumulated over."""
+        work, parts = self.workload, []
+        rows = work.batch_size // work.accumulate // self.ranks
+        for part in range(work.accumulate):
+            first = (part * self.ranks + self.index) * rows
+            batch = global_batch(
+                self.data.train,
+                step=step,
+                batch_size=work.batch_size,
+                seq_len=work.seq_len,
+                seed=self.settings.seed,
+                rows=slice(first, first + rows),
+            )
+            parts.append(self._local(batch))
+        return parts
+
+    def validation(self) -> list[dict[str, torch.Tensor]]:
+        """The same held-out tokens every time."""
+        work = self.workload
+        rows = work.batch_size // self.ranks
+        batches = evaluation_batches(
+            self.data.heldout,
+            batch_size=work.batch_size,
+            seq_len=work.seq_len,
+            count=self.settings.eval_batches,
+            rows=slice(self.index * rows, (self.index + 1) * rows),
+        )
+        return [self._local(batch) for batch in batches]
+
+    def _local(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        local = pz.shard_batch(batch, self.plan, self.mesh)
+        return {name: tensor.to(self.device) for name, tensor in local.items()}
+
+
+def local_device(kind: str) -> torch.device:
+    """Where this rank's tensors lie."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

@@ -1,0 +1,181 @@
+"""How a run ends that does not end well: what is said, what is left on disk, and the exit status.
+
+Exit 1: the configuration is wrong, or a rank failed. 2: the command line does not parse. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from parallelizer.compose import OverrideSyntaxError, compose_config
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.launch import LaunchError, outside_ranks
+from parallelizer.show import diagnostics as show_diagnostics
+from recipes.progress import show_cursor
+
+PATIENCE = 10.0
+"""Seconds that a rank other than 0 waits before it says what is wrong: mostly rank 0 says the same at that
+moment, and the launcher then ends them all."""
+
+
+class JobFailed(Exception):
+    """A job of a sweep has failed, and said why."""
+
+
+@contextmanager
+def job_reported(folder: Path | None, sweep: bool) -> Iterator[None]:
+    """Around one job: say what is wrong, remove its output folder if nothing was trained in it, and exit.
+
+    In a sweep JobFailed is raised instead, and Hydra goes on to the next job; but Ctrl-C ends the sweep.
+    """
+    try:
+        yield
+    except BaseException as error:
+        show_cursor()
+        if folder is not None:
+            tidy(folder)
+            # The logs of ranks that were ended on purpose say what they missed of each other.
+            discard(
+                folder, MADE_BY_HYDRA if isinstance(error, LaunchError) else (*MADE_BY_HYDRA, "rank*.log")
+            )
+        if not isinstance(error, PlanError | LaunchError | KeyboardInterrupt):
+            raise
+        status = _say(error)
+        if isinstance(error, KeyboardInterrupt) and folder is not None and folder.exists():
+            print(f"what was measured until then lies in {folder}", file=sys.stderr)
+        if sweep and not isinstance(error, KeyboardInterrupt):
+            raise JobFailed from None
+        sys.exit(status)
+
+
+@contextmanager
+def command_reported() -> Iterator[None]:
+    """Around Hydra: say what is wrong with the command line as `parallelizer validate` would, and exit."""
+    in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises then, instead of printing its own account
+    try:
+        yield
+    except JobFailed:
+        sys.exit(1)
+    except (LaunchError, KeyboardInterrupt) as error:
+        sys.exit(_say(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        if in_full:
+            raise
+        sys.exit(_say(_explained(error)))
+    finally:
+        for sweep in SweepFolder.seen:
+            discard(sweep, made=["multirun.yaml"])
+
+
+class SweepFolder(Callback):
+    """Hydra's callback that notes the folders of sweeps, which are made even when no job can be composed."""
+
+    seen: ClassVar[list[Path]] = []
+
+    def on_multirun_start(self, config: DictConfig, **more: Any) -> None:
+        self.seen.append(Path(config.hydra.sweep.dir))
+
+
+MADE_BY_HYDRA = (".hydra", "train.log")
+"""What Hydra puts into an output folder; what its log says has been on the terminal."""
+
+
+def discard(folder: Path, made: Sequence[str] = MADE_BY_HYDRA) -> None:
+    """Remove an output folder that holds only empty files and what is `made`, and the parents then empty.
+
+    A folder with anything else in it is left alone: it may be older than this run. `made` are name patterns.
+    """
+    others = [p for p in folder.glob("*") if not any(p.match(pattern) for pattern in made)]
+    if not folder.is_dir() or any(p.is_dir() or p.stat().st_size for p in others):
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # at the first parent that is not empty
+        for parent in folder.absolute().parents[:2]:
+            parent.rmdir()
+
+
+def tidy(folder: Path) -> None:
+    """Remove the logs of ranks that had nothing to say from an output folder."""
+    for log in folder.glob("rank*.log"):
+        if not log.stat().st_size:
+            log.unlink()
+
+
+def _explained(error: Exception) -> Exception:
+    """Hydra's exception as the one that our own composition of the same command raises."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn", default="train")
+    known, rest = parser.parse_known_args(sys.argv[1:])
+    overrides = [word for word in rest if "=" in word.lstrip("-") or word.startswith("~")]
+    jobs: Iterable[Sequence[str]]
+    if isinstance(error, OverrideParseException):
+        jobs = [overrides if error.override in overrides else [*overrides, error.override]]
+    else:
+        jobs = _jobs(overrides)
+    try:
+        for job in jobs:
+            compose_config(job, known.config_dir, known.config_name)
+    except (PlanError, OverrideSyntaxError) as explained:
+        return explained
+    return PlanError([Diagnostic("config-invalid", str(error).strip().split("\n")[0])])
+
+
+def _jobs(overrides: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The overrides of each job, which are as many as a sweep has."""
+    if not {"-m", "--multirun"} & set(sys.argv):
+        yield overrides
+        return
+    choices = []
+    for text, override in zip(
+        overrides, OverridesParser.create().parse_overrides(list(overrides)), strict=True
+    ):
+        values = override.sweep_string_iterator() if override.is_discrete_sweep() else ()
+        choices.append([f"{override.get_key_element()}={value}" for value in values] or [text])
+    yield from itertools.product(*choices)
+
+
+def _say(error: BaseException) -> int:
+    """Tell a person what went wrong. Returns the exit status."""
+    _let_rank_0_speak()
+    if isinstance(error, KeyboardInterrupt):
+        print(
+            "\ninterrupted" if sys.stderr.isatty() else "interrupted", file=sys.stderr
+        )  # behind the echo of ^C
+        return 130
+    if isinstance(error, LaunchError):
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.help:
+            print(textwrap.indent(f"= help: {error.help}", "    ")[2:], file=sys.stderr)
+        return 1
+    if isinstance(error, OverrideSyntaxError):
+        show_diagnostics.write([error.diagnostic], sys.stderr)
+        return 2
+    if isinstance(error, PlanError):
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+    return 1
+
+
+def _let_rank_0_speak() -> None:
+    with suppress(LaunchError):
+        outside = outside_ranks()
+        if outside is not None and outside.rank > 0:
+            time.sleep(PATIENCE)
+            print(f"rank {outside.rank}:", file=sys.stderr)
