@@ -6,6 +6,8 @@ the ranks are started (or joined, under torchrun and Slurm), and each runs `trai
 
 from __future__ import annotations
 
+import logging
+import os
 import shlex
 import sys
 import tempfile
@@ -229,6 +231,20 @@ def main() -> None:
             sys.argv += [f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null"]
             sys.argv += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
         task()
+        if outside is not None:
+            _leave()
+
+
+def _leave() -> None:
+    """End a rank that has joined others without taking the interpreter down, as forked ranks end too.
+
+    gloo's threads may still be letting go of tensors then, and one that needs the interpreter's lock for it
+    aborts the process, whose work is done.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
