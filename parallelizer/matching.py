@@ -86,7 +86,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
     if not matched:
         near = suggest(rule.key, names)
         hint = (
-            "; ".join(f"`{g}` matches {n}" for g, n in near)
+            "; ".join(f"`{g}` (matches {n})" for g, n in near)
             if near
             else "`python -m parallelizer plan` lists the modules"
         )
@@ -94,7 +94,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
             "unmatched-glob",
             f"{_shown(rule)} matches no module",
             rule.span,
-            f"did you mean {hint}" if near else hint,
+            f"did you mean {hint}?" if near else hint,
         )
         return
     dead = rule.glob.unmatched(names)

@@ -116,7 +116,7 @@ def test_a_module_is_meant_before_a_parameter() -> None:
 @pytest.mark.parametrize(
     ("rule", "code", "mark", "message", "help_text"),
     [
-        ("iner.up: colwise", "unmatched-glob", "iner.up", "`iner.up` matches no module", "did you mean `inner.up` matches 1"),
+        ("iner.up: colwise", "unmatched-glob", "iner.up", "`iner.up` matches no module", "did you mean `inner.up` (matches 1)?"),
         ("nothing.at.all: colwise", "unmatched-glob", "nothing.at.all", "`nothing.at.all` matches no module",
          "`python -m parallelizer plan` lists the modules"),
         ('"inner.{up,dwn}": colwise', "unmatched-alternative", '"inner.{up,dwn}"',
