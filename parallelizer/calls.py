@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from parallelizer.simulate.world import WorldError, in_children
 from parallelizer.step import forward
+from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 from parallelizer.workload import Workload
 
 

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+
+# Both are how torch's own debug modes are written, and wait for a public home.
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._pytree import tree_leaves as tree_leaves
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
@@ -203,3 +208,13 @@ def allocations(function: Callable[[], object]) -> list[int]:
     finally:
         threads = torch.autograd._disable_profiler_legacy()
     return [e.cpu_memory_usage() for events in threads for e in events if e.kind() == "memory_alloc"]
+
+
+def fake_tensors() -> AbstractContextManager[Any]:
+    """A mode under which tensors have shapes and no memory. `FakeTensorMode` is documented for tools like ours and has no public
+    home yet.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode

@@ -15,14 +15,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from parallelizer import phase, torch_private
 from parallelizer.compiler import Program
 from parallelizer.mesh import fsdp_mesh
 from parallelizer.plan import full_name
 from parallelizer.simulate.modules import Running, within
+from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 KINDS = {
     "all_gather_into_tensor": "all_gather",

@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from parallelizer import phase, torch_private
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.scratch import Scratch
+from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 CATEGORIES = (
     "parameters",

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from parallelizer import phase
+from parallelizer.torch_private import tree_leaves
 
 _RAISED_IN = "_raised_in_module"
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallelizer import torch_private
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
@@ -103,15 +104,13 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     """Run two steps in a fake world, which this process enters for good, and record the second, when
     optimizer states exist.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = torch_private.fake_tensors()
     with fake:
         allocate(model, "cpu")
         ledger.label(model)

@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
@@ -24,6 +23,7 @@ from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
 from parallelizer.state import state_of
 from parallelizer.step import forward, train_step
+from parallelizer.torch_private import tree_leaves
 from parallelizer.verify.subject import Subject
 
 STEPS = 2
