@@ -107,13 +107,19 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from parallelizer.checks.layout_flow import check_layout_flow
     from parallelizer.show.documents import validate_document
 
+    torch.set_num_threads(1)  # the step is followed in a forked child
     found: tuple[Diagnostic, ...]
     setup: Setup | None = None
     try:
         setup = _setup(arguments)
-        found = setup.compile(setup.build_model()).diagnostics
+        model = setup.build_model()
+        program = setup.compile(model)
+        found = (*program.diagnostics, *check_layout_flow(setup, program, model))
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:

@@ -27,8 +27,9 @@ class Application:
 
     `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are
     the placements it gives to parameters, named relative to the module; for fsdp under the folded axis, with
-    `reasons` why a parameter stays whole. `divided` has the whole values of attributes that it divides. `act`
-    is the ParallelStyle of a tensor style.
+    `reasons` why a parameter stays whole. `divided` has the whole values of attributes that it divides.
+    `arrives` says how inputs are taken to lie on `axis`, the axis that the style stands on. `act` is the
+    ParallelStyle of a tensor style.
     """
 
     module: str
@@ -42,6 +43,8 @@ class Application:
     packed: Mapping[str, Packing] = field(default_factory=dict)
     divided: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    arrives: Mapping[str, Placement] = field(default_factory=dict)
+    axis: str | None = None
     act: ParallelStyle | None = None
 
 

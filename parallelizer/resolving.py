@@ -95,9 +95,14 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
         )
         sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
         act, axes = sharding.style, sharding.axes
-        more = {"params": sharding.params, "packed": sharding.packed, "divided": sharding.divided}
+        more = {
+            "params": sharding.params,
+            "packed": sharding.packed,
+            "divided": sharding.divided,
+            "arrives": sharding.arrives,
+        }
     above = tuple(a for a in axes if state.mesh.sizes[a] > 1)
-    return dataclasses.replace(application, axes=above, act=act, **more)
+    return dataclasses.replace(application, axes=above, axis=axis, act=act, **more)
 
 
 def _winners(state: Compilation) -> Iterator[Winner]:

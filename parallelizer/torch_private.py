@@ -5,9 +5,11 @@ Each entry says why it is needed and which public replacement it waits for.
 
 from __future__ import annotations
 
+import logging
+import sys
 import types
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -210,11 +212,81 @@ def allocations(function: Callable[[], object]) -> list[int]:
     return [e.cpu_memory_usage() for events in threads for e in events if e.kind() == "memory_alloc"]
 
 
-def fake_tensors() -> AbstractContextManager[Any]:
-    """A mode under which tensors have shapes and no memory. `FakeTensorMode` is documented for tools like ours and has no public
-    home yet.
+class FakeTensors:
+    """Under it tensors have shapes and no memory; it may be entered again. `FakeTensorMode` is documented for tools
+    like ours and has no public home yet.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
-    return mode
+    def __init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self._modes = FakeTensorMode(allow_non_fake_inputs=True), _RealIndices()
+
+    def __enter__(self) -> None:
+        for mode in self._modes:
+            mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+
+@contextmanager
+def quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging the traceback of each operator that fails on fake tensors beside the error that it
+    raises. The logger is named after a private module.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+class _RealIndices(TorchDispatchMode):
+    """Lets DTensor compute indices for real under fake tensors.
+
+    A dimension that was flattened with a sharded one behind another lies as `_StridedShard`, which reads its
+    offsets from an `arange`: a value, which a fake tensor has not. Waits for a `local_shard_size_and_offset`
+    in whole numbers, as `Shard` has it.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+        if fake or _caller("local_shard_size_and_offset", 24) is None:
+            return func(*args, **(kwargs or {}))
+        with unset_fake_temporarily():
+            return func(*args, **(kwargs or {}))
+
+
+def _caller(name: str, depth: int) -> types.FrameType | None:
+    """The innermost running frame of a function of that name, if it is not further up than `depth`."""
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(depth):
+        if frame is None or frame.f_code.co_name == name:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def redistributed_to() -> tuple[str, ...]:
+    """The mesh axes that DTensor is laying a local tensor out over right now, as shards or as terms of a sum; none
+    outside a redistribution. Read from the running frames: cutting a shard out of a replicated tensor is a
+    plain `narrow` to whoever watches operators. Waits for a hook into redistributions;
+    `torch.utils._debug_mode` has one that only prints.
+    """
+    frame = _caller("redistribute_local_tensor", 24)
+    if frame is None:
+        return ()
+    here, there = frame.f_locals["current_spec"], frame.f_locals["target_spec"]
+    names = there.mesh.mesh_dim_names or ()
+    pairs = zip(names, here.placements, there.placements, strict=False)
+    return tuple(name for name, a, b in pairs if not b.is_replicate() and a != b)
+
+
+def is_sharded(placement: Any) -> bool:
+    """Whether a placement spreads elements over its axis, `_StridedShard` too, whose `is_shard` is false."""
+    return not (placement.is_replicate() or placement.is_partial())

@@ -30,6 +30,7 @@ from omegaconf import DictConfig
 
 import parallelizer as pz
 from parallelizer import launch
+from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import running_origins
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
@@ -147,7 +148,10 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
         return
     _check_world(job.setup, settings, outside)
     if leads:
-        show_diagnostics.write(job.program.diagnostics, sys.stderr)
+        found = (*job.program.diagnostics, *_followed(job))
+        if has_errors(found):
+            raise PlanError(found)
+        show_diagnostics.write(found, sys.stderr)
         show_plan.write(job.program, job.setup.build_model(), sys.stdout)
         sys.stdout.flush()
     if outside is not None:
@@ -165,6 +169,11 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
     if folder is not None:
         outcome.tidy(folder)
         summary(result, folder)
+
+
+def _followed(job: Job) -> tuple[Diagnostic, ...]:
+    """What one step on a fake world tells that no file can: see `parallelizer validate`."""
+    return check_layout_flow(job.setup, job.program, job.setup.build_model())
 
 
 def _dry_run(job: Job) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.lints import lint
 from parallelizer.program import Program
@@ -23,17 +24,23 @@ Findings = tuple[Diagnostic, ...]
 def trace_step(
     setup: Setup, program: Program, model: nn.Module, rank: int = 0
 ) -> tuple[Trace | None, Findings]:
-    """One step as `rank` of the program's world, with the findings of compiling, tracing and linting.
+    """One step as `rank` of the program's world, with the findings of compiling, following, tracing and linting.
 
     There is no step, and a finding says why, when it cannot run. Traced in child processes: no process group
     may stand in this one.
     """
     torch.set_num_threads(1)  # an OpenMP region before a fork hangs the child
+    found: Findings = program.diagnostics
+    flow: Findings = ()
     try:
+        flow = check_layout_flow(setup, program, model)
+        found = (*found, *flow)
         step = trace(program, model, setup.recipe(), rank)
-        return step, (*program.diagnostics, *lint(setup, program, model, step))
+        return step, (*found, *lint(setup, program, model, step))
     except PlanError as error:
-        return None, (*program.diagnostics, *error.diagnostics)
+        # What could not be followed cannot be traced either, and has been explained.
+        explained = flow and all(d.code == "trace-failed" for d in error.diagnostics)
+        return None, found if explained else (*found, *error.diagnostics)
 
 
 def write(

@@ -121,7 +121,7 @@ class Ledger(TorchDispatchMode):
         super().__init__()
         self.running = running
         self.entries: list[Entry] = []
-        self.axes = _axes_by_ranks(mesh)
+        self.axes = axes_by_ranks(mesh)
         self.rules = _Rules(program)
         self.unit: str | None = None
         self.parameter: str | None = None
@@ -268,7 +268,7 @@ def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
     return sizes[largest], str(tensors[largest].dtype).removeprefix("torch.")
 
 
-def _axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
+def axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
     """The axis of each group above one rank, by its ranks: DTensor takes equal meshes for one, and may use
     another's groups.
     """

@@ -110,7 +110,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
-    fake = torch_private.fake_tensors()
+    fake = torch_private.FakeTensors()
     with fake:
         allocate(model, "cpu")
         ledger.label(model)

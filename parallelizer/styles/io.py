@@ -217,7 +217,12 @@ def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
         _check_split(layouts.input, "input")
         _check_split(layouts.output, "output")
         return Sharding(SplitSequence(layouts), ("cp",))
-    return Sharding(PrepareIO(layouts, target.axis), (target.axis,))
+    return Sharding(PrepareIO(layouts, target.axis), (target.axis,), arrives=arrivals(layouts.input))
+
+
+def arrivals(flows: Mapping[str, Flow]) -> dict[str, Placement]:
+    """How the inputs that are laid out anew are taken to arrive."""
+    return {name: flow.arrives or REPLICATE for name, flow in flows.items()}
 
 
 def _check_split(flows: Mapping[str, Flow], option: str) -> None:

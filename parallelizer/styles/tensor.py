@@ -26,7 +26,7 @@ from parallelizer.styles.base import (
     implements,
     named_inputs,
 )
-from parallelizer.styles.io import Layouts, check_flows
+from parallelizer.styles.io import Layouts, arrivals, check_flows
 from parallelizer.styles.shard_params import ShardParams
 from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes, packings
 
@@ -98,7 +98,7 @@ def sequence(target: Target) -> Sharding:
         )
     local = target.options.get("local")
     style = SequenceParallel(sequence_dim=layout.dim, use_local_output=False if local is None else local)
-    return Sharding(style, (target.axis,), params)
+    return Sharding(style, (target.axis,), params, arrives={"": layout})
 
 
 @implements("replicate")
@@ -141,7 +141,7 @@ def _linear(
             use_local_output=True if local is None else local,
         )
         check_sizes(target, params)
-        return Sharding(native, (axis,), params)
+        return Sharding(native, (axis,), params, arrives={"": flow_in.arrives or REPLICATE})
     if target.options.get("packed"):
         _check_packed_layouts(target, flow_in, flow_out)
     name = next(iter(named_inputs(target)), None) or (forward_names(module) or ("",))[0]
@@ -212,5 +212,10 @@ def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) 
         params, axis=target.axis, packed=packed, divide=dict.fromkeys(divided, target.degree), layouts=layouts
     )
     return Sharding(
-        style, tuple(a for a in AXES if a in used and target.sizes[a] > 1), params, packed, divided
+        style,
+        tuple(a for a in AXES if a in used and target.sizes[a] > 1),
+        params,
+        packed,
+        divided,
+        arrivals(layouts.input) if layouts is not None else {},
     )

@@ -1,0 +1,269 @@
+"""What was seen of a followed step, as findings: each names what is wrong, where it began, and the rule there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from parallelizer.diagnostics import Diagnostic, Related, Span
+from parallelizer.fold import fold_paths
+from parallelizer.styles.sizes import TENSOR_AXES
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.program import Application, Program
+    from parallelizer.setup import Setup
+    from parallelizer.simulate.flow import Arrival, Failure, Flow, Unreduced
+    from parallelizer.simulate.varying import EqualSum, Operand
+
+T = TypeVar("T")
+OPTIONS = ("output", "layout", "input", "grad")
+
+
+def check_layout_flow(setup: Setup, program: Program, model: nn.Module) -> tuple[Diagnostic, ...]:
+    """Follow one step of the program on a fake world, in a child of this process, and say what is wrong.
+
+    Nothing is followed on a mesh of data axes alone, whose ranks do the same with other tokens. Raises PlanError
+    when the configured loss cannot be had.
+    """
+    from parallelizer.simulate.flow import follow, runs_alone
+    from parallelizer.simulate.world import in_children
+
+    if program.mesh.size("cp", *TENSOR_AXES) == 1:
+        return ()
+    given = program, model, setup.workload, setup.loss()
+    (flow,) = in_children([(follow, *given)])
+    alone = True
+    if flow.failure is not None:
+        (alone,) = in_children([(runs_alone, *given)])
+    return layout_flow(program, model, flow, runs_alone=alone)
+
+
+def layout_flow(
+    program: Program, model: nn.Module, flow: Flow, *, runs_alone: bool = True
+) -> tuple[Diagnostic, ...]:
+    """The findings of a followed step. `model` is as it was compiled; `runs_alone` says whether it runs on fake
+    tensors without the plan, which tells whose fault a failure is.
+    """
+    report = _Report(program, model, flow)
+    found = [*report.arrivals(), *report.sums()]
+    if flow.failure is not None:
+        # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
+        if not found or not runs_alone:
+            found.append(report.failure(flow.failure) if runs_alone else _untraceable(flow.failure))
+        return tuple(found)
+    return (*found, *report.gradients(), *report.loss())
+
+
+class _Report:
+    def __init__(self, program: Program, model: nn.Module, flow: Flow) -> None:
+        self.program, self.model, self.flow = program, model, flow
+
+    def arrivals(self) -> Iterator[Diagnostic]:
+        def alike(a: Arrival) -> Hashable:
+            return self._key(a.module, a.axis), a.name, a.axis, a.expected, a.since is None
+
+        for same in _grouped(self.flow.arrivals, alike):
+            first, where = same[0], self._folded(a.module for a in same)
+            name = f"the input {first.name} of" if first.name else "the input of"
+            if first.since is None:
+                related: tuple[Related, ...] = ()
+                lies = f"arrives whole on every rank of {first.axis}"
+                help_text = f"write `replicate` for what arrives whole, or let what comes before hand on {first.expected}"
+            else:
+                lies, related = (
+                    f"differs from rank to rank of {first.axis}",
+                    self._since(first.since, first.axis),
+                )
+                help_text = "say how it arrives (`shard(1) -> replicate` gathers it), or gather it before"
+            yield Diagnostic(
+                "layout-mismatch",
+                f"{name} {where} {lies}, its rule takes it for {first.expected}",
+                self._span(first.module, first.axis, ("input", "layout")),
+                help_text,
+                related=related,
+            )
+
+    def sums(self) -> Iterator[Diagnostic]:
+        def alike(s: EqualSum) -> Hashable:
+            return self._key(s.module, s.axis), s.axis, s.phase
+
+        for same in _grouped(self.flow.sums, alike):
+            first, where = same[0], self._folded(s.module for s in same)
+            size = self.program.mesh.sizes[first.axis]
+            what = "the gradients in" if first.phase == "backward" else "the values from"
+            yield Diagnostic(
+                "replicated-sum",
+                f"{what} {where} are summed over {first.axis}, though every rank of it holds the same: the sum is {size} "
+                "times too large",
+                self._span(first.module, first.axis, ("grad", "output", "input")),
+                "write `grad: replicate` where every rank computes the same gradient; `partial` is for terms of a sum",
+            )
+
+    def gradients(self) -> Iterator[Diagnostic]:
+        def alike(u: Unreduced) -> Hashable:
+            module = u.parameter.rpartition(".")[0]
+            own = self._application(module, u.axis)
+            return (
+                u.axis,
+                u.since is None,
+                own and id(own.rule),
+                type(self.model.get_submodule(self._one(module))),
+            )
+
+        for same in _grouped(self.flow.unreduced, alike):
+            yield self._gradient(same)
+
+    def _gradient(self, same: list[Unreduced]) -> Diagnostic:
+        first, axis = same[0], same[0].axis
+        names = self._folded(u.parameter for u in same)
+        modules = fold_paths(p for u in same for p in self.flow.paths(u.parameter.rpartition(".")[0]))
+        module = first.parameter.rpartition(".")[0]
+        own = self._application(module, axis)
+        message = (
+            f"the gradient of {names} differs from rank to rank of {axis}, though every rank holds it whole: "
+            "nothing sums it"
+        )
+        if first.since is not None:
+            message += f"; what comes in is split since {self._folded([first.since]) or 'the root'}"
+        related = self._since(first.since, axis) if first.since is not None else ()
+        if own is not None:
+            help_text = "write `grad: partial`, which sums it"
+            if own.style == "sequence":
+                help_text = "write `layout: shard(1)`: it runs on a part of the sequence"
+            return Diagnostic(
+                "varying-gradient",
+                message,
+                self._span(module, axis, ("grad", "layout")),
+                help_text,
+                related=related,
+            )
+        style = self._style_of_like(module, axis)
+        help_text = f"add the rule `{modules[0]}: {style}`, which sums it" + (
+            f", and the same for {', '.join(modules[1:])}" if modules[1:] else ""
+        )
+        span = related[0].span if related else self._span(module, axis, OPTIONS)
+        others = tuple(r for r in related if r.span != span)
+        return Diagnostic("varying-gradient", message, span, help_text, related=others)
+
+    def loss(self) -> Iterator[Diagnostic]:
+        for axis, since in self.flow.loss.items():
+            yield Diagnostic(
+                "varying-loss",
+                f"the loss differs from rank to rank of {axis}: the ranks see different logits",
+                self._span(since, axis, ("output",)),
+                "gather the logits, `output: replicate`",
+            )
+
+    def failure(self, failure: Failure) -> Diagnostic:
+        where = self._folded([failure.module]) if failure.module else "the root"
+        stage = f"{failure.phase} of " if failure.phase in ("forward", "backward") else ""
+        made = [o for o in failure.operands if o.maker]
+        axes = [a for a in TENSOR_AXES if self.program.mesh.sizes[a] > 1]
+        operands = ""
+        if made and axes:
+            operands = "; it is given " + " and ".join(self._operand(o, axes) for o in failure.operands)
+        spans = {self._span(o.maker or "", None, ("output", "layout", "input")): o for o in made}
+        own = self._span(failure.module, None, OPTIONS)
+        span = own or next((s for s in spans if s), None)
+        related = tuple(
+            Related(s, f"{self._folded([o.maker or ''])} hands this on")
+            for s, o in spans.items()
+            if s and s != span
+        )
+        return Diagnostic(
+            "does-not-run",
+            f"the plan does not run: {stage}{where} fails at {failure.operator or 'no operator'}: {failure.text}{operands}",
+            span,
+            _advice(failure, where),
+            related=related,
+        )
+
+    def _operand(self, operand: Operand, axes: list[str]) -> str:
+        shape = f"[{', '.join(map(str, operand.shape))}]"
+        if operand.maker is None:
+            return f"{shape} as it is held"
+        lies = ", ".join(
+            f"{'a part' if a in operand.axes else 'the same on every rank'} over {a}" for a in axes
+        )
+        return f"{shape} from {self._folded([operand.maker])} ({lies})"
+
+    def _since(self, module: str, axis: str) -> tuple[Related, ...]:
+        """Where a value began to vary."""
+        span = self._span(module, axis, ("output", "layout", "input"))
+        return (
+            (Related(span, f"what {self._folded([module]) or 'the root'} hands on differs over {axis}"),)
+            if span
+            else ()
+        )
+
+    def _span(self, module: str, axis: str | None, options: Iterable[str]) -> Span | None:
+        """The option, or the rule, of the nearest module around that stands on the axis."""
+        path = module
+        while True:
+            found = self._application(path, axis)
+            if found is not None:
+                inside = path == module
+                option = next((o for o in options if o in found.spans), None) if inside else None
+                return found.spans[option] if option else found.rule.span
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+
+    def _application(self, module: str, axis: str | None) -> Application | None:
+        path = self._one(module)
+        for slot in ("params", "io", "attention"):
+            for a in self.program.of_slot(slot):
+                if a.module == path and (axis is None or axis in a.axes):
+                    return a
+        return None
+
+    def _key(self, module: str, axis: str) -> Hashable:
+        own = self._application(module, axis)
+        return id(own.rule) if own else module
+
+    def _style_of_like(self, module: str, axis: str) -> str:
+        """The style of a module of the same class that keeps its parameters whole; `replicate` if there is none."""
+        kind = type(self.model.get_submodule(self._one(module)))
+        for a in self.program.of_slot("params"):
+            if a.style == "sequence" and axis in a.axes and type(self.model.get_submodule(a.module)) is kind:
+                return "sequence"
+        return "replicate"
+
+    def _one(self, path: str) -> str:
+        """One path in the whole model that a path in the followed one stands for."""
+        return next(self.flow.paths(path))
+
+    def _folded(self, paths: Iterable[str]) -> str:
+        whole = [each for path in paths for each in self.flow.paths(path)]
+        if "" in whole:
+            return "the root"
+        folded = fold_paths(whole)
+        return ", ".join(folded[:3]) + (f" and {len(folded) - 3} more" if folded[3:] else "")
+
+
+def _advice(failure: Failure, where: str) -> str:
+    if "mixed torch.Tensor and DTensor" in failure.text:
+        return f"{where} meets a DTensor with a plain tensor: give it a style, or let what comes before hand on plain tensors"
+    if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
+        return "tensors that lie otherwise than each other meet there: see `input` and `output` of the rules around"
+    return f"`python -m parallelizer explain {where}` shows the rules there"
+
+
+def _untraceable(failure: Failure) -> Diagnostic:
+    return Diagnostic(
+        "trace-failed",
+        f"the step cannot run on fake tensors: {failure.module or 'the root'} at {failure.operator or 'no operator'}: "
+        f"{failure.error}: {failure.text}",
+        None,
+        "values decide its course there (`.item()`, a shape from data, a kernel of its own)",
+        "warning",
+    )
+
+
+def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    groups: dict[Hashable, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

@@ -1,0 +1,267 @@
+"""How tensors really lie, followed through one forward and backward of the compiled program on a fake world.
+
+Data parallelism is left out, whose ranks may differ in everything until gradients are summed: what is
+followed is which values vary over the axes that cut the model itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from parallelizer import torch_private
+from parallelizer.applier import apply
+from parallelizer.context.buffers import shard_batch
+from parallelizer.initialize import allocate
+from parallelizer.mesh import build_mesh
+from parallelizer.phase import current as current_phase
+from parallelizer.phase import phase
+from parallelizer.plan import BATCH_AXES, Mesh, Placement
+from parallelizer.program import Application, Program
+from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
+from parallelizer.simulate.ledger import axes_by_ranks
+from parallelizer.simulate.modules import Running
+from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.world import enter_fake_world
+from parallelizer.step import Loss, forward
+from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.workload import Workload
+
+FOLLOWED = ("params", "io", "attention")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An input that lies otherwise than its rule says. `since` is the module in which its value began to vary
+    over `axis`, None if it does not vary.
+    """
+
+    module: str
+    name: str
+    axis: str
+    expected: Placement
+    since: str | None
+
+
+@dataclass(frozen=True)
+class Unreduced:
+    """A parameter that every rank of `axis` holds whole, and whose gradient varies over it. `since` is where its
+    module's input began to vary, None if the input does not.
+    """
+
+    parameter: str
+    axis: str
+    since: str | None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The step raised. `module` was running, `operator` was called last, with `operands`."""
+
+    module: str
+    phase: str
+    operator: str
+    error: str
+    text: str
+    operands: tuple[Operand, ...] = ()
+
+
+@dataclass
+class Flow:
+    """What is not as it should be, each in order of execution; `loss` are the axes over which the loss varies.
+    `folded` is the run of layers of which only SHORT were followed.
+    """
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    sums: list[EqualSum] = field(default_factory=list)
+    unreduced: list[Unreduced] = field(default_factory=list)
+    loss: Tags = field(default_factory=dict)
+    failure: Failure | None = None
+    folded: Run | None = None
+
+    def paths(self, path: str) -> Iterator[str]:
+        """The paths in the whole model that a path in the followed one stands for."""
+        pattern, index = self.folded.split(path) if self.folded else (path, None)
+        if self.folded is None or index is None:
+            yield path
+        elif index == 1:  # the layers between the first and the last
+            for each in range(1, self.folded.count - SHORT + 2):
+                yield self.folded.join(pattern, each)
+        else:
+            last = self.folded.count - 1
+            yield self.folded.join(pattern, last if index == SHORT - 1 else index)
+
+
+def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> Flow:
+    """Run one forward and backward in a fake world, which this process enters for good; the model is used
+    up.
+    """
+    warnings.filterwarnings("ignore")  # of torch, about what a real run will say again
+    run = longest_run(program, model)
+    if run is not None:
+        program = shorten(program, model, run, SHORT)
+    rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
+    program = _without_data_axes(program)
+    flow = Flow(folded=run)
+    step = _Step(program, model, flow)
+    with torch_private.quiet_fakes():
+        try:
+            step.run(workload.example(max(1, rows), workload.seq_len, "cpu"), loss)
+        except Exception as error:  # whatever torch, or the model, raises
+            flow.failure = step.failure(error)
+    return flow
+
+
+class _Step:
+    """One step being followed; `stage` says what of it is running."""
+
+    def __init__(self, program: Program, model: nn.Module, flow: Flow) -> None:
+        self.program, self.model, self.flow = program, model, flow
+        self.stage = "apply"
+        self.running: Running | None = None
+        self.varying: Varying | None = None
+        self.inputs: dict[str, Tags] = {}
+
+    def run(self, batch: dict[str, torch.Tensor], loss: Loss) -> None:
+        enter_fake_world(self.program.mesh.world_size, 0)
+        mesh = build_mesh(self.program.mesh, "cpu")
+        apply(self.program, self.model, mesh)
+        self.running = running = Running(self.model)
+        self.varying = varying = _varying(mesh, running, self.flow)
+        self.inputs = _watch_borders(self.program, self.model, varying, self.flow)
+        fake = torch_private.FakeTensors()
+        with fake:
+            allocate(self.model, "cpu")
+            batch = shard_batch({k: torch.empty_like(v) for k, v in batch.items()}, self.program.plan, mesh)
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                if isinstance(tensor, DTensor):
+                    varying.sharded(tensor)
+        with fake, varying:
+            with self._staged("forward"):
+                output = forward(self.model, batch)
+            with self._staged("loss"):
+                total, _ = loss(output, batch)
+            self.flow.loss = dict(varying.tags(total))
+            with self._staged("backward"):
+                total.backward()
+        _judge_gradients(self.model, varying, self.inputs, self.flow)
+
+    @contextmanager
+    def _staged(self, stage: str) -> Iterator[None]:
+        self.stage = stage
+        with phase(stage):
+            yield
+
+    def failure(self, error: Exception) -> Failure:
+        running, varying = self.running, self.varying
+        where = (running.failed_with(error) or running.current) if running else ""
+        text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
+        operator, operands = (varying.operator, varying.operands()) if varying else ("", ())
+        return Failure(where, self.stage, operator, type(error).__name__, text, operands)
+
+
+def runs_alone(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> bool:
+    """Whether the model runs forward and backward on fake tensors with nothing applied to it."""
+    alone = dataclasses.replace(program, applications=(), mesh=Mesh({}))
+    return follow(alone, model, workload, loss).failure is None
+
+
+def _without_data_axes(program: Program) -> Program:
+    sizes = {**program.mesh.sizes, **dict.fromkeys(BATCH_AXES, 1)}
+    kept = tuple(a for a in program if a.slot in FOLLOWED)
+    return dataclasses.replace(
+        program, mesh=dataclasses.replace(program.mesh, sizes=sizes), applications=kept
+    )
+
+
+def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:
+    watched = {
+        ranks: axis for ranks, axis in axes_by_ranks(mesh).items() if axis in TENSOR_AXES and len(ranks) > 1
+    }
+
+    def summed(axis: str) -> None:
+        found = EqualSum(axis, running.current, current_phase())
+        if found not in flow.sums:
+            flow.sums.append(found)
+
+    return Varying(watched, lambda: running.current, summed)
+
+
+def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: Flow) -> dict[str, Tags]:
+    """Compare what arrives at each module with what its rules say, before they lay it out anew, and note how the
+    inputs of each module vary.
+    """
+    by_module: dict[str, list[Application]] = {}
+    for a in program:
+        if a.arrives and a.axis in varying.watched:
+            by_module.setdefault(a.module, []).append(a)
+    inputs: dict[str, Tags] = {}
+    for path, module in model.named_modules():
+        signature = inspect.signature(module.forward)
+
+        def before(
+            _: nn.Module, args: Any, kwargs: Any, path: str = path, signature: Any = signature
+        ) -> None:
+            given = _by_name(signature, args, kwargs)
+            seen = inputs.setdefault(path, {})
+            for value in torch_private.tree_leaves((args, kwargs)):
+                if isinstance(value, torch.Tensor):
+                    inputs[path] = seen = {**varying.tags(value), **seen}
+            for a in by_module.get(path, ()):
+                for name, expected in a.arrives.items():
+                    value = given.get(name)
+                    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+                        _compare(varying.tags(value), a, name, expected, flow)
+
+        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+    return inputs
+
+
+def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by name, the first by the empty name too."""
+    try:
+        bound = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    first = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), None)
+    return {**bound, "": first}
+
+
+def _compare(tags: Tags, a: Application, name: str, expected: Placement, flow: Flow) -> None:
+    axis = a.axis or ""
+    if (expected.kind == "replicate") == (axis in tags):
+        found = Arrival(a.module, name, axis, expected, tags.get(axis))
+        if found not in flow.arrivals:
+            flow.arrivals.append(found)
+
+
+def _judge_gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags], flow: Flow) -> None:
+    for name, param in model.named_parameters():
+        gradient = param.grad
+        if gradient is None:
+            continue
+        partial: set[str] = set()
+        held_in_parts: set[str] = set()
+        if isinstance(gradient, DTensor):
+            axes = gradient.device_mesh.mesh_dim_names or ()
+            for axis, placement in zip(axes, gradient.placements, strict=False):
+                if placement.is_partial():
+                    partial.add(axis)
+                elif not placement.is_replicate():
+                    held_in_parts.add(axis)
+        tags, module = varying.tags(gradient), name.rpartition(".")[0]
+        for axis in sorted(varying.watched):
+            if axis in tags and axis not in partial | held_in_parts:
+                flow.unreduced.append(Unreduced(name, axis, inputs.get(module, {}).get(axis)))
+            if axis in partial and axis not in tags:
+                flow.sums.append(EqualSum(axis, module, "backward"))

@@ -1,0 +1,197 @@
+"""Over which axes a tensor's value varies from rank to rank, followed through every operator of a step.
+
+Each local tensor is tagged with the axes over which ranks hold different values. A shard of a parameter, and
+what DTensor cuts out of a replicated tensor, vary; a gather or a sum over an axis makes them equal again;
+every other operator hands on the tags of all that it reads. So the tags say "varies" of everything that may,
+and never "equal" of what does not, but for what a program finds out by itself about its own rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from parallelizer import torch_private
+from parallelizer.simulate.ledger import KINDS
+from parallelizer.torch_private import TorchDispatchMode, tree_leaves
+
+Tags = Mapping[str, str]
+"""The axes over which a value varies, each with the module in which that began."""
+
+EQUAL: Tags = {}
+_TAGS, _MAKER = "_parallelizer_varies_over", "_parallelizer_made_in"
+_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+_SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones",
+               "new_full", "new_empty_strided", "rand_like", "randn_like", "zero_", "fill_")  # fmt: skip
+"""Operators that read of a tensor its shape, and not its values."""
+
+
+@dataclass(frozen=True)
+class EqualSum:
+    """A sum over `axis` of what every rank of it holds alike: its result is `size` times too large."""
+
+    axis: str
+    module: str
+    phase: str
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operator was given: its shape here, the module that made it (None for what the model or the
+    batch holds), and the axes over which it varies.
+    """
+
+    shape: tuple[int, ...]
+    maker: str | None
+    axes: tuple[str, ...]
+
+
+class Varying(TorchDispatchMode):
+    """Tags what is computed while it is active. Tensors without a tag are equal on all ranks.
+
+    `axes` names the axis of each group by its ranks, for the axes that are watched; `where` tells the running
+    module; `summed` is called with each axis over which something equal is summed.
+    """
+
+    def __init__(
+        self,
+        axes: Mapping[tuple[int, ...], str],
+        where: Callable[[], str],
+        summed: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self.axes, self.watched = axes, frozenset(axes.values())
+        self.where, self.summed = where, summed
+        self.operator = ""
+        self._operands: list[torch.Tensor] = []
+        self.ranks: dict[str, tuple[int, ...]] = {}
+        # Written through a view: whoever looks at the same memory sees it. Held, so that no address is reused.
+        self.written: dict[int, tuple[Any, Tags]] = {}
+
+    def tags(self, tensor: torch.Tensor) -> Tags:
+        """The tags of a tensor; of a DTensor those of its local part."""
+        local = self._local(tensor)
+        own: Tags = getattr(local, _TAGS, EQUAL)
+        written = self.written.get(torch_private.storage_key(local))
+        return own if written is None else {**written[1], **own}
+
+    def vary(self, tensor: torch.Tensor, axes: Iterable[str], module: str) -> None:
+        """Tag a tensor as varying over some axes since a module; axes that it has keep their module."""
+        local = self._local(tensor)
+        new = {axis: module for axis in axes if axis in self.watched}
+        if new:
+            setattr(local, _TAGS, {**new, **self.tags(local)})
+
+    def sharded(self, tensor: DTensor) -> None:
+        """Tag the local part of a DTensor by its placements."""
+        self.vary(tensor, _sharded_axes(tensor), self.where())
+
+    def operands(self) -> tuple[Operand, ...]:
+        """What the operator that was called last was given."""
+        found = []
+        for tensor in self._operands:
+            local = self._local(tensor)
+            found.append(Operand(tuple(local.shape), getattr(local, _MAKER, None), tuple(self.tags(local))))
+        return tuple(found)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        read = _tensors((args, kwargs))
+        self.operator, self._operands = str(func), read
+        if any(issubclass(t, DTensor) for t in types):
+            for tensor in read:
+                if isinstance(tensor, DTensor):
+                    self.sharded(tensor)
+            return NotImplemented
+        if any(t.__name__ == "AsyncCollectiveTensor" for t in types):
+            return NotImplemented
+        result = func(*args, **kwargs)
+        namespace, _, name = func._schema.name.partition("::")
+        tags = self._union(read)
+        if namespace in _COLLECTIVES and name in KINDS:
+            tags = self._after_collective(KINDS[name], args, kwargs, tags)
+            self._set(
+                [*_tensors(result), *_tensors(args[:1])] if namespace == "c10d" else _tensors(result), tags
+            )
+            return result
+        tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
+        view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        self._set(_tensors(result), tags, made_of=read[0] if view and read else None)
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self._write(_tensors(value), tags)
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
+                self._write(_tensors(kwargs[argument.name]), tags)
+        return result
+
+    def _union(self, tensors: Iterable[torch.Tensor]) -> Tags:
+        union: dict[str, str] = {}
+        for tensor in tensors:
+            for axis, module in self.tags(tensor).items():
+                union.setdefault(axis, module)
+        return union
+
+    def _set(self, tensors: Iterable[torch.Tensor], tags: Tags, made_of: torch.Tensor | None = None) -> None:
+        """Tag what an operator has made; a view is made where that is which it looks at."""
+        maker = self.where() if made_of is None else getattr(made_of, _MAKER, None)
+        for tensor in tensors:
+            setattr(tensor, _TAGS, tags)
+            setattr(tensor, _MAKER, maker)
+
+    def _write(self, tensors: Iterable[torch.Tensor], tags: Tags) -> None:
+        for tensor in tensors:
+            setattr(tensor, _TAGS, tags)
+            if tags:
+                storage = tensor.untyped_storage()
+                key = torch_private.storage_key(tensor)
+                before = self.written.get(key, (None, EQUAL))[1]
+                self.written[key] = storage, {**tags, **before}
+
+    def _after_collective(self, kind: str, args: Any, kwargs: Any, tags: Tags) -> Tags:
+        axis = self._axis((args, kwargs))
+        if axis is None:
+            return tags
+        if kind in ("all_reduce", "reduce_scatter") and axis not in tags and "sum" in _words((args, kwargs)):
+            self.summed(axis)
+        if kind in ("all_gather", "all_reduce", "broadcast"):
+            return {a: m for a, m in tags.items() if a != axis}
+        return {axis: self.where(), **tags}
+
+    def _axis(self, arguments: Any) -> str | None:
+        """The watched axis that a collective goes over, or None."""
+        leaves = tree_leaves(arguments)
+        group = next((g for a in leaves if (g := torch_private.group_name(a))), None)
+        if group is None:
+            group = [a for a in leaves if isinstance(a, str)][-1]
+        if group not in self.ranks:
+            self.ranks[group] = torch_private.group_ranks(group)
+        return self.axes.get(self.ranks[group])
+
+    def _cut_out(self) -> Tags:
+        """The axes over which DTensor, if it is what runs, is cutting a rank's part out of a whole."""
+        axes = torch_private.redistributed_to()
+        return {axis: self.where() for axis in axes if axis in self.watched}
+
+    def _local(self, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            with torch.no_grad():  # then it is the part itself, and no view of it
+                return tensor.to_local()
+        return tensor
+
+
+def _sharded_axes(tensor: DTensor) -> list[str]:
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return [name for name, p in zip(names, tensor.placements, strict=False) if torch_private.is_sharded(p)]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _words(arguments: Any) -> set[str]:
+    return {a for a in tree_leaves(arguments) if isinstance(a, str)}

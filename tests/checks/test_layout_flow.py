@@ -1,0 +1,178 @@
+"""Followed steps: correct plans are clean, and what trains on wrong gradients in silence is named at its rule."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallelizer.checks.layout_flow import check_layout_flow
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.verify.prove import prove
+from tests.simulate.setups import GPT, llama, setup_of
+from tests.verify import subjects
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SPLIT = ("tp", "cp")
+PRESETS = sorted(p.stem for p in (CONFIGS / "parallel").glob("*.yaml") if any(a in p.stem for a in SPLIT))
+NORMS = ("layers.*.attention_norm", "layers.*.ffn_norm", "norm")
+
+
+def found(*overrides: str, small: bool = True) -> tuple[Diagnostic, ...]:
+    """What following a step of this configuration finds."""
+    setup = llama(*overrides) if small else setup_of(*overrides)
+    model = setup.build_model()
+    return check_layout_flow(setup, setup.compile(model), model)
+
+
+def rule(text: str) -> str:
+    return f'rules=["{text}"]'
+
+
+def marked(diagnostic: Diagnostic, overrides: tuple[str, ...] = ()) -> str:
+    """The text that a diagnostic points at, in the plan or on the command line."""
+    span = diagnostic.span
+    assert span is not None
+    lines = Path(span.file).read_text().splitlines() if span.file.endswith(".yaml") else list(overrides)
+    return lines[span.line - 1][span.column - 1 : span.end_column - 1]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("plan", ["llama", "llama_tp"])
+def test_every_shipped_plan_is_clean_on_every_preset(preset: str, plan: str) -> None:
+    model = ("model=llama3_8b", "model.n_layers=2") if "8" in preset else ("model=llama_debug",)
+    assert found(*model, f"parallel={preset}", f"plan={plan}", "train.batch_size=2048", small=False) == ()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_biases_fused_projections_and_tied_weights_are_clean(size: int) -> None:
+    assert found(*GPT, f"parallel=tp{size}", small=False) == ()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("layers.*: checkpoint",),
+        ("layers.*.attention: none",),
+        ("layers.*.feed_forward: none",),
+        ("norm: replicate",),
+        ("layers.*.attention_norm: {style: sequence, local: true}",),
+        ("output: {style: colwise, input: replicate, output: replicate}",),
+    ],
+    ids=" ".join,
+)
+def test_other_ways_to_write_the_same_are_clean(overrides: tuple[str, ...]) -> None:
+    assert found("parallel=tp2", *map(rule, overrides)) == ()
+
+
+def test_a_mesh_of_data_axes_is_not_followed() -> None:
+    assert found("parallel=fsdp2", rule("layers.*: none")) == ()
+
+
+@pytest.mark.parametrize(
+    "dropped", [c for n in (1, 2, 3) for c in itertools.combinations(NORMS, n)], ids=" ".join
+)
+def test_exactly_the_norms_without_a_rule_are_named(dropped: tuple[str, ...]) -> None:
+    rules = "rules=[" + ",".join(f'"{norm}: none"' for norm in dropped) + "]"
+    (diagnostic,) = found("parallel=tp2", rules)
+    assert (diagnostic.code, diagnostic.severity) == ("varying-gradient", "error")
+    named = {
+        name for norm in dropped for name in ([norm] if norm == "norm" else [norm.replace("*", "{0,1}")])
+    }
+    message = diagnostic.message.replace(
+        "{attention_norm,ffn_norm}", "attention_norm.weight, layers.{0,1}.ffn_norm"
+    )
+    assert set(re.findall(r"(\S+)\.weight", message)) == named
+    assert "over tp" not in message and "of tp" in message
+    assert "split since tok_embeddings" in message
+    assert marked(diagnostic) == "output"
+    style = "replicate" if len(dropped) == len(NORMS) else "sequence"  # as other norms of the plan have it
+    assert diagnostic.help is not None and f": {style}`" in diagnostic.help
+
+
+def test_what_is_named_is_what_a_proof_finds_wrong() -> None:
+    overrides = ("parallel=tp2", 'rules=["layers.*.ffn_norm: none","norm: none"]')
+    proof = prove(subjects.setup(*overrides), force=True)
+    wrong = {d.name for d in proof.verdict.of("gradient") if d.step == 0 and not d.passed}
+    assert wrong == {"layers.0.ffn_norm.weight", "layers.1.ffn_norm.weight", "norm.weight"}
+    (diagnostic,) = found(*overrides)
+    assert "layers.{0,1}.ffn_norm.weight, norm.weight" in diagnostic.message
+
+
+@pytest.mark.parametrize(
+    ("plan", "text", "code", "at"),
+    [
+        ("llama", "norm: {style: replicate, grad: replicate}", "varying-gradient", "grad"),
+        ("llama", "norm: {style: sequence, layout: replicate}", "varying-gradient", "layout"),
+        ("llama_tp", "norm: replicate", "replicated-sum", "norm"),
+        ("llama_tp", "layers.*.ffn_norm: {style: replicate, grad: partial}", "replicated-sum", "grad"),
+        ("llama", "layers.*.attention.wo: colwise", "layout-mismatch", "layers.*.attention.wo"),
+        ("llama", "output: {style: colwise, input: stream}", "varying-loss", "output"),
+    ],
+)  # fmt: skip
+def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, code: str, at: str) -> None:
+    written = rule(text)
+    (diagnostic,) = found("parallel=tp2", f"plan={plan}", written)
+    assert (diagnostic.code, diagnostic.severity) == (code, "error")
+    assert marked(diagnostic, (written,)) == at
+    assert diagnostic.help
+
+
+@pytest.mark.parametrize(("plan", "grad"), [("llama", "partial"), ("llama_tp", "replicate")])
+def test_the_right_kind_of_gradient_is_accepted(plan: str, grad: str) -> None:
+    assert found("parallel=tp2", f"plan={plan}", rule(f"norm: {{style: replicate, grad: {grad}}}")) == ()
+
+
+def test_what_arrives_whole_is_not_taken_for_a_part() -> None:
+    (diagnostic,) = found("parallel=tp2", rule("tok_embeddings: none"))
+    assert diagnostic.code == "layout-mismatch"
+    assert diagnostic.message.startswith(
+        "the input of layers.0.attention_norm arrives whole on every rank of tp"
+    )
+    assert marked(diagnostic) == "layout"
+
+
+def test_shapes_that_do_not_meet_name_both_sides() -> None:
+    (diagnostic,) = found("parallel=tp2", rule("layers.*.attention.wo: rowwise"))
+    assert diagnostic.code == "does-not-run"
+    assert "forward of layers.0 fails at aten.add" in diagnostic.message
+    assert "[8, 16, 64] from tok_embeddings (a part over tp)" in diagnostic.message
+    assert "[8, 32, 64] from layers.0.attention.wo (the same on every rank over tp)" in diagnostic.message
+
+
+def test_layers_that_are_not_followed_are_named_with_the_others() -> None:
+    (diagnostic,) = found("parallel=tp2", "model.n_layers=40", rule("layers.*.ffn_norm: none"))
+    assert "the gradient of layers.{0..39}.ffn_norm.weight" in diagnostic.message
+
+
+class Undecided(nn.Module):
+    """Runs on values only."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        return self.head(x if x.sum().item() > 0 else -x)
+
+
+def test_a_model_that_cannot_be_followed_at_all_is_a_warning(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("version: 1\nrules:\n  head: {style: colwise, output: replicate}\n")
+    target = f"model._target_={__name__}.Undecided"
+    (diagnostic,) = found("parallel=tp2", target, f"plan={plan}")
+    assert (diagnostic.code, diagnostic.severity) == ("trace-failed", "warning")
+    assert "aten" in diagnostic.message
+    assert capfd.readouterr().err == ""
+
+
+def test_nothing_stays_behind_in_this_process() -> None:
+    found("parallel=tp2")
+    assert not torch.distributed.is_initialized()
