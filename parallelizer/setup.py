@@ -89,7 +89,14 @@ class Setup:
             message = f"optim._target_={self.optim['_target_']} is no function: {_reason(error)}"
             help_text = "name a function (model, optim config) -> optimizer"
             raise self._error("optim-invalid", message, "optim._target_", help_text) from None
-        optimizer: torch.optim.Optimizer = build(model, self.optim)
+        try:
+            optimizer: torch.optim.Optimizer = build(model, self.optim)
+        except PlanError:
+            raise
+        except Exception as error:  # whatever somebody's function raises
+            message = f"optim._target_={self.optim['_target_']} makes no optimizer: {_reason(error)}"
+            help_text = "it is called with the model and the optim config"
+            raise self._error("optim-invalid", message, "optim._target_", help_text) from error
         return optimizer
 
     def recipe(self) -> Recipe:

@@ -52,6 +52,14 @@ class Run:
         """The inverse of `split`."""
         return path if index is None else path.replace("*", str(self.first + index), 1).rstrip(".")
 
+    def lengthened(self, path: str, keep: int) -> str:
+        """What a path in the model with `keep` of these layers (see `shorten`) was in the whole one."""
+        prefix = f"{self.container}." if self.container else ""
+        head, dot, rest = path.removeprefix(prefix).partition(".")
+        if not path.startswith(prefix) or not head.isdigit() or int(head) < self.first + keep - 1:
+            return path
+        return f"{prefix}{int(head) + self.count - keep}{dot}{rest}"
+
 
 def longest_run(program: Program, model: nn.Module) -> Run | None:
     """The longest run of equal layers, if tracing two short models costs less than the whole one."""

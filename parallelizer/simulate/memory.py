@@ -69,6 +69,16 @@ class Event:
 
 
 @dataclass
+class Reached:
+    """How far a step has come: the operator that runs or, when `done`, ran last, in which phase and module."""
+
+    operator: str = ""
+    done: bool = False
+    phase: str = ""
+    module: str = ""
+
+
+@dataclass
 class _Tracked:
     block: Block
     reference: Any = None
@@ -84,7 +94,7 @@ class MemoryTracker(TorchDispatchMode):
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, Any] = {}
         self.scratch = Scratch()
-        self.operator = ""
+        self.reached = Reached()
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
@@ -96,9 +106,11 @@ class MemoryTracker(TorchDispatchMode):
         if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
             return NotImplemented
         self._poll()
-        self.operator = str(func)
         kwargs = kwargs or {}
+        if func.namespace not in ("prim", "profiler"):  # nothing that a model asks for
+            self.reached = Reached(str(func), False, phase.current(), self.running.current)
         result = func(*args, **kwargs)
+        self.reached.done = True
         name = func._schema.name.split("::")[1]
         if name in ALIASING or self._accumulates(func, args, kwargs):
             self._alias(args[0], result)

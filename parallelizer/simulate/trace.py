@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,9 @@ from parallelizer import torch_private
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
-from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
+from parallelizer.simulate.failure import broken_off, explained
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.memory import (
@@ -31,7 +30,7 @@ from parallelizer.simulate.memory import (
     usage,
 )
 from parallelizer.simulate.modules import Running
-from parallelizer.simulate.world import enter_fake_world, in_children
+from parallelizer.simulate.world import WorldError, enter_fake_world, in_children
 from parallelizer.step import Loss, train_step
 from parallelizer.workload import Workload
 
@@ -78,18 +77,22 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     left as it is.
 
     Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic
-    that names the module and the operator when the step cannot run on fake tensors.
+    that names the module and the operator when the step cannot run on fake tensors, and with what is known
+    when the child ends otherwise.
     """
     run = longest_run(program, model) if fold else None
-    if run is not None:
-        try:
-            short, longer = in_children(
-                [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
-            )
-            return _stretched(short, longer, run, rank)
-        except NotPeriodic:
-            run = None
-    (whole,) = in_children([(record, program, model, recipe, rank)])
+    try:
+        if run is not None:
+            try:
+                short, longer = in_children(
+                    [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
+                )
+                return _stretched(short, longer, run, rank)
+            except NotPeriodic:
+                run = None
+        (whole,) = in_children([(record, program, model, recipe, rank)])
+    except WorldError as error:
+        raise broken_off(error) from error
     return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
 
 
@@ -97,12 +100,15 @@ def record_short(
     program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int
 ) -> Recording:
     """As `record`, of a model with `keep` layers of a run; uses the model up."""
-    return record(shorten(program, model, run, keep), model, recipe, rank)
+    program = shorten(program, model, run, keep)
+    return record(program, model, recipe, rank, lambda path: run.lengthened(path, keep))
 
 
-def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
+def record(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int, named: Callable[[str], str] = str
+) -> Recording:
     """Run two steps in a fake world, which this process enters for good, and record the second, when
-    optimizer states exist.
+    optimizer states exist. `named` is what a user calls a module.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     enter_fake_world(program.mesh.world_size, rank)
@@ -120,7 +126,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         parts = local_parts(recipe.workload, program, mesh)
         for part in parts:
             memory.adopt(part.values(), "batch")
-    with _explained(program, running, memory), counted_random_states(memory):
+    with explained(program, running, memory, named), counted_random_states(memory):
         with fake, memory:
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         memory.scratch.measure()
@@ -131,29 +137,6 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
     return Recording(tuple(ledger.entries), before, tuple(changes))
-
-
-@contextmanager
-def _explained(program: Program, running: Running, memory: MemoryTracker) -> Iterator[None]:
-    """Turn whatever a step raises on fake tensors into a diagnostic with the module and the operator."""
-    try:
-        yield
-    except Exception as error:
-        where = running.failed_with(error) or running.current
-        rule = next((a.rule for a in program if a.module == where), None)
-        reason = (str(error).strip().split("\n") or [""])[0] or type(error).__name__
-        raise PlanError(
-            [
-                Diagnostic(
-                    "trace-failed",
-                    f"the step cannot run on fake tensors: {where or 'the root'} at {memory.operator or 'no operator'}: "
-                    f"{type(error).__name__}: {reason}",
-                    rule.span if rule else None,
-                    "values decide its course there (`.item()`, a shape from data, a kernel of its own)",
-                    "warning",
-                )
-            ]
-        ) from error
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:

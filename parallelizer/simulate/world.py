@@ -6,6 +6,7 @@ behind. So everything on the fake world runs in a forked child and comes back as
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
@@ -25,8 +26,8 @@ def in_children(calls: Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]) ->
     """Run each `(function, *args)` in a forked child of its own, side by side, and return what they return,
     which must pickle.
 
-    PlanError is raised again here with its diagnostics; anything else as WorldError. No child outlives this
-    call.
+    PlanError is raised again here with its diagnostics; anything else as WorldError. What they print goes to
+    stderr. No child outlives this call.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -56,10 +57,9 @@ def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO
 
 
 def _result(data: bytes, status: int) -> Any:
-    if not data:
-        raise WorldError(
-            f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result"
-        )
+    code = os.waitstatus_to_exitcode(status)
+    if not data or code < 0:
+        raise WorldError(f"a process of the dry run {_ending(code)}, without a result")
     kind, value = pickle.loads(data)
     if kind == "diagnostics":
         raise PlanError(value)
@@ -68,22 +68,38 @@ def _result(data: bytes, status: int) -> Any:
     return value
 
 
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    return (
+        f"was killed by {signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
+    )
+
+
 def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
-    status = 0
+    status = 1
     try:
-        answer: tuple[str, Any] = ("result", function(*args))
-    except PlanError as error:
-        answer = ("diagnostics", error.diagnostics)
-    except BaseException:
-        answer, status = ("error", traceback.format_exc()), 1
-    try:
+        # What a model prints must not stand in a document on stdout.
+        sys.stdout = sys.stderr
+        with contextlib.suppress(OSError):  # no stderr
+            os.dup2(2, 1)
+        answer, status = _answer(function, args)
         with os.fdopen(send, "wb") as stream:
-            pickle.dump(answer, stream)
-        sys.stdout.flush()
+            stream.write(answer)
         sys.stderr.flush()
     finally:
         os._exit(status)
+
+
+def _answer(function: Callable[..., Any], args: list[Any]) -> tuple[bytes, int]:
+    """What is sent to the parent, and the status to end with."""
+    try:
+        return pickle.dumps(("result", function(*args))), 0
+    except PlanError as error:
+        return pickle.dumps(("diagnostics", error.diagnostics)), 0
+    except BaseException:
+        return pickle.dumps(("error", traceback.format_exc())), 1
 
 
 def enter_fake_world(world_size: int, rank: int) -> None:

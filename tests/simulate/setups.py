@@ -24,6 +24,13 @@ GPT = (
     "train.seq_len=32",
     "train.batch_size=8",
 )
+FAILING = (
+    *GPT[:1],
+    "model=failing",
+    f"plan={CONFIGS}/plans/failing.yaml",
+    "train.seq_len=8",
+    "train.batch_size=8",
+)
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 
@@ -36,6 +43,11 @@ def setup_of(*overrides: str) -> Setup:
 def llama(*overrides: str) -> Setup:
     """The recipe's model, small."""
     return setup_of(*LLAMA, *overrides)
+
+
+def failing(kind: str, *overrides: str) -> Setup:
+    """A small model, cheap to trace, whose layers do something that fake tensors do not take; `fine` ones do not."""
+    return setup_of(*FAILING, f"model.kind={kind}", *overrides)
 
 
 def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:

@@ -1,0 +1,97 @@
+"""What a user is told of a step that cannot be traced: the module, the operator, and the line of code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span
+from parallelizer.program import Program
+from parallelizer.simulate.memory import MemoryTracker, Reached
+from parallelizer.simulate.modules import Running
+from parallelizer.simulate.world import WorldError
+
+CODE = "trace-failed"
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_NOISE = ("torch._subclasses.fake_tensor",)
+"""Loggers that print the traceback of an error that is raised all the same."""
+
+_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+_HELP_VALUES = "it asks for values, and fake tensors have none: do without `.item()`, `if tensor` and shapes that depend on data"
+_HELP_KERNEL = "give it an implementation that only says the shapes: torch.library.register_fake"
+_HELP_OTHER = (
+    "if the model runs by itself on real tensors, it needs their values or memory here, or the plan is wrong"
+)
+_PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimizer"}
+
+
+@contextmanager
+def explained(
+    program: Program, running: Running, memory: MemoryTracker, named: Callable[[str], str] = str
+) -> Iterator[None]:
+    """Turn whatever a step raises on fake tensors into a PlanError of one diagnostic, with nothing printed.
+    `named` is what the user calls a module.
+
+    To be entered in a process that does nothing else: torch's own reports stay silent from then on.
+    """
+    for name in _NOISE:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    except PlanError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PlanError([_diagnostic(error, program, running, memory.reached, named)]) from error
+
+
+def broken_off(error: WorldError) -> PlanError:
+    """What to raise when the process of a dry run ended with `error`, outside the step or without a word."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return PlanError([Diagnostic(CODE, f"the dry run broke off: {lines[-1]}", None, None, "warning")])
+
+
+def _diagnostic(
+    error: BaseException, program: Program, running: Running, reached: Reached, named: Callable[[str], str]
+) -> Diagnostic:
+    module = running.failed_with(error) or reached.module
+    where = named(module) or _PLACES.get(reached.phase, "the root")
+    if module and reached.phase == "backward":
+        where += " in backward"
+    operator = (
+        f"{'after' if reached.done else 'at'} {reached.operator}" if reached.operator else "at its start"
+    )
+    first = (str(error).strip().split("\n") or [""])[0]
+    reason = "" if first in ("", reached.operator) else f": {first}"
+    message = f"the step cannot run on fake tensors: {where} {operator}: {type(error).__name__}{reason}"
+    span = _written(error)
+    inside = module or reached.phase not in _PLACES
+    rule = next((a.rule for a in program if inside and a.module == module), None)
+    related = (Related(rule.span, f"the rule of {named(module) or 'the root'}"),) if rule and span else ()
+    return Diagnostic(CODE, message, span or (rule.span if rule else None), _help(error), "warning", related)
+
+
+def _help(error: BaseException) -> str:
+    if type(error).__name__ in _VALUES:
+        return _HELP_VALUES
+    text = str(error)
+    lacking = "no fake impl" in text or "'Meta' backend" in text
+    return _HELP_KERNEL if lacking or type(error).__name__ == "UnsupportedOperatorException" else _HELP_OTHER
+
+
+def _written(error: BaseException) -> Span | None:
+    """The innermost expression of somebody else's code than torch's and ours that the error came through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(("<", *_OURS)) or frame.lineno is None:
+            continue
+        path = os.path.relpath(frame.filename)
+        file = frame.filename if path.startswith("..") else path
+        if frame.colno is None or frame.end_colno is None or frame.end_lineno != frame.lineno:
+            return Span(file, frame.lineno)
+        return Span(file, frame.lineno, frame.colno + 1, frame.end_colno + 1)
+    return None
