@@ -15,7 +15,8 @@ from parallelizer.setup import Setup
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import plan as show_plan
 from parallelizer.show import step as show_step
-from parallelizer.simulate.trace import Trace, trace
+from parallelizer.simulate.each_class import trace_classes
+from parallelizer.simulate.trace import Trace
 
 Findings = tuple[Diagnostic, ...]
 
@@ -23,14 +24,15 @@ Findings = tuple[Diagnostic, ...]
 def trace_step(
     setup: Setup, program: Program, model: nn.Module, rank: int = 0
 ) -> tuple[Trace | None, Findings]:
-    """One step as `rank` of the program's world, with the findings of compiling, tracing and linting.
+    """One step as `rank` of the program's world, with the classes of all ranks and the findings of compiling,
+    tracing and linting.
 
     There is no step, and a finding says why, when it cannot run. Traced in child processes: no process group
     may stand in this one.
     """
     torch.set_num_threads(1)  # an OpenMP region before a fork hangs the child
     try:
-        step = trace(program, model, setup.recipe(), rank)
+        step = trace_classes(program, model, setup.recipe(), rank)
         return step, (*program.diagnostics, *lint(setup, program, model, step))
     except PlanError as error:
         return None, (*program.diagnostics, *error.diagnostics)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from parallelizer.context.buffers import shard_batch
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
+from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.memory import (
@@ -64,13 +66,15 @@ class Recording:
 @dataclass(frozen=True)
 class Trace:
     """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
-    layers that a shorter model stood for.
+    layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
+    were traced too.
     """
 
     rank: int
     ledger: tuple[Entry, ...]
     memory: Usage
     folded: Run | None = None
+    classes: tuple[RankClass, ...] = ()
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -80,17 +84,35 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic
     that names the module and the operator when the step cannot run on fake tensors.
     """
+    return trace_ranks(program, model, recipe, [rank], fold=fold)[0]
+
+
+def trace_ranks(
+    program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], *, fold: bool = True
+) -> list[Trace]:
+    """As `trace` for several ranks, side by side. Where equal layers turn out not to be periodic, the whole
+    model is traced, and only as the first of the ranks: that may take long.
+    """
     run = longest_run(program, model) if fold else None
     if run is not None:
+        calls = [
+            (record_short, program, model, recipe, rank, run, SHORT + more)
+            for rank in ranks
+            for more in (0, 1)
+        ]
+        recordings = in_children(calls)
         try:
-            short, longer = in_children(
-                [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
-            )
-            return _stretched(short, longer, run, rank)
+            return [
+                _stretched(short, longer, run, rank)
+                for rank, short, longer in zip(ranks, recordings[::2], recordings[1::2], strict=True)
+            ]
         except NotPeriodic:
-            run = None
-    (whole,) = in_children([(record, program, model, recipe, rank)])
-    return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
+            ranks = ranks[:1]
+    wholes = in_children([(record, program, model, recipe, rank) for rank in ranks])
+    return [
+        Trace(rank, whole.ledger, usage(whole.before, whole.changes))
+        for rank, whole in zip(ranks, wholes, strict=True)
+    ]
 
 
 def record_short(
@@ -157,10 +179,12 @@ def _explained(program: Program, running: Running, memory: MemoryTracker) -> Ite
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:
+    # A path comes once for each of its allocations.
+    split, join = functools.cache(run.split), functools.cache(run.join)
     look = Look(
-        content=lambda x: dataclasses.replace(x, module=run.split(x.module)[0]),
-        index=lambda x: run.split(x.module)[1],
-        moved=lambda x, index: dataclasses.replace(x, module=run.join(run.split(x.module)[0], index)),
+        content=lambda x: dataclasses.replace(x, module=split(x.module)[0]),
+        index=lambda x: split(x.module)[1],
+        moved=lambda x, index: dataclasses.replace(x, module=join(split(x.module)[0], index)),
     )
     ledger = stretch_phases(short.ledger, longer.ledger, lambda e: e.phase, look, run.count)
     more = run.count - SHORT

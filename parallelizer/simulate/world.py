@@ -6,6 +6,7 @@ behind. So everything on the fake world runs in a forked child and comes back as
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -71,6 +72,7 @@ def _result(data: bytes, status: int) -> Any:
 def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 0
+    gc.freeze()  # what the parent has made outlives the child: nobody looks for garbage in it, or copies it
     try:
         answer: tuple[str, Any] = ("result", function(*args))
     except PlanError as error:
