@@ -9,6 +9,7 @@ half-sequence-parallel    some modules work on the sharded sequence, others on t
 small-fsdp-units          all-gathers so small that their number costs more than their bytes
 large-root-unit           most of the model is gathered at once, though it has layers that could be units
 optimizer-collectives     an optimizer that communicates for each parameter
+multi-hop-redistribution  a tensor moved over several axes one after the other (`lint_moves.py`)
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from parallelizer.calls import Calls, Journey, Passage, observe
 from parallelizer.conversions import Conversion, conversions
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
+from parallelizer.lint_moves import multi_hop_redistributions
 from parallelizer.mesh import folded_name
 from parallelizer.plan import full_name
 from parallelizer.program import Application, Program
 from parallelizer.setup import Setup
-from parallelizer.simulate.ledger import Entry, wire_bytes
+from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.trace import Trace
 from parallelizer.units import size
+from parallelizer.wire import wire_bytes
 
 SMALL = 1 << 20
 """Bytes of an all-gather below which its latency is most of its time."""
@@ -317,6 +320,7 @@ LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     small_fsdp_units,
     large_root_unit,
     optimizer_collectives,
+    multi_hop_redistributions,
 )
 
 

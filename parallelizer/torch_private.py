@@ -5,9 +5,10 @@ Each entry says why it is needed and which public replacement it waits for.
 
 from __future__ import annotations
 
+import functools
 import types
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -218,3 +219,48 @@ def fake_tensors() -> AbstractContextManager[Any]:
 
     mode: AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
     return mode
+
+
+@contextmanager
+def planned_redistributions(plan: Callable[[Any, Any], Sequence[Any] | None]) -> Iterator[None]:
+    """Inside, DTensor asks `plan(source, target)`, two specs, for the hops of every redistribution; None means
+    its own choice.
+
+    torch's switch, `use_min_cost_redistribution_plan`, is for all or nothing: under it the backward of a
+    row-sharded embedding finds no path and fails, and plans made before it stay in torch's cache. Ours asks
+    each time, leaves that cache alone, and leaves alone what torch estimates when it chooses how an operator
+    is sharded: that question comes without the third argument, and its answers are kept. Waits for a
+    public way to choose the plan of one redistribution.
+    """
+    from torch.distributed.tensor import _redistribute
+
+    cached, uncached = _redistribute._gen_transform_infos, _redistribute._gen_transform_infos_non_cached
+    own = functools.cache(uncached)
+
+    def chosen(source: Any, target: Any, *more: Any) -> Any:
+        return (plan(source, target) if more else None) or own(source, target, *more)
+
+    # The second is what torch asks under fake tensors and in compilation.
+    _redistribute._gen_transform_infos = chosen  # type: ignore[assignment]
+    _redistribute._gen_transform_infos_non_cached = chosen  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _redistribute._gen_transform_infos = cached
+        _redistribute._gen_transform_infos_non_cached = uncached
+
+
+def redistribution_path(source: Any, target: Any, *, cheapest: bool) -> Sequence[Any] | None:
+    """The hops between two specs by torch's greedy planner, or by the one that looks for the cheapest; None
+    where that one has no path, which it says by an AssertionError. Each hop has `mesh_dim` and
+    `src_dst_placements`.
+    """
+    from torch.distributed.tensor import _redistribute
+
+    planner = _redistribute.get_redistribute_planner(source.device_mesh, source.tensor_meta)
+    if not cheapest:
+        return planner.generate_greedy_transform_infos(source, target)
+    try:
+        return planner.generate_graph_based_transform_infos(source, target, source.shape)
+    except (AssertionError, ValueError):
+        return None

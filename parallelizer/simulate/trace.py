@@ -20,6 +20,7 @@ from parallelizer.context.buffers import shard_batch
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
+from parallelizer.redistribution import Move, watched
 from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
@@ -55,19 +56,20 @@ class Recipe:
 @dataclass(frozen=True)
 class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
-    in order.
+    in order, and the tensors that moved in several hops.
     """
 
     ledger: tuple[Entry, ...]
     before: Mapping[str, int]
     changes: tuple[Change, ...]
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
     """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
     layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
-    were traced too.
+    were traced too, `moves` the tensors that moved in several hops.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class Trace:
     memory: Usage
     folded: Run | None = None
     classes: tuple[RankClass, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -110,7 +113,7 @@ def trace_ranks(
             ranks = ranks[:1]
     wholes = in_children([(record, program, model, recipe, rank) for rank in ranks])
     return [
-        Trace(rank, whole.ledger, usage(whole.before, whole.changes))
+        Trace(rank, whole.ledger, usage(whole.before, whole.changes), moves=whole.moves)
         for rank, whole in zip(ranks, wholes, strict=True)
     ]
 
@@ -132,6 +135,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
+    moves: list[Move] = []
     fake = torch_private.fake_tensors()
     with fake:
         allocate(model, "cpu")
@@ -148,11 +152,17 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
-        with fake, ledger, memory:  # the memory's innermost: it looks at who holds a tensor
+        # The memory's mode is the innermost: it looks at who holds a tensor.
+        with (
+            watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
+            fake,
+            ledger,
+            memory,
+        ):
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
-    return Recording(tuple(ledger.entries), before, tuple(changes))
+    return Recording(tuple(ledger.entries), before, tuple(changes), tuple(moves))
 
 
 @contextmanager
@@ -192,7 +202,8 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
         short.changes, longer.changes, lambda c: c.phase, look, run.count, lambda a, b: outline(a, b, more)
     )
     before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
-    return Trace(rank, tuple(ledger), usage(before, changes), run)
+    moves = stretch_phases(short.moves, longer.moves, lambda m: m.phase, look, run.count)
+    return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves))
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:
