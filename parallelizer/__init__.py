@@ -30,6 +30,7 @@ _WHERE = {
     "load_plan": "config",
     "materialize": "initialize",
     "parallelize": "applier",
+    "redistribute": "redistribution",
     "restore_buffers": "context.buffers",
     "shard_batch": "context.buffers",
     "style": "styles.base",

@@ -77,17 +77,22 @@ def parallelize(
     axes: Mapping[str, str] | None = None,
     workload: Workload | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
+    redistribute: str = "greedy",
 ) -> nn.Module:
     """Load, compile and apply a plan in one call: a plan by name, path or as loaded.
 
     `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`.
+    `redistribute` is how DTensors of several axes move in `train_step` and `evaluate`: `greedy` or `min-cost`.
     Raises PlanError, with the model untouched, when anything that was written is wrong.
     """
     from parallelizer.config import load_plan
 
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename(mesh, axes)
-    return apply(compile_plan(loaded, model, ours, workload=workload, defaults=defaults), model, ours)
+    program = compile_plan(
+        loaded, model, ours, workload=workload, defaults=defaults, redistribute=redistribute
+    )
+    return apply(program, model, ours)
 
 
 def _tensor_style(application: Application, module: nn.Module, mesh: DeviceMesh, meta: bool) -> None:

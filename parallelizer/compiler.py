@@ -42,14 +42,15 @@ def compile(
     *,
     workload: Workload | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
+    redistribute: str = "greedy",
     force: bool = False,
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
     `workload` lets batch, sequence and attention heads be checked; `defaults` are a preset's options by
-    style. Raises PlanError with every diagnostic that a stage found; the model is left as it was. With
-    `force` the findings of `check` are handed on in the program instead, for whoever wants to know whether a
-    refusal was right.
+    style; `redistribute` is how DTensors of several axes move, `greedy` or `min-cost`. Raises PlanError with
+    every diagnostic that a stage found; the model is left as it was. With `force` the findings of `check` are
+    handed on in the program instead, for whoever wants to know whether a refusal was right.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
     state = Compilation(plan, model, sizes, workload, defaults or {})
@@ -61,7 +62,9 @@ def compile(
         # What comes after would only report consequences.
         if has_errors(state.diagnostics) and not (force and check in stage):
             raise PlanError(state.diagnostics)
-    return Program(plan, sizes, tuple(state.applications), in_order(state.diagnostics))
+    return Program(
+        plan, sizes, tuple(state.applications), in_order(state.diagnostics), redistribute=redistribute
+    )
 
 
 def check(state: Compilation) -> None:

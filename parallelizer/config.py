@@ -18,14 +18,14 @@ from parallelizer.model_config import read_model, read_workload
 from parallelizer.origins import Origins
 from parallelizer.parse import parse_layouts
 from parallelizer.parse_rule import parse_rule_item, quoted_rules
-from parallelizer.plan import AXES, Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults
+from parallelizer.plan import AXES, REDISTRIBUTE, Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults
 from parallelizer.reading import Reading
 from parallelizer.setup import Setup
 from parallelizer.source import MappingNode, SequenceNode
 from parallelizer.styles.declare import STYLES
 from parallelizer.suggest import did_you_mean
 
-PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles")
+PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute")
 """What a preset may say."""
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -65,6 +65,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     device = _device(reading)
     optim, hardware = reading.get("optim"), reading.get("hardware")
     clip = _clip(reading)
+    redistribute = _redistribute(reading)
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
@@ -81,6 +82,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
         clip=clip,
         hardware=hardware or {},
         origins=reading.origins,
+        redistribute=redistribute,
         warnings=warnings,
     )
 
@@ -97,6 +99,15 @@ def _clip(reading: Reading) -> float | None:
         "a positive number, or null for none",
     )
     return None
+
+
+def _redistribute(reading: Reading) -> str:
+    mode = reading.get("parallel.redistribute", REDISTRIBUTE[0])
+    if mode not in REDISTRIBUTE:
+        message = f"there is no way to redistribute called {quoted(str(mode))}"
+        help_text = did_you_mean(str(mode), REDISTRIBUTE, "there are")
+        reading.error("unknown-value", message, "parallel.redistribute", help_text)
+    return str(mode)
 
 
 def _import(reading: Reading) -> None:

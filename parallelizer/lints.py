@@ -2,11 +2,14 @@
 costs.
 
 redundant-redistribution  a tensor is made whole and split again, or split and made whole, with nothing in
-between replicated-logits         every tensor rank holds all logits, where a vocabulary-parallel loss would
-do with a slice half-sequence-parallel    some modules work on the sharded sequence, others on the whole one
-small-fsdp-units          all-gathers so small that their number costs more than their bytes large-root-unit
-most of the model is gathered at once, though it has layers that could be units optimizer-collectives     an
-optimizer that communicates for each parameter
+                          between
+replicated-logits         every tensor rank holds all logits, where a vocabulary-parallel loss would do with a
+                          slice
+half-sequence-parallel    some modules work on the sharded sequence, others on the whole one
+small-fsdp-units          all-gathers so small that their number costs more than their bytes
+large-root-unit           most of the model is gathered at once, though it has layers that could be units
+optimizer-collectives     an optimizer that communicates for each parameter
+multi-hop-redistribution  a tensor moved over several axes one after the other (`lint_moves.py`)
 """
 
 from __future__ import annotations
@@ -21,12 +24,15 @@ from parallelizer.calls import Calls, Journey, Passage, observe
 from parallelizer.conversions import Conversion, conversions
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
+from parallelizer.lint_moves import multi_hop_redistributions
 from parallelizer.mesh import folded_name
 from parallelizer.plan import full_name
 from parallelizer.program import Application, Program
 from parallelizer.setup import Setup
-from parallelizer.simulate.ledger import Entry, wire_bytes
+from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
+from parallelizer.wire import wire_bytes
 
 SMALL = 1 << 20
 """Bytes of an all-gather below which its latency is most of its time."""
@@ -314,6 +320,7 @@ LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     small_fsdp_units,
     large_root_unit,
     optimizer_collectives,
+    multi_hop_redistributions,
 )
 
 
@@ -350,12 +357,3 @@ def _sent(calls: Sequence[Entry]) -> str:
         f"{len(calls):,} collective{'' if len(calls) == 1 else 's'} a step send{'s' if len(calls) == 1 else ''} "
         + size(sum(e.wire_bytes for e in calls))
     )
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"

@@ -10,6 +10,9 @@ from typing import Any
 from parallelizer.diagnostics import Span
 from parallelizer.glob import Glob
 
+REDISTRIBUTE = ("greedy", "min-cost")
+"""How DTensors of several axes move: see `redistribution.py`."""
+
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Every axis a mesh may have, outermost first: neighbouring ranks differ in `tp`."""
 

@@ -52,13 +52,15 @@ class Application:
 class Program:
     """The compiler's output: applications in order, and what they were compiled from.
 
-    `diagnostics` holds warnings and notes; errors are raised instead.
+    `diagnostics` holds warnings and notes; errors are raised instead. `redistribute` is `greedy` or
+    `min-cost`: see `redistribution.py`.
     """
 
     plan: Plan
     mesh: Mesh
     applications: tuple[Application, ...]
     diagnostics: tuple[Diagnostic, ...] = ()
+    redistribute: str = "greedy"
 
     def __iter__(self) -> Iterator[Application]:
         return iter(self.applications)

@@ -43,6 +43,7 @@ class Setup:
     clip: float | None = None
     hardware: Mapping[str, Any] = field(default_factory=dict)
     origins: Origins = field(default_factory=Origins)
+    redistribute: str = "greedy"
     warnings: tuple[Diagnostic, ...] = ()
 
     def build_model(self) -> nn.Module:
@@ -112,7 +113,13 @@ class Setup:
         from parallelizer.compiler import compile as compile_plan
 
         program = compile_plan(
-            self.plan, model, self.mesh, workload=self.workload, defaults=self.defaults, force=force
+            self.plan,
+            model,
+            self.mesh,
+            workload=self.workload,
+            defaults=self.defaults,
+            redistribute=self.redistribute,
+            force=force,
         )
         return dataclasses.replace(program, diagnostics=in_order((*self.warnings, *program.diagnostics)))
 

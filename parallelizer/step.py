@@ -11,6 +11,7 @@ from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.phase import phase
+from parallelizer.redistribution import redistribute
 from parallelizer.state import state_of
 from parallelizer.styles.base import forward_names
 
@@ -52,6 +53,17 @@ def train_step(
     and kept after it for whoever wants to look.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
+    with redistribute(_redistribution(model)):
+        return _train_step(model, parts, loss, optimizer, clip)
+
+
+def _train_step(
+    model: nn.Module,
+    parts: Sequence[Batch],
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    clip: float | None,
+) -> Step:
     groups = data_groups(model)
     optimizer.zero_grad(set_to_none=True)
     totals: torch.Tensor | None = None
@@ -109,7 +121,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The model's output for the batch entries that its forward takes."""
     names = forward_names(model)
-    output: torch.Tensor = model(**{k: v for k, v in batch.items() if names is None or k in names})
+    with redistribute(_redistribution(model)):
+        output: torch.Tensor = model(**{k: v for k, v in batch.items() if names is None or k in names})
     return output
 
 
@@ -117,6 +130,11 @@ def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
     """The groups whose ranks saw different tokens, for a parallel model; none for any other."""
     state = state_of(model)
     return () if state is None else state.data_groups
+
+
+def _redistribution(model: nn.Module) -> str:
+    state = state_of(model)
+    return "greedy" if state is None else state.program.redistribute
 
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:

@@ -5,10 +5,10 @@ Each entry says why it is needed and which public replacement it waits for.
 
 from __future__ import annotations
 
-import logging
+import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -231,19 +231,6 @@ class FakeTensors:
             mode.__exit__(*error)
 
 
-@contextmanager
-def quiet_fakes() -> Iterator[None]:
-    """Keep torch from logging the traceback of each operator that fails on fake tensors beside the error that it
-    raises. The logger is named after a private module.
-    """
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
 class _RealIndices(TorchDispatchMode):
     """Lets DTensor compute indices for real under fake tensors.
 
@@ -290,3 +277,48 @@ def redistributed_to() -> tuple[str, ...]:
 def is_sharded(placement: Any) -> bool:
     """Whether a placement spreads elements over its axis, `_StridedShard` too, whose `is_shard` is false."""
     return not (placement.is_replicate() or placement.is_partial())
+
+
+@contextmanager
+def planned_redistributions(plan: Callable[[Any, Any], Sequence[Any] | None]) -> Iterator[None]:
+    """Inside, DTensor asks `plan(source, target)`, two specs, for the hops of every redistribution; None means
+    its own choice.
+
+    torch's switch, `use_min_cost_redistribution_plan`, is for all or nothing: under it the backward of a
+    row-sharded embedding finds no path and fails, and plans made before it stay in torch's cache. Ours asks
+    each time, leaves that cache alone, and leaves alone what torch estimates when it chooses how an operator
+    is sharded: that question comes without the third argument, and its answers are kept. Waits for a
+    public way to choose the plan of one redistribution.
+    """
+    from torch.distributed.tensor import _redistribute
+
+    cached, uncached = _redistribute._gen_transform_infos, _redistribute._gen_transform_infos_non_cached
+    own = functools.cache(uncached)
+
+    def chosen(source: Any, target: Any, *more: Any) -> Any:
+        return (plan(source, target) if more else None) or own(source, target, *more)
+
+    # The second is what torch asks under fake tensors and in compilation.
+    _redistribute._gen_transform_infos = chosen  # type: ignore[assignment]
+    _redistribute._gen_transform_infos_non_cached = chosen  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _redistribute._gen_transform_infos = cached
+        _redistribute._gen_transform_infos_non_cached = uncached
+
+
+def redistribution_path(source: Any, target: Any, *, cheapest: bool) -> Sequence[Any] | None:
+    """The hops between two specs by torch's greedy planner, or by the one that looks for the cheapest; None
+    where that one has no path, which it says by an AssertionError. Each hop has `mesh_dim` and
+    `src_dst_placements`.
+    """
+    from torch.distributed.tensor import _redistribute
+
+    planner = _redistribute.get_redistribute_planner(source.device_mesh, source.tensor_meta)
+    if not cheapest:
+        return planner.generate_greedy_transform_infos(source, target)
+    try:
+        return planner.generate_graph_based_transform_infos(source, target, source.shape)
+    except (AssertionError, ValueError):
+        return None

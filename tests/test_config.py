@@ -310,6 +310,16 @@ def test_a_loss_that_is_none_is_named(path: str) -> None:
     assert found.code == "model-build" and path in found.message and found.help
 
 
+def test_how_tensors_are_redistributed_is_read_and_checked() -> None:
+    assert setup().redistribute == "greedy"
+    assert setup(parallel__redistribute="min-cost").redistribute == "min-cost"
+    for wrong in ("min_cost", 3, None, ["greedy"]):
+        with pytest.raises(PlanError) as caught:
+            setup(parallel__redistribute=wrong)
+        [found] = caught.value.diagnostics
+        assert found.code == "unknown-value" and "greedy, min-cost" in (found.help or "")
+
+
 def test_the_shipped_presets_and_plans_are_there() -> None:
     folder = config_folder()
     assert (folder / "train.yaml").is_file() and (folder / "plans" / "llama.yaml").is_file()

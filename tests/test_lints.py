@@ -15,9 +15,10 @@ from parallelizer.config import config_folder, from_config
 from parallelizer.diagnostics import Diagnostic
 from parallelizer.lints import Traced, findings, lint
 from parallelizer.plan import Mesh
-from parallelizer.simulate.ledger import Entry, wire_bytes
+from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.memory import Usage
 from parallelizer.simulate.trace import Trace, trace
+from parallelizer.wire import wire_bytes
 from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload
 from tests.findings import compiled, marked
@@ -140,6 +141,24 @@ def found_in(
         for d in findings(Traced(program, model, step, observe(model, WORKLOAD), **more))
         if d.severity == "warning"
     ]
+
+
+def test_hops_over_several_axes_are_told_and_the_cheaper_order_with_its_price() -> None:
+    rule = (
+        "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(1)}}, "
+        "input: shard(-1) -> shard(-1), output: shard(1)}"
+    )
+    given = ["parallel=tp2", "parallel.mesh.ep=2", f'rules=["{rule}"]', "train.batch_size=4", "model.dim=64"]
+    found = [d for d in linted(*given) if d.code == "multi-hop-redistribution"]
+    assert [d.severity for d in found] == ["note", "warning"]
+    assert "reduce_scatter over tp, then all_gather over ep: 2 a step" in found[0].message
+    assert "in backward of layers.{0,1}.feed_forward.w2" in found[1].message
+    assert "all_gather over tp, then split over ep" in found[1].message
+    assert "where split over ep, then all_gather over tp would send" in found[1].message
+    assert "parallel.redistribute=min-cost" in (found[1].help or "")
+    assert all(d.span is not None and d.span.file.startswith("<override") for d in found)
+    cheapest = linted(*given, "parallel.redistribute=min-cost")
+    assert [d.severity for d in cheapest if d.code == "multi-hop-redistribution"] == ["note"]
 
 
 GATHER_SPLIT = """version: 1

@@ -252,14 +252,12 @@ def _advice(failure: Failure, where: str) -> str:
 
 
 def _untraceable(failure: Failure) -> Diagnostic:
-    return Diagnostic(
-        "trace-failed",
-        f"the step cannot run on fake tensors: {failure.module or 'the root'} at {failure.operator or 'no operator'}: "
-        f"{failure.error}: {failure.text}",
-        None,
-        "values decide its course there (`.item()`, a shape from data, a kernel of its own)",
-        "warning",
+    where = failure.module or "the root"
+    message = (
+        f"the step cannot run on fake tensors: {where} at {failure.operator or 'its start'}: {failure.error}"
     )
+    reason = "" if failure.text in ("", failure.operator) else f": {failure.text}"
+    return Diagnostic("trace-failed", message + reason, failure.span, failure.remedy, "warning")
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

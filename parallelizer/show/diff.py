@@ -17,10 +17,10 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import Mesh
 from parallelizer.show.figures import Change, Fields, Figures, changes, figures
 from parallelizer.show.lock import number
-from parallelizer.show.plan import size
-from parallelizer.simulate.trace import trace
+from parallelizer.simulate.each_class import trace_classes
+from parallelizer.units import size
 
-IN_BYTES = ("bytes", "payload", "sent")
+IN_BYTES = ("bytes", "payload", "sent", "peak")
 """Fields whose values are bytes."""
 WIDE = 80
 """Columns from which the two sides stand beside each other."""
@@ -76,7 +76,7 @@ def of_overrides(overrides: Sequence[str], config_dir: str | None, config_name: 
     model = setup.build_model()
     program = setup.compile(model)
     check_rank(rank, setup.mesh)
-    return figures(program, model, trace(program, model, setup.recipe(), rank), setup.workload)
+    return figures(program, model, trace_classes(program, model, setup.recipe(), rank), setup.workload)
 
 
 def check_rank(rank: int, mesh: Mesh) -> None:

@@ -68,6 +68,7 @@ def plan_document(
         "collectives": totals(trace.ledger) if trace else [],
         "ledger": [e.as_json() for e in trace.ledger] if trace else [],
         "memory": _memory(trace) if trace else None,
+        "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},

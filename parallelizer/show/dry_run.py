@@ -9,14 +9,15 @@ import torch
 from torch import nn
 
 from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.lints import lint
 from parallelizer.program import Program
 from parallelizer.setup import Setup
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import plan as show_plan
 from parallelizer.show import step as show_step
-from parallelizer.simulate.trace import Trace, trace
+from parallelizer.simulate.each_class import trace_classes
+from parallelizer.simulate.trace import Trace
 
 Findings = tuple[Diagnostic, ...]
 
@@ -24,7 +25,8 @@ Findings = tuple[Diagnostic, ...]
 def trace_step(
     setup: Setup, program: Program, model: nn.Module, rank: int = 0
 ) -> tuple[Trace | None, Findings]:
-    """One step as `rank` of the program's world, with the findings of compiling, following, tracing and linting.
+    """One step as `rank` of the program's world, with the classes of all ranks and the findings of compiling,
+    following, tracing and linting.
 
     There is no step, and a finding says why, when it cannot run. Traced in child processes: no process group
     may stand in this one.
@@ -35,12 +37,12 @@ def trace_step(
     try:
         flow = check_layout_flow(setup, program, model)
         found = (*found, *flow)
-        step = trace(program, model, setup.recipe(), rank)
+        step = trace_classes(program, model, setup.recipe(), rank)
         return step, (*found, *lint(setup, program, model, step))
     except PlanError as error:
-        # What could not be followed cannot be traced either, and has been explained.
-        explained = flow and all(d.code == "trace-failed" for d in error.diagnostics)
-        return None, found if explained else (*found, *error.diagnostics)
+        if has_errors(flow):  # what the plan is to blame for has been explained
+            return None, found
+        return None, (*program.diagnostics, *error.diagnostics)
 
 
 def write(

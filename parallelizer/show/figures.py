@@ -39,7 +39,8 @@ class Subject:
 
 Section = Mapping[Subject, Fields]
 Figures = Mapping[str, Section]
-"""Sections by name: plan, parameters, collectives, collectives by module, memory."""
+"""Sections by name: plan, parameters, collectives, collectives by module, memory, and rank classes where ranks
+differ."""
 
 
 def figures(program: Program, model: nn.Module, trace: Trace, workload: Workload) -> Figures:
@@ -50,6 +51,7 @@ def figures(program: Program, model: nn.Module, trace: Trace, workload: Workload
         "collectives": _totals(trace.ledger),
         "collectives by module": _by_module(trace.ledger),
         "memory": _memory(trace),
+        **({"rank classes": _classes(trace)} if len(trace.classes) > 1 else {}),
     }
 
 
@@ -118,6 +120,17 @@ def _memory(trace: Trace) -> Section:
     held = {Subject(kind): {"bytes": str(size)} for kind, size in memory.at_peak.items() if size}
     where = {"phase": memory.phase or "none", "module": memory.module or ROOT}
     return {**held, Subject("peak"): {"bytes": str(memory.peak), **where}}
+
+
+def _classes(trace: Trace) -> Section:
+    return {
+        Subject(f"like rank {c.rank}"): {
+            "ranks": str(c.ranks),
+            "parameters": str(c.parameters_bytes),
+            "peak": "untraced" if c.peak is None else str(c.peak),
+        }
+        for c in trace.classes
+    }
 
 
 def shape(sizes: Sequence[int]) -> str:

@@ -19,12 +19,13 @@ from torch import nn
 from parallelizer.compiler import Program
 from parallelizer.diagnostics import Diagnostic, PlanError, counts, in_order
 from parallelizer.shards import ParameterShard, parameter_shards
+from parallelizer.show.capacity import capacity
 from parallelizer.show.page import memory, mesh, traffic
 from parallelizer.show.page import program as plan
 from parallelizer.show.page.markup import Child, Markup, data, join, tag
 from parallelizer.show.page.sources import Sources
-from parallelizer.show.plan import size
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
 
 
 def write(
@@ -165,10 +166,9 @@ def _header(
         ("Parameters", _count(whole), f"{_count(held)} on rank {rank}, {size(sum(s.bytes for s in shards))}"),
     ]
     if trace is not None:
+        fit = capacity(trace, hardware)
         usage, sent = trace.memory, sum(e.wire_bytes for e in trace.ledger)
-        facts.append(
-            ("Peak memory", size(usage.peak), memory.fit(trace, hardware) or memory.peak_place(usage))
-        )
+        facts.append(("Peak memory", size(usage.peak), str(fit) if fit else memory.peak_place(usage)))
         facts.append(("Sent in a step", size(sent), f"in {len(trace.ledger):,} collectives"))
     summary = tag("a", counts(found), href="#findings") if found else "none"
     facts.append(("Findings", summary, None if trace is not None else "the step was not traced"))

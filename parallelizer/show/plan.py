@@ -19,6 +19,7 @@ from parallelizer.plan import AXES, Buffer
 from parallelizer.shards import ParameterShard, parameter_shards
 from parallelizer.show import tables
 from parallelizer.show.tables import Column
+from parallelizer.units import size
 
 _MEANING = {
     "pp": "pipeline stages",
@@ -170,15 +171,6 @@ def _buffers(program: Program, screen: Console) -> None:
 
 def _split(buffer: Buffer) -> str:
     return f"{buffer.name} ({f'made: {buffer.make}' if buffer.make else f'dimension {buffer.dim}'})"
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
 
 
 def _short(placement: str) -> str:

@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.show.plan import size
+from parallelizer.show import classes
+from parallelizer.show.capacity import NOT_COUNTED, capacity
 from parallelizer.simulate.ledger import totals
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
 
 SIMULATED = "cpu"
 """The device type whose operators a trace runs, whatever the run will be on."""
 ELSEWHERE = "On CUDA, DTensor moves a shard from one dimension to another by an all-to-all, where on CPU it gathers the whole."
-NOT_COUNTED = (
-    "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."
-)
 NARROW = 72
 """Columns below which the table leaves the payload out."""
 
@@ -40,6 +39,7 @@ def write(
     console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
     _collectives(trace, device, console)
     _memory(trace, device, hardware or {}, console)
+    classes.write(trace.classes, console)
 
 
 def _collectives(trace: Trace, device: str, console: Console) -> None:
@@ -91,20 +91,19 @@ def _memory(trace: Trace, device: str, hardware: Mapping[str, Any], console: Con
             share = held / memory.peak
             bar = block * max(1, round(room * share))
             console.print(Text.assemble(f"  {kind:<12}{size(held):>11} {share:>6.1%}  ", (bar, "cyan")))
-    _fits(memory.peak, hardware, console)
+    _fits(trace, hardware, console)
     if device != "cpu" or hardware.get("memory_gib"):
         _say(console, NOT_COUNTED)
     console.print()
 
 
-def _fits(peak: int, hardware: Mapping[str, Any], console: Console) -> None:
-    if not hardware.get("memory_gib"):
+def _fits(trace: Trace, hardware: Mapping[str, Any], console: Console) -> None:
+    found = capacity(trace, hardware)
+    if found is None:
         return
-    total = int(hardware["memory_gib"]) << 30
-    margin = total - peak
-    verdict, style = ("fits", "green") if margin >= 0 else ("does not fit", "bold red")
-    rest = f"{size(margin)} ({margin / total:.0%}) to spare" if margin >= 0 else f"{size(-margin)} too much"
-    console.print(Text.assemble(f"  {hardware.get('name')}, {size(total)}: ", (verdict, style), f", {rest}"))
+    style = "green" if found.fits else "bold red"
+    said = f"  {found.device}, {size(found.total)}: "
+    console.print(Text.assemble(said, (found.verdict, style), f", {found.rest}"))
 
 
 def _say(console: Console, text: str) -> None:

@@ -6,9 +6,11 @@ the attention matrix that they compute under context parallelism. Nothing else i
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,39 +19,104 @@ from parallelizer.plan import Mesh, Placement, full_name
 from parallelizer.program import Program, tensor_placements
 
 Shape = tuple[int, ...]
-Tensors = frozenset[tuple[Shape, tuple[tuple[str, int], ...], int | None]]
+Tensors = Mapping[tuple[Shape, tuple[tuple[str, int], ...], int | None], int]
 """Parameters without names: the shape, the dimension sharded by each tensor axis, and the one sharded over
-the data axes.
+the data axes; and the bytes of one element of all such parameters together.
 """
 
 
-def rank_classes(program: Program, model: nn.Module) -> list[tuple[int, int]]:
-    """The classes of ranks whose local shapes and attention blocks are the same, as (smallest rank, number of
-    ranks), in order of the ranks. `model` is as it was compiled: unsharded.
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that are alike: the smallest, their number, and the bytes of parameters that each of them holds.
 
-    Under context parallelism every index on its axis is a class of its own, though without a causal mask they
+    `peak` is the memory of a step at its fullest, `sent_bytes` what each sends in it, None if that was not
+    traced.
+    """
+
+    rank: int
+    ranks: int
+    parameters_bytes: int
+    peak: int | None = None
+    sent_bytes: int | None = None
+
+    def as_json(self) -> dict[str, int | None]:
+        """One entry of the documented form."""
+        return {
+            "rank": self.rank,
+            "ranks": self.ranks,
+            "parameters_bytes": self.parameters_bytes,
+            "peak": self.peak,
+            "sent_bytes": self.sent_bytes,
+        }
+
+
+class Likeness:
+    """Tells the ranks of a program apart by what they hold, and by their part of the sequence if attention is
+    causal. `model` is as it was compiled: unsharded.
+    """
+
+    def __init__(self, program: Program, model: nn.Module, *, causal: bool = True) -> None:
+        self.mesh = program.mesh
+        self.tensors = _tensors(program, model)
+        of_attention = {axis for a in program.of_slot("attention") for axis in a.axes}
+        self.split = of_attention if causal else set()
+
+    def classes(self) -> list[RankClass]:
+        """Every class, in order of the smallest rank."""
+        mesh = self.mesh
+        same = mesh.size("pp", "dp_replicate")
+        classes = []
+        for place, alike, sizes in _by_tensor_axes(mesh, self.tensors, self.split):
+            for d, c, count in _by_data_axes(mesh, sizes, "cp" in self.split):
+                rank = ((d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]) * mesh.sizes["tp"] + place[
+                    1
+                ]
+                classes.append(RankClass(rank, same * alike * count, self._bytes(rank)))
+        return sorted(classes, key=lambda c: c.rank)
+
+    def shapes(self, rank: int) -> tuple[Shape, ...]:
+        """The local shapes of one rank, each that there is once."""
+        index = self.mesh.coordinate(rank)
+        axes = self.mesh.fsdp_axes
+        folded = 0
+        for axis in axes:
+            folded = folded * self.mesh.sizes[axis] + index[axis]
+        found = []
+        for shape, cuts, dim in self.tensors:
+            local = list(_cut(shape, cuts, self.mesh, index))
+            if dim is not None and axes:
+                local[dim] = _local_size(local[dim], self.mesh.size(*axes), folded)
+            found.append(tuple(local))
+        return tuple(found)
+
+    def kind(self, rank: int) -> object:
+        """Equal for two ranks of one class, and for no others."""
+        index = self.mesh.coordinate(rank)
+        return self.shapes(rank), tuple(index[axis] for axis in sorted(self.split))
+
+    def _bytes(self, rank: int) -> int:
+        shapes = self.shapes(rank)
+        return sum(math.prod(shape) * size for shape, size in zip(shapes, self.tensors.values(), strict=True))
+
+
+def rank_classes(program: Program, model: nn.Module, *, causal: bool = True) -> list[RankClass]:
+    """The classes of ranks whose local shapes and attention blocks are the same, in order of the ranks.
+    `model` is as it was compiled: unsharded.
+
+    Under context parallelism every index on its axis is a class of its own, but without a causal mask they
     are alike.
     """
-    mesh = program.mesh
-    split = {axis for a in program.of_slot("attention") for axis in a.axes}
-    tensors = _tensors(program, model)
-    same = mesh.size("pp", "dp_replicate")
-    classes = []
-    for place, alike, sizes in _by_tensor_axes(mesh, tensors, split):
-        for d, c, count in _by_data_axes(mesh, sizes, "cp" in split):
-            rank = ((d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]) * mesh.sizes["tp"] + place[1]
-            classes.append((rank, same * alike * count))
-    return sorted(classes)
+    return Likeness(program, model, causal=causal).classes()
 
 
 def _tensors(program: Program, model: nn.Module) -> Tensors:
     tensor = tensor_placements(program.applications)
     data = {full_name(a.module, n): p for a in program.of_slot("fsdp") for n, p in a.params.items()}
-    found = set()
+    found: collections.Counter[Any] = collections.Counter()
     for name, param in model.named_parameters():
         cuts = tuple((axis, p.dim) for axis, p in tensor.get(name, {}).items() if p.dim is not None)
-        found.add((tuple(param.shape), cuts, _dim(data.get(name, {}))))
-    return frozenset(found)
+        found[tuple(param.shape), cuts, _dim(data.get(name, {}))] += param.element_size()
+    return found
 
 
 def _dim(placements: Mapping[str, Placement]) -> int | None:

@@ -40,14 +40,19 @@ def explained(
 
     To be entered in a process that does nothing else: torch's own reports stay silent from then on.
     """
-    for name in _NOISE:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    hush()
     try:
         yield
     except PlanError:
         raise
     except (Exception, SystemExit) as error:
         raise PlanError([_diagnostic(error, program, running, memory.reached, named)]) from error
+
+
+def hush() -> None:
+    """Keep torch from printing what it raises all the same."""
+    for name in _NOISE:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def broken_off(error: WorldError) -> PlanError:
@@ -69,14 +74,15 @@ def _diagnostic(
     first = (str(error).strip().split("\n") or [""])[0]
     reason = "" if first in ("", reached.operator) else f": {first}"
     message = f"the step cannot run on fake tensors: {where} {operator}: {type(error).__name__}{reason}"
-    span = _written(error)
+    span = written_at(error)
     inside = module or reached.phase not in _PLACES
     rule = next((a.rule for a in program if inside and a.module == module), None)
     related = (Related(rule.span, f"the rule of {named(module) or 'the root'}"),) if rule and span else ()
-    return Diagnostic(CODE, message, span or (rule.span if rule else None), _help(error), "warning", related)
+    return Diagnostic(CODE, message, span or (rule.span if rule else None), remedy(error), "warning", related)
 
 
-def _help(error: BaseException) -> str:
+def remedy(error: BaseException) -> str:
+    """What to do about an operator that does not run on fake tensors."""
     if type(error).__name__ in _VALUES:
         return _HELP_VALUES
     text = str(error)
@@ -84,7 +90,7 @@ def _help(error: BaseException) -> str:
     return _HELP_KERNEL if lacking or type(error).__name__ == "UnsupportedOperatorException" else _HELP_OTHER
 
 
-def _written(error: BaseException) -> Span | None:
+def written_at(error: BaseException) -> Span | None:
     """The innermost expression of somebody else's code than torch's and ours that the error came through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(("<", *_OURS)) or frame.lineno is None:

@@ -22,12 +22,14 @@ from torch.distributed.tensor import DTensor
 from parallelizer import torch_private
 from parallelizer.applier import apply
 from parallelizer.context.buffers import shard_batch
+from parallelizer.diagnostics import Span
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
 from parallelizer.phase import current as current_phase
 from parallelizer.phase import phase
 from parallelizer.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.program import Application, Program
+from parallelizer.simulate.failure import hush, remedy, written_at
 from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
 from parallelizer.simulate.ledger import axes_by_ranks
 from parallelizer.simulate.modules import Running
@@ -66,7 +68,9 @@ class Unreduced:
 
 @dataclass(frozen=True)
 class Failure:
-    """The step raised. `module` was running, `operator` was called last, with `operands`."""
+    """The step raised. `module` was running, `operator` was called last, with `operands`; `span` is the line of the
+    model, `remedy` what to do if it is the model's fault.
+    """
 
     module: str
     phase: str
@@ -74,6 +78,8 @@ class Failure:
     error: str
     text: str
     operands: tuple[Operand, ...] = ()
+    span: Span | None = None
+    remedy: str = ""
 
 
 @dataclass
@@ -114,11 +120,11 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
     program = _without_data_axes(program)
     flow = Flow(folded=run)
     step = _Step(program, model, flow)
-    with torch_private.quiet_fakes():
-        try:
-            step.run(workload.example(max(1, rows), workload.seq_len, "cpu"), loss)
-        except Exception as error:  # whatever torch, or the model, raises
-            flow.failure = step.failure(error)
+    hush()
+    try:
+        step.run(workload.example(max(1, rows), workload.seq_len, "cpu"), loss)
+    except (Exception, SystemExit) as error:  # whatever torch, or the model, raises
+        flow.failure = step.failure(error)
     return flow
 
 
@@ -162,12 +168,21 @@ class _Step:
         with phase(stage):
             yield
 
-    def failure(self, error: Exception) -> Failure:
+    def failure(self, error: BaseException) -> Failure:
         running, varying = self.running, self.varying
         where = (running.failed_with(error) or running.current) if running else ""
         text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
         operator, operands = (varying.operator, varying.operands()) if varying else ("", ())
-        return Failure(where, self.stage, operator, type(error).__name__, text, operands)
+        return Failure(
+            where,
+            self.stage,
+            operator,
+            type(error).__name__,
+            text,
+            operands,
+            written_at(error),
+            remedy(error),
+        )
 
 
 def runs_alone(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> bool:

@@ -22,6 +22,7 @@ from parallelizer.mesh import fsdp_mesh
 from parallelizer.plan import full_name
 from parallelizer.simulate.modules import Running, within
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
+from parallelizer.wire import wire_bytes
 
 KINDS = {
     "all_gather_into_tensor": "all_gather",
@@ -100,16 +101,6 @@ def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
         row["payload_bytes"] += e.payload_bytes
         row["wire_bytes"] += e.wire_bytes
     return list(sums.values())
-
-
-def wire_bytes(kind: str, payload: int, ranks: int) -> int:
-    """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce
-    twice that.
-    """
-    if kind in ("send", "recv", "broadcast"):
-        return payload
-    share = payload * (ranks - 1) // ranks
-    return 2 * share if kind == "all_reduce" else share
 
 
 class Ledger(TorchDispatchMode):

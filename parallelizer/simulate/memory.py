@@ -292,17 +292,20 @@ def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[C
 
 def usage(before: Mapping[str, int], changes: Sequence[Change]) -> Usage:
     """Play changes back from what was in use before them."""
+    first = Point("", "", sum(before.values()), dict(before))
+    course = (first, *_played(before, changes))
+    top = max(course, key=lambda point: point.total)  # the first of equal ones
+    return Usage(top.total, top.phase, top.module, top.by_category, course)
+
+
+def _played(before: Mapping[str, int], changes: Sequence[Change]) -> Iterator[Point]:
+    """What is in use after each change."""
     sums = dict(before)
     total = sum(sums.values())
-    peak = Usage(total, "", "", dict(sums))
-    course = [Point("", "", total, dict(sums))]
     for change in changes:
         sums[change.category] += change.delta
         total += change.delta
-        course.append(Point(change.phase, change.module, total, dict(sums)))
-        if total > peak.peak:
-            peak = Usage(total, change.phase, change.module, dict(sums))
-    return Usage(peak.peak, peak.phase, peak.module, peak.at_peak, tuple(course))
+        yield Point(change.phase, change.module, total, dict(sums))
 
 
 def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> list[Change]:
@@ -318,12 +321,8 @@ def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> lis
     return [Change(delta, k, short[0].phase, short[0].module) for k, delta in steps if delta]
 
 
-def _top_and_end(changes: Sequence[Change]) -> tuple[dict[str, int], dict[str, int]]:
-    sums = dict.fromkeys(CATEGORIES, 0)
-    top, highest, total = dict(sums), 0, 0
-    for change in changes:
-        sums[change.category] += change.delta
-        total += change.delta
-        if total > highest:
-            top, highest = dict(sums), total
-    return top, sums
+def _top_and_end(changes: Sequence[Change]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """What is in use at the highest point and at the end, from nothing."""
+    nothing = dict.fromkeys(CATEGORIES, 0)
+    course = [Point("", "", 0, nothing), *_played(nothing, changes)]
+    return max(course, key=lambda point: point.total).by_category, course[-1].by_category

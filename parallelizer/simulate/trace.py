@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
+from parallelizer.redistribution import Move, watched
+from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.failure import broken_off, explained
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
@@ -52,24 +55,28 @@ class Recipe:
 @dataclass(frozen=True)
 class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
-    in order.
+    in order, and the tensors that moved in several hops.
     """
 
     ledger: tuple[Entry, ...]
     before: Mapping[str, int]
     changes: tuple[Change, ...]
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
     """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
-    layers that a shorter model stood for.
+    layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
+    were traced too, `moves` the tensors that moved in several hops.
     """
 
     rank: int
     ledger: tuple[Entry, ...]
     memory: Usage
     folded: Run | None = None
+    classes: tuple[RankClass, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -80,20 +87,38 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     that names the module and the operator when the step cannot run on fake tensors, and with what is known
     when the child ends otherwise.
     """
+    return trace_ranks(program, model, recipe, [rank], fold=fold)[0]
+
+
+def trace_ranks(
+    program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], *, fold: bool = True
+) -> list[Trace]:
+    """As `trace` for several ranks, side by side. Where equal layers turn out not to be periodic, the whole
+    model is traced, and only as the first of the ranks: that may take long.
+    """
     run = longest_run(program, model) if fold else None
     try:
         if run is not None:
+            calls = [
+                (record_short, program, model, recipe, rank, run, SHORT + more)
+                for rank in ranks
+                for more in (0, 1)
+            ]
+            recordings = in_children(calls)
             try:
-                short, longer = in_children(
-                    [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
-                )
-                return _stretched(short, longer, run, rank)
+                return [
+                    _stretched(short, longer, run, rank)
+                    for rank, short, longer in zip(ranks, recordings[::2], recordings[1::2], strict=True)
+                ]
             except NotPeriodic:
-                run = None
-        (whole,) = in_children([(record, program, model, recipe, rank)])
+                ranks = ranks[:1]
+        wholes = in_children([(record, program, model, recipe, rank) for rank in ranks])
     except WorldError as error:
         raise broken_off(error) from error
-    return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
+    return [
+        Trace(rank, whole.ledger, usage(whole.before, whole.changes), moves=whole.moves)
+        for rank, whole in zip(ranks, wholes, strict=True)
+    ]
 
 
 def record_short(
@@ -116,6 +141,7 @@ def record(
     apply(program, model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
+    moves: list[Move] = []
     fake = torch_private.FakeTensors()
     with fake:
         allocate(model, "cpu")
@@ -132,18 +158,26 @@ def record(
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
-        with fake, ledger, memory:  # the memory's innermost: it looks at who holds a tensor
+        # The memory's mode is the innermost: it looks at who holds a tensor.
+        with (
+            watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
+            fake,
+            ledger,
+            memory,
+        ):
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
-    return Recording(tuple(ledger.entries), before, tuple(changes))
+    return Recording(tuple(ledger.entries), before, tuple(changes), tuple(moves))
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:
+    # A path comes once for each of its allocations.
+    split, join = functools.cache(run.split), functools.cache(run.join)
     look = Look(
-        content=lambda x: dataclasses.replace(x, module=run.split(x.module)[0]),
-        index=lambda x: run.split(x.module)[1],
-        moved=lambda x, index: dataclasses.replace(x, module=run.join(run.split(x.module)[0], index)),
+        content=lambda x: dataclasses.replace(x, module=split(x.module)[0]),
+        index=lambda x: split(x.module)[1],
+        moved=lambda x, index: dataclasses.replace(x, module=join(split(x.module)[0], index)),
     )
     ledger = stretch_phases(short.ledger, longer.ledger, lambda e: e.phase, look, run.count)
     more = run.count - SHORT
@@ -151,7 +185,8 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
         short.changes, longer.changes, lambda c: c.phase, look, run.count, lambda a, b: outline(a, b, more)
     )
     before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
-    return Trace(rank, tuple(ledger), usage(before, changes), run)
+    moves = stretch_phases(short.moves, longer.moves, lambda m: m.phase, look, run.count)
+    return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves))
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:

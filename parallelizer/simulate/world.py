@@ -7,6 +7,7 @@ behind. So everything on the fake world runs in a forked child and comes back as
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -79,6 +80,7 @@ def _ending(code: int) -> str:
 def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 1
+    gc.freeze()  # what the parent has made outlives the child: nobody looks for garbage in it, or copies it
     try:
         # What a model prints must not stand in a document on stdout.
         sys.stdout = sys.stderr

@@ -38,13 +38,20 @@ class Subject:
     initializer: Initializer | None = None
     defaults: Mapping[str, StyleDefaults] = field(default_factory=dict)
     workload: Workload | None = None
+    redistribute: str = "greedy"
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
         """Compile the plan for the model. Raises PlanError; with `force` only where no program can be
         made.
         """
         return compile_plan(
-            self.plan, model, self.mesh, workload=self.workload, defaults=self.defaults, force=force
+            self.plan,
+            model,
+            self.mesh,
+            workload=self.workload,
+            defaults=self.defaults,
+            redistribute=self.redistribute,
+            force=force,
         )
 
     @property

@@ -66,6 +66,7 @@ def subject_of(setup: Setup) -> Subject:
         clip=setup.clip,
         defaults=setup.defaults,
         workload=work,
+        redistribute=setup.redistribute,
     )
 
 

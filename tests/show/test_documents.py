@@ -12,6 +12,9 @@ from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, Span
 from parallelizer.show.documents import plan_document, refusal_document, validate_document
+from parallelizer.simulate.classes import RankClass
+from parallelizer.simulate.memory import Usage
+from parallelizer.simulate.trace import Trace
 
 ERROR = Diagnostic("a-code", "what is wrong", Span("a.yaml", 3, 5, 9), "what to do")
 WARNING = Diagnostic("b-code", "what is odd", None, None, severity="warning")
@@ -102,3 +105,16 @@ def test_buffers_are_the_plan_s() -> None:
         "batch": {"input_ids": 1, "labels": 1},
         "model": {"rope.*": 0},
     }
+
+
+def test_every_class_of_ranks_is_told() -> None:
+    setup = from_config(*compose_config(["parallel=fsdp4", "device=cpu"]))
+    model = setup.build_model()
+    classes = (RankClass(0, 3, 10, 20, 30), RankClass(3, 1, 5))
+    step = Trace(0, (), Usage(20, "", "", {}), classes=classes)
+    made = plan_document(setup.compile(model), model, "cpu", 0, step)
+    assert json.loads(json.dumps(made["rank_classes"])) == [
+        {"rank": 0, "ranks": 3, "parameters_bytes": 10, "peak": 20, "sent_bytes": 30},
+        {"rank": 3, "ranks": 1, "parameters_bytes": 5, "peak": None, "sent_bytes": None},
+    ]
+    assert document("parallel=fsdp4")["rank_classes"] == []

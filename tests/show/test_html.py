@@ -38,10 +38,10 @@ from parallelizer.plan import AXES, Mesh
 from parallelizer.shards import parameter_shards
 from parallelizer.show import html
 from parallelizer.show.page import charts, memory, mesh, traffic
-from parallelizer.show.plan import size
 from parallelizer.simulate.ledger import Entry, totals
 from parallelizer.simulate.memory import CATEGORIES, Point, Usage
 from parallelizer.simulate.trace import Trace, trace
+from parallelizer.units import size
 
 VOID = {"meta", "input", "br", "path", "link"}
 
@@ -464,7 +464,7 @@ def test_every_kind_of_memory_has_a_colour_and_a_meaning() -> None:
 
 @pytest.mark.parametrize(
     ("gib", "said"),
-    [(80, "Fits the 80 GiB of toy, "), (1, "Does not fit the 1 GiB of toy: 1.0 GiB too much")],
+    [(80, "toy, 80.0 GiB: fits, "), (1, "toy, 1.0 GiB: does not fit, 1.0 GiB too much")],
 )
 def test_the_verdict_on_the_hardware_has_its_margin(case: Case, gib: int, said: str) -> None:
     step = _trace([_point(2 << 30)])

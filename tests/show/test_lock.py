@@ -21,6 +21,7 @@ from parallelizer.diagnostics import PlanError
 from parallelizer.plan import Mesh
 from parallelizer.show import lock
 from parallelizer.show.figures import Figures, Subject, changes, figures
+from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.memory import Usage
 from parallelizer.simulate.trace import Trace
@@ -92,6 +93,21 @@ def test_it_names_every_figure_once_and_folds_equal_layers() -> None:
         "activations: bytes 400",
         "peak: bytes 1000, phase backward, module 2.up",
     ]
+
+
+def test_ranks_that_differ_are_in_it_and_ranks_that_are_alike_are_not() -> None:
+    classes = (RankClass(0, 1, 600, 1000), RankClass(1, 1, 500))
+    built = model()
+    program = compiled(PLAN, lambda: built, Mesh({"tp": 2}))
+    of_two = Trace(0, LEDGER, USAGE, classes=classes)
+    written = lock.text(figures(program, built, of_two, Workload({}, 4, 16)))
+    assert written.splitlines()[-3:] == [
+        "[rank classes]",
+        "like rank 0: ranks 1, parameters 600, peak 1000",
+        "like rank 1: ranks 1, parameters 500, peak untraced",
+    ]
+    of_one = dataclasses.replace(of_two, classes=classes[:1])
+    assert lock.text(figures(program, built, of_one, Workload({}, 4, 16))) == lock.text(example())
 
 
 def test_nothing_of_the_machine_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

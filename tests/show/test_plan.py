@@ -13,7 +13,8 @@ from parallelizer.compiler import Program
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.glob import parse_glob
-from parallelizer.show.plan import size, write
+from parallelizer.show.plan import write
+from parallelizer.units import size
 
 BIG = ("model=llama3_405b", "parallel=fsdp1024_cp2_tp8", "train.seq_len=8192", "train.batch_size=1024")
 

@@ -36,15 +36,21 @@ def program_of(model: nn.Module, mesh: Mesh, *rules: str) -> Program:
     )
 
 
-def one_by_one(program: Program, model: nn.Module) -> list[tuple[int, int]]:
-    """The smallest rank and the number of ranks of each class, from the shards of every rank."""
+def told_apart(program: Program, model: nn.Module) -> list[tuple[int, int, int]]:
+    return [(c.rank, c.ranks, c.parameters_bytes) for c in rank_classes(program, model)]
+
+
+def one_by_one(program: Program, model: nn.Module) -> list[tuple[int, int, int]]:
+    """The smallest rank, the number of ranks and the bytes of each class, from the shards of every rank."""
     split = {axis for a in program.of_slot("attention") for axis in a.axes}
     classes: dict[object, list[int]] = {}
+    held: dict[int, int] = {}
     for rank in range(program.mesh.world_size):
-        shapes = tuple(s.local_shape for s in parameter_shards(program, model, rank))
+        shards = parameter_shards(program, model, rank)
+        shapes, held[rank] = tuple(s.local_shape for s in shards), sum(s.bytes for s in shards)
         where = program.mesh.coordinate(rank)
         classes.setdefault((shapes, tuple(where[a] for a in sorted(split))), []).append(rank)
-    return sorted((min(ranks), len(ranks)) for ranks in classes.values())
+    return sorted((min(ranks), len(ranks), held[ranks[0]]) for ranks in classes.values())
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,19 +68,19 @@ def test_the_classes_are_those_of_every_rank_looked_at(
     model = on_meta(lambda: Odd(tuple(sizes), 4))
     rules = ["linears.*: colwise", '"": fsdp', *(["inner: context-parallel"] if context else [])]
     program = program_of(model, Mesh(mesh), *rules)
-    assert rank_classes(program, model) == one_by_one(program, model)
+    assert told_apart(program, model) == one_by_one(program, model)
 
 
 def test_ranks_without_rows_are_a_class_of_their_own() -> None:
     model = on_meta(lambda: Odd((5,), 3))
     program = program_of(model, Mesh({"dp_shard": 8}), '"": fsdp')
     # Rows go one to a rank: the first five have weight and bias, the others nothing.
-    assert rank_classes(program, model) == [(0, 5), (5, 3)]
+    assert told_apart(program, model) == [(0, 5, 4 * (3 + 1)), (5, 3, 0)]
 
 
 def test_one_rank_is_one_class() -> None:
     model = on_meta(lambda: Odd((4,), 4))
-    assert rank_classes(program_of(model, Mesh({}), '"": fsdp'), model) == [(0, 1)]
+    assert told_apart(program_of(model, Mesh({}), '"": fsdp'), model) == [(0, 1, 4 * (4 * 4 + 4))]
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_cp2_tp2", "hsdp2x2", "tp8_cp2"])
@@ -82,9 +88,9 @@ def test_the_shipped_presets_have_a_class_for_each_part_of_the_sequence(preset: 
     setup = setup_of(f"parallel={preset}")
     model = setup.build_model()
     program = setup.compile(model)
-    classes = rank_classes(program, model)
-    assert classes == one_by_one(program, model)
-    assert len(classes) == setup.mesh.sizes["cp"]
+    assert told_apart(program, model) == one_by_one(program, model)
+    assert len(rank_classes(program, model)) == setup.mesh.sizes["cp"]
+    assert len(rank_classes(program, model, causal=False)) == 1
 
 
 def test_405b_on_16384_ranks_takes_no_time() -> None:
@@ -96,5 +102,5 @@ def test_405b_on_16384_ranks_takes_no_time() -> None:
     begin = time.perf_counter()
     classes = rank_classes(program, model)
     assert time.perf_counter() - begin < 0.5
-    assert sum(count for _, count in classes) == 16_384
-    assert [rank for rank, _ in classes][:2] == [0, 8]  # the two halves of a sequence
+    assert sum(c.ranks for c in classes) == 16_384
+    assert [c.rank for c in classes][:2] == [0, 8]  # the two halves of a sequence

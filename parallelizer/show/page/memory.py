@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parallelizer.show.capacity import NOT_COUNTED, capacity
 from parallelizer.show.page.charts import Column, Stretch, area, axis_label, columns, edges, stretches, ticks
 from parallelizer.show.page.markup import Markup, join, tag
 from parallelizer.show.page.table import table
-from parallelizer.show.plan import size
 from parallelizer.simulate.memory import CATEGORIES, Point, Usage
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
 
 MEANING = {
     "parameters": "this rank's shards",
@@ -29,10 +30,6 @@ MEANING = {
 
 KINDS = (*MEANING, *(c for c in CATEGORIES if c not in MEANING))
 
-NOT_COUNTED = (
-    "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers and the CUDA context."
-)
-
 
 def section(trace: Trace, hardware: Mapping[str, Any]) -> Markup:
     """The chart with its peak, and as tables what lives at the peak and how high each phase goes."""
@@ -40,13 +37,13 @@ def section(trace: Trace, hardware: Mapping[str, Any]) -> Markup:
     parts = stretches(usage.course)
     shown = columns(parts)
     kinds = [k for k in KINDS if any(c.point.by_category.get(k) for c in shown)]
-    verdict = fit(trace, hardware)
+    verdict = capacity(trace, hardware)
     return join(
         _chart(usage, parts, shown, kinds),
         tag("div", _at_peak(usage, shown, kinds), _by_phase(parts), class_="columns"),
         tag(
             "p",
-            tag("b", verdict[0].upper(), verdict[1:], ". ") if verdict else None,
+            tag("b", f"{verdict}. ") if verdict else None,
             NOT_COUNTED,
             class_="remark",
         ),
@@ -56,20 +53,6 @@ def section(trace: Trace, hardware: Mapping[str, Any]) -> Markup:
 def peak_place(usage: Usage) -> str:
     """Where the peak lies: phase and module."""
     return f"{usage.phase or 'between phases'}, {usage.module or '(root)'}"
-
-
-def fit(trace: Trace, hardware: Mapping[str, Any]) -> str | None:
-    """`fits H100-SXM, 70.5 GiB to spare`, if the hardware is known."""
-    capacity = hardware.get("memory_gib")
-    if not capacity:
-        return None
-    margin = (int(capacity) << 30) - trace.memory.peak
-    name = f"the {capacity} GiB of {hardware.get('name') or 'the device'}"
-    return (
-        f"fits {name}, {size(margin)} to spare"
-        if margin >= 0
-        else f"does not fit {name}: {size(-margin)} too much"
-    )
 
 
 def numbers(trace: Trace) -> dict[str, Any]:

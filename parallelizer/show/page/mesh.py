@@ -12,8 +12,8 @@ from parallelizer.plan import AXES, Mesh
 from parallelizer.show.page.markup import Markup, join, tag
 from parallelizer.show.page.sources import Sources
 from parallelizer.show.page.table import css_class, swatch, table
-from parallelizer.show.plan import size
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
 
 ALL = 16
 """So many nodes are all drawn; of more, the first, the last and those around the rank."""

@@ -15,7 +15,7 @@ from parallelizer.shards import ParameterShard
 from parallelizer.show.page.markup import Markup, join, tag
 from parallelizer.show.page.sources import Sources
 from parallelizer.show.page.table import table
-from parallelizer.show.plan import size
+from parallelizer.units import size
 
 
 def section(program: Program, shards: Sequence[ParameterShard], sources: Sources) -> Markup:

@@ -16,9 +16,9 @@ from parallelizer.show.page.charts import Bar, axis_label, edges, layer_of, mirr
 from parallelizer.show.page.markup import Child, Markup, join, tag
 from parallelizer.show.page.sources import Sources
 from parallelizer.show.page.table import css_class, swatch, table
-from parallelizer.show.plan import size
 from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.trace import Trace
+from parallelizer.units import size
 
 BARS = 12
 """More layers than so many get a chart of their own beside the table of folded ones."""

@@ -1,0 +1,61 @@
+"""The classes of ranks as a table: whose figures the others have too, and who needs more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from parallelizer.show import tables
+from parallelizer.show.tables import Column
+from parallelizer.simulate.classes import RankClass
+from parallelizer.units import size
+
+MANY = 8
+"""Rows from which the table says in one how many more there are."""
+
+
+def write(classes: Iterable[RankClass], screen: Console) -> None:
+    """Print the classes, those of equal figures in one row; one line where all ranks are alike."""
+    classes = list(classes)
+    ranks = sum(c.ranks for c in classes)
+    if ranks <= 1:
+        return
+    if len(classes) == 1:
+        screen.print(Text.assemble(("ranks", "bold"), f"  all {ranks:,} hold and do the same"))
+        screen.print()
+        return
+    rows = [
+        [
+            ", ".join(f"{c.rank:,}" for c in alike[:4]) + (", ..." if len(alike) > 4 else ""),
+            f"{sum(c.ranks for c in alike):,}",
+            size(first.parameters_bytes),
+            "not traced" if first.peak is None else size(first.peak),
+            "-" if first.sent_bytes is None else size(first.sent_bytes),
+        ]
+        for alike in _together(classes)
+        for first in alike[:1]
+    ]
+    rest = len(rows) - MANY
+    if rest > 1:
+        rows[MANY:] = [[f"({rest} more)", "", "", "", ""]]
+    columns = [
+        Column("like rank", wrap="words"),
+        Column("ranks", right=True),
+        Column("parameters", right=True),
+        Column("peak", right=True),
+        Column("sent", right=True, spare=1),
+    ]
+    title = Text.assemble(("ranks", "bold"), f"  {len(classes):,} classes, by what they hold and compute")
+    tables.write(screen, title, columns, rows)
+    if any(c.peak is None for c in classes):
+        screen.print(Text("  Those not traced hold no more than one that was.", "dim"))
+    screen.print()
+
+
+def _together(classes: Iterable[RankClass]) -> list[list[RankClass]]:
+    groups: dict[tuple[int | None, ...], list[RankClass]] = {}
+    for one in classes:
+        groups.setdefault((one.parameters_bytes, one.peak, one.sent_bytes), []).append(one)
+    return list(groups.values())

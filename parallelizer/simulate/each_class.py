@@ -1,0 +1,74 @@
+"""One training step as a rank of every class: no rank of a world may need more than the dry run says."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from torch import nn
+
+from parallelizer.program import Program
+from parallelizer.simulate.classes import Likeness, RankClass
+from parallelizer.simulate.layers import longest_run
+from parallelizer.simulate.trace import Recipe, Trace, trace_ranks
+
+CHILDREN = 4
+"""Models that are traced at most. A class takes one, or two where equal layers are folded: so 405B keeps
+within its ten seconds.
+"""
+
+
+def trace_classes(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+) -> Trace:
+    """As `trace.trace`, with `classes`: every class of ranks, with peak and bytes sent of those traced.
+
+    Of many classes those are traced that hold most, and the class of `rank`. Raises PlanError as `trace`
+    does, for any of them.
+    """
+    each = 1 if longest_run(program, model) is None or not fold else 2
+    likeness = Likeness(program, model)
+    ranks = _chosen(likeness, rank, CHILDREN // each)
+    traces = trace_ranks(program, model, recipe, ranks, fold=fold)
+    if _whatever_part(likeness, traces):
+        likeness = Likeness(program, model, causal=False)
+    found = {likeness.kind(t.rank): t for t in reversed(traces)}
+    classes = tuple(_told(c, found.get(likeness.kind(c.rank))) for c in likeness.classes())
+    return dataclasses.replace(traces[0], classes=classes)
+
+
+def worst(trace: Trace) -> tuple[int, RankClass | None]:
+    """The highest peak of any class that was traced, and that class; None if it is not known."""
+    known = [c for c in trace.classes if c.peak is not None]
+    if not known:
+        return trace.memory.peak, None
+    top = max(known, key=lambda c: c.peak or 0)
+    return top.peak or 0, top
+
+
+def _chosen(likeness: Likeness, rank: int, number: int) -> list[int]:
+    """`rank`, and the smallest ranks of other classes: those that hold most, the lowest ranks first, whose
+    part of a sequence has the longest blocks of attention.
+    """
+    own = likeness.kind(rank)
+    others = [c for c in likeness.classes() if likeness.kind(c.rank) != own]
+    others.sort(key=lambda c: (-c.parameters_bytes, c.rank))
+    return [rank, *(c.rank for c in others[: number - 1])]
+
+
+def _whatever_part(likeness: Likeness, traces: Sequence[Trace]) -> bool:
+    """Whether ranks that differ by their part of the sequence alone did the same: no mask is causal."""
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations(traces, 2)
+        if likeness.shapes(a.rank) == likeness.shapes(b.rank)
+    ]
+    return bool(pairs) and all((a.ledger, a.memory) == (b.ledger, b.memory) for a, b in pairs)
+
+
+def _told(one: RankClass, trace: Trace | None) -> RankClass:
+    if trace is None:
+        return one
+    sent = sum(e.wire_bytes for e in trace.ledger)
+    return dataclasses.replace(one, peak=trace.memory.peak, sent_bytes=sent)

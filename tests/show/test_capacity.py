@@ -1,0 +1,37 @@
+"""Whether a step fits is judged by the rank that needs most, in the same words everywhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.show.capacity import capacity
+from parallelizer.simulate.classes import RankClass
+from parallelizer.simulate.memory import Usage
+from parallelizer.simulate.trace import Trace
+
+GIB = 1 << 30
+
+
+def step(*peaks: int | None) -> Trace:
+    """Of rank 0, and of as many classes as peaks are given."""
+    classes = tuple(RankClass(4 * i, 4, 0, None if p is None else p * GIB) for i, p in enumerate(peaks))
+    return Trace(0, (), Usage((peaks[0] or 0) * GIB, "", "", {}), classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "said"),
+    [
+        ((6,), "X, 8.0 GiB: fits, 2.0 GiB (25%) to spare"),
+        ((8,), "X, 8.0 GiB: fits, 0 B (0%) to spare"),
+        ((6, 9), "X, 8.0 GiB: does not fit, 1.0 GiB too much on rank 4"),
+        ((6, None, 7), "X, 8.0 GiB: fits, 1.0 GiB (12%) to spare on rank 8"),
+        ((9, 6), "X, 8.0 GiB: does not fit, 1.0 GiB too much"),
+    ],
+)
+def test_the_class_that_needs_most_decides(peaks: tuple[int | None, ...], said: str) -> None:
+    found = capacity(step(*peaks), {"name": "X", "memory_gib": 8})
+    assert str(found) == said and found is not None and found.fits == ("does not" not in said)
+
+
+def test_without_a_known_memory_there_is_no_verdict() -> None:
+    assert capacity(step(1), {"name": "auto"}) is None
