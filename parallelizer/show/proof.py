@@ -12,7 +12,7 @@ from parallelizer.diagnostics import Diagnostic, in_order
 from parallelizer.fold import fold_paths
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.verify.compare import MARGIN, Difference
-from parallelizer.verify.locate import Divergence
+from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof
 
 CODE = "not-equal"

@@ -22,7 +22,8 @@ from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
 from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
-from parallelizer.verify.locate import Divergence, locate
+from parallelizer.verify.divergence import Divergence
+from parallelizer.verify.locate import locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.verify.observe import Observation, sharded, unsharded
 from parallelizer.verify.subject import Subject
