@@ -42,7 +42,7 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's,
-    and `divergence` says where a failing run first differs.
+    `divergence` says where a failing run first differs, and `lowered` whether anything computed in `dtype`.
     """
 
     plan: str
@@ -53,6 +53,7 @@ class Proof:
     divergence: Divergence | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    lowered: bool = True
     changes: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
@@ -62,16 +63,23 @@ class Proof:
         return self.dtype != "bfloat16"
 
     @property
+    def proven(self) -> bool | None:
+        """Whether the runs are equal; None where that is not asked."""
+        return self.verdict.passed if self.is_verdict else None
+
+    @property
     def passed(self) -> bool:
-        return self.verdict.passed or not self.is_verdict
+        """False only for what was not proven: information cannot fail."""
+        return self.proven is not False
 
     def worst(self, count: int = 3) -> list[Difference]:
-        """The parameters nearest to their bounds, or furthest over them, each once."""
+        """The parameters nearest to their bounds, or furthest over them, each once; without a verdict, those
+        with the largest errors.
+        """
         kinds = ("gradient", "parameter", "initial value", "optimizer state")
         once: dict[str, Difference] = {}
-        for difference in sorted(
-            (d for d in self.verdict.differences if d.what in kinds), key=lambda d: -d.share
-        ):
+        of_parameters = [d for d in self.verdict.differences if d.what in kinds]
+        for difference in sorted(of_parameters, key=lambda d: -(d.share if self.is_verdict else d.error)):
             once.setdefault(difference.name.partition(":")[0], difference)
         return list(once.values())[:count]
 
@@ -116,6 +124,7 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
         verdict,
         (reference.losses[0], ranks[0].losses[0]),
         diagnostics=program.diagnostics,
+        lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
     )
     if proof.passed:
