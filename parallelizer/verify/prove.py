@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -106,7 +107,10 @@ def prove(
 
 
 def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64") -> Proof:
-    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on."""
+    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on.
+
+    Raises PlanError also when the unsharded run itself gives no numbers.
+    """
     torch.set_num_threads(1)
     master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
     subject = _in_precision(subject, dtype)
@@ -115,6 +119,7 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
         raise PlanError(program.diagnostics)
     with _quiet():
         reference, other, nudged = _references(subject, seed, master)
+        _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
     verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
     proof = Proof(
@@ -173,6 +178,19 @@ def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observa
             (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
         ]
     )
+
+
+def _check_finite(reference: Observation) -> None:
+    """A run that is not a number even on one device has nothing that ranks could equal."""
+    for step, loss in enumerate(reference.losses):
+        if math.isfinite(loss) and math.isfinite(reference.norms[step]):
+            continue
+        what = (
+            f"loss is {loss:g}" if not math.isfinite(loss) else f"gradient norm is {reference.norms[step]:g}"
+        )
+        message = f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with"
+        advice = "every batch needs tokens that count in the loss, and the model finite initial values"
+        raise PlanError([Diagnostic("model-failed", message, None, advice)])
 
 
 def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
