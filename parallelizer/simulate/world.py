@@ -58,7 +58,7 @@ def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO
 def _result(data: bytes, status: int) -> Any:
     if not data:
         raise WorldError(
-            f"the dry run's process ended with status {os.waitstatus_to_exitcode(status)} and no result"
+            f"the process that it ran in ended with status {os.waitstatus_to_exitcode(status)} and no result"
         )
     kind, value = pickle.loads(data)
     if kind == "diagnostics":

@@ -23,10 +23,10 @@ from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
 from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
-from parallelizer.verify.divergence import Divergence
+from parallelizer.verify.divergence import Divergence, governing_rule
 from parallelizer.verify.locate import locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
-from parallelizer.verify.observe import Observation, sharded, unsharded
+from parallelizer.verify.observe import ModuleFailed, Observation, sharded, unsharded
 from parallelizer.verify.subject import Subject
 from parallelizer.verify.tiny import shrink, subject_of
 
@@ -98,7 +98,7 @@ def prove(
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
 
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
-    `force`; LaunchError when a rank fails.
+    `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
     real = setup.compile(setup.build_model(), force=force)
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
@@ -109,7 +109,8 @@ def prove(
 def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64") -> Proof:
     """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on.
 
-    Raises PlanError also when the unsharded run itself gives no numbers.
+    Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
+    rank.
     """
     torch.set_num_threads(1)
     master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
@@ -209,27 +210,48 @@ def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) ->
 
 
 def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
-    with _quiet():
-        seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
     rank = dist.get_rank()
+    try:
+        with _quiet():
+            seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
+    except ModuleFailed as failed:
+        raise PlanError([_failure(program, failed, rank)]) from failed
     if rank:
         # Whole parameters are the same everywhere, or their bits tell: rank 0's are compared.
         seen.start, seen.parameters, seen.states = {}, [], {}
     torch.save(seen, Path(folder) / f"{rank}.pt")
 
 
+def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:
+    """A module's forward that raised on a rank, at the rule that governs it."""
+    rule = governing_rule(program, failed.module, None)
+    what = f"the forward of {failed.module}" if failed.module else "the model's forward"
+    return Diagnostic(
+        "rank-failed",
+        f"{what} fails on rank {rank}: {failed.reason}",
+        rule.span if rule else None,
+        "the unsharded run does not fail: what this rule, or the one before it, gives the module does not fit"
+        if rule
+        else "the unsharded run does not fail, and no rule of the plan stands at this module",
+    )
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's advice on speed: small models on small meshes are no place for it."""
-    log = logging.getLogger("torch.distributed.tensor")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """Without torch's advice on speed, for which small models on small meshes are no place, and without the
+    traceback that DTensor logs before it raises.
+    """
+    quieted = {"torch.distributed.tensor": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}
+    before = {name: logging.getLogger(name).level for name in quieted}
+    for name, level in quieted.items():
+        logging.getLogger(name).setLevel(level)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 __all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject"]

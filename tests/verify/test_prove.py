@@ -135,6 +135,22 @@ def test_a_refused_plan_is_not_run() -> None:
         prove(subjects.setup("parallel=tp2", 'rules=["layers.*.nothing: colwise"]'))
 
 
+def test_a_module_that_fails_on_a_rank_is_told_at_its_rule(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        prove_subject(
+            subjects.mlp({"tp": 2}, "version: 1\nrules:\n  down: {style: colwise, output: shard(-1)}\n")
+        )
+    (found,) = caught.value.diagnostics
+    assert found.code == "rank-failed" and found.message.startswith("the forward of head fails on rank ")
+    assert "RuntimeError: " in found.message and found.help and "no rule of the plan" in found.help
+    with pytest.raises(PlanError) as caught:
+        prove_subject(subjects.mlp({"tp": 2}, "version: 1\nrules:\n  down: rowwise\n"))
+    (found,) = caught.value.diagnostics
+    assert found.message.startswith("the forward of down fails on rank ")
+    assert found.span is not None and found.span.line == 3
+    assert capfd.readouterr().err == ""
+
+
 def test_the_cost_does_not_depend_on_the_real_size() -> None:
     proof = prove(subjects.setup("model=llama3_405b", "parallel=fsdp2"))
     assert proof.passed
