@@ -47,8 +47,9 @@ def assert_equivalent(
 
     The process forks, so it must have no process group, and torch has one thread in it from now on. Returns
     the proof. Raises AssertionError with the report when the runs differ; PlanError when the plan is refused,
-    unless `force`; LaunchError when a rank fails; ValueError when no batch is given, or its rows cannot be
-    dealt out.
+    unless `force`, when the unsharded run gives no numbers, or a module's forward fails on a rank;
+    LaunchError when a rank fails otherwise; ValueError when no batch is given, or its rows cannot be dealt
+    out.
     """
     from parallelizer.show.proof import text
     from parallelizer.verify.prove import prove_subject

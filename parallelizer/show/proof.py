@@ -12,7 +12,7 @@ from parallelizer.diagnostics import Diagnostic, in_order
 from parallelizer.fold import fold_paths
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.verify.compare import MARGIN, Difference
-from parallelizer.verify.locate import Divergence
+from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof
 
 CODE = "not-equal"
@@ -64,29 +64,30 @@ def failure(proof: Proof) -> Diagnostic:
 
 
 def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
-    """What `verify --json` prints. Without a proof, because the plan was refused or a rank failed, the
-    diagnostics alone.
+    """What `verify --json` prints, as docs/proving.md says. Without a proof, because the plan was refused or a
+    rank failed, the diagnostics alone.
     """
     found = [d.as_json() for d in in_order(diagnostics)]
     if proof is None:
-        return {"passed": False, "diagnostics": found}
+        return {"passed": False, "proven": None, "verdict": False, "diagnostics": found}
     worst = next(iter(proof.worst(1)), None)
     reference, sharded = proof.losses
     return {
         "passed": proof.passed,
+        "proven": proof.proven,
         "verdict": proof.is_verdict,
         "ranks": proof.mesh.world_size,
         "mesh": dict(proof.mesh.sizes),
         "dtype": proof.dtype,
         "shrunk": list(proof.changes),
-        "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant},
+        "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant} if proof.is_verdict else None,
         "loss": {
             "reference": _number(reference),
             "sharded": _number(sharded),
             "relative_error": _number(_loss_error(proof)),
         },
         "parameters": _parameters(proof),
-        "worst": _worst(worst) if worst else None,
+        "worst": _worst(worst, proof.is_verdict) if worst else None,
         "unequal": list(proof.unequal),
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
         "diagnostics": found,
@@ -143,6 +144,8 @@ def _times(factor: float) -> str:
 
 
 def _last(proof: Proof) -> str:
+    if not proof.lowered:
+        return f"nothing computed in {proof.dtype}: fsdp does, and the plan has no such style"
     if not proof.is_verdict:
         return f"information, not a verdict: this is how far {proof.dtype} drifts from float32"
     return (
@@ -182,14 +185,15 @@ def _largest(proof: Proof, what: str) -> dict[str, float]:
     return found
 
 
-def _worst(difference: Difference) -> dict[str, Any]:
+def _worst(difference: Difference, judged: bool) -> dict[str, Any]:
+    """Without a verdict no bound is meant."""
     return {
         "name": difference.name,
         "what": difference.what,
         "step": difference.step,
         "error": _number(difference.error),
-        "bound": _number(difference.bound),
-        "share": _number(difference.share),
+        "bound": _number(difference.bound) if judged else None,
+        "share": _number(difference.share) if judged else None,
     }
 
 

@@ -60,7 +60,7 @@ def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO
 def _result(data: bytes, status: int) -> Any:
     code = os.waitstatus_to_exitcode(status)
     if not data or code < 0:
-        raise WorldError(f"a process of the dry run {_ending(code)}, without a result")
+        raise WorldError(f"the process that it ran in {_ending(code)}, without a result")
     kind, value = pickle.loads(data)
     if kind == "diagnostics":
         raise PlanError(value)

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
                     "rank-failed",
                     _line(error.message),
                     None,
-                    "the plan makes ranks fail; no comparison was made",
+                    error.help or "ranks failed under the plan, so that nothing could be compared",
                 ),
             ),
             arguments.json,

@@ -13,7 +13,9 @@ _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class _Mode(TorchFunctionMode):
-    """A function mode that stays on in backward, where a checkpoint runs parts of forward again."""
+    """A function mode that stays on in backward, where a checkpoint runs parts of forward again. By itself it
+    changes no call.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -33,7 +35,7 @@ class _Mode(TorchFunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode makes of one call."""
-        raise NotImplementedError
+        return func(*args, **kwargs)
 
 
 class Float64(_Mode):
@@ -48,18 +50,16 @@ class Float64(_Mode):
             kwargs["dtype"] = torch.float64
         if func in (torch.Tensor.to, torch.Tensor.type):
             args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _LOW else a for a in args)
-        return func(*args, **kwargs)
+        return super().call(func, args, kwargs)
 
 
 class PlainAttention(_Mode):
     """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself."""
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (
-            plain_attention(*args, **kwargs)
-            if func is F.scaled_dot_product_attention
-            else func(*args, **kwargs)
-        )
+        if func is F.scaled_dot_product_attention:
+            return plain_attention(*args, **kwargs)
+        return super().call(func, args, kwargs)
 
 
 def plain_attention(
@@ -103,4 +103,4 @@ class OtherOrder(_Mode):
             half = x.size(-1) // 2
             y = F.linear(x[..., half:], weight[:, half:]) + F.linear(x[..., :half], weight[:, :half])
             return y + bias[0] if bias and bias[0] is not None else y
-        return func(*args, **kwargs)
+        return super().call(func, args, kwargs)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
@@ -57,6 +58,15 @@ class Observation:
     bits: list[dict[str, str]] = field(default_factory=list)
 
 
+class ModuleFailed(RuntimeError):
+    """A module's forward raised: which, and what, in one line."""
+
+    def __init__(self, module: str, error: Exception) -> None:
+        first = (str(error).strip().splitlines() or [""])[0]
+        super().__init__(module, f"{type(error).__name__}: {first}".rstrip(": "))
+        self.module, self.reason = self.args
+
+
 Modes = Sequence[TorchFunctionMode]
 
 
@@ -76,7 +86,7 @@ def unsharded(
 
 
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
-    """One rank's run under the program, in an initialised world of its mesh's size."""
+    """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
     with _entered(modes), _default_dtype(dtype):
         mesh = build_mesh(subject.mesh, "cpu")
         model = subject.build().to(dtype)
@@ -225,7 +235,7 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
 
 @contextmanager
 def _recording(model: nn.Module, seen: Observation) -> Iterator[None]:
-    """Keep each module's first output tensor and its gradient, of its first call."""
+    """Keep each module's first output tensor and its gradient, of its first call. Raises ModuleFailed."""
     outputs: Tensors = {}
     gradients: Tensors = {}
     seen.outputs.append(outputs)
@@ -249,11 +259,42 @@ def _recording(model: nn.Module, seen: Observation) -> Iterator[None]:
         gradients.setdefault(path, _local(gradient.detach()))
 
     handles = [module.register_forward_hook(keep(path)) for path, module in model.named_modules() if path]
+    inside, more = _following(model)
+    handles += more
     try:
         yield
+    except Exception as error:
+        if inside:
+            raise ModuleFailed(inside[-1], error) from error
+        raise
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _following(model: nn.Module) -> tuple[list[str], list[RemovableHandle]]:
+    """The modules whose forward is under way, outermost first, kept up to date; empty in backward, where a
+    checkpoint begins forwards that it does not end.
+    """
+    inside: list[str] = []
+
+    def begin(path: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            if inside or module is model:
+                inside.append(path)
+
+        return hook
+
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        if inside:
+            inside.pop()
+
+    modules = dict(model.named_modules())
+    # Before every other hook of the module, and behind all that there are: these may be what fails.
+    handles = [
+        module.register_forward_pre_hook(begin(path), prepend=True) for path, module in modules.items()
+    ]
+    return inside, handles + [module.register_forward_hook(end) for module in modules.values()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

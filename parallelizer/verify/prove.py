@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -22,9 +23,10 @@ from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
 from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
-from parallelizer.verify.locate import Divergence, locate
+from parallelizer.verify.divergence import Divergence, governing_rule
+from parallelizer.verify.locate import locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
-from parallelizer.verify.observe import Observation, sharded, unsharded
+from parallelizer.verify.observe import ModuleFailed, Observation, sharded, unsharded
 from parallelizer.verify.subject import Subject
 from parallelizer.verify.tiny import shrink, subject_of
 
@@ -41,7 +43,7 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's,
-    and `divergence` says where a failing run first differs.
+    `divergence` says where a failing run first differs, and `lowered` whether anything computed in `dtype`.
     """
 
     plan: str
@@ -52,6 +54,7 @@ class Proof:
     divergence: Divergence | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    lowered: bool = True
     changes: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
@@ -61,16 +64,23 @@ class Proof:
         return self.dtype != "bfloat16"
 
     @property
+    def proven(self) -> bool | None:
+        """Whether the runs are equal; None where that is not asked."""
+        return self.verdict.passed if self.is_verdict else None
+
+    @property
     def passed(self) -> bool:
-        return self.verdict.passed or not self.is_verdict
+        """False only for what was not proven: information cannot fail."""
+        return self.proven is not False
 
     def worst(self, count: int = 3) -> list[Difference]:
-        """The parameters nearest to their bounds, or furthest over them, each once."""
+        """The parameters nearest to their bounds, or furthest over them, each once; without a verdict, those
+        with the largest errors.
+        """
         kinds = ("gradient", "parameter", "initial value", "optimizer state")
         once: dict[str, Difference] = {}
-        for difference in sorted(
-            (d for d in self.verdict.differences if d.what in kinds), key=lambda d: -d.share
-        ):
+        of_parameters = [d for d in self.verdict.differences if d.what in kinds]
+        for difference in sorted(of_parameters, key=lambda d: -(d.share if self.is_verdict else d.error)):
             once.setdefault(difference.name.partition(":")[0], difference)
         return list(once.values())[:count]
 
@@ -88,7 +98,7 @@ def prove(
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
 
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
-    `force`; LaunchError when a rank fails.
+    `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
     real = setup.compile(setup.build_model(), force=force)
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
@@ -97,7 +107,11 @@ def prove(
 
 
 def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64") -> Proof:
-    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on."""
+    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on.
+
+    Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
+    rank.
+    """
     torch.set_num_threads(1)
     master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
     subject = _in_precision(subject, dtype)
@@ -106,6 +120,7 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
         raise PlanError(program.diagnostics)
     with _quiet():
         reference, other, nudged = _references(subject, seed, master)
+        _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
     verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
     proof = Proof(
@@ -115,6 +130,7 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
         verdict,
         (reference.losses[0], ranks[0].losses[0]),
         diagnostics=program.diagnostics,
+        lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
     )
     if proof.passed:
@@ -165,6 +181,19 @@ def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observa
     )
 
 
+def _check_finite(reference: Observation) -> None:
+    """A run that is not a number even on one device has nothing that ranks could equal."""
+    for step, loss in enumerate(reference.losses):
+        if math.isfinite(loss) and math.isfinite(reference.norms[step]):
+            continue
+        what = (
+            f"loss is {loss:g}" if not math.isfinite(loss) else f"gradient norm is {reference.norms[step]:g}"
+        )
+        message = f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with"
+        advice = "every batch needs tokens that count in the loss, and the model finite initial values"
+        raise PlanError([Diagnostic("model-failed", message, None, advice)])
+
+
 def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
     """Every rank's observation. They travel through files: results through the launcher must be small."""
     world = subject.mesh.world_size
@@ -181,27 +210,48 @@ def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) ->
 
 
 def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
-    with _quiet():
-        seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
     rank = dist.get_rank()
+    try:
+        with _quiet():
+            seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
+    except ModuleFailed as failed:
+        raise PlanError([_failure(program, failed, rank)]) from failed
     if rank:
         # Whole parameters are the same everywhere, or their bits tell: rank 0's are compared.
         seen.start, seen.parameters, seen.states = {}, [], {}
     torch.save(seen, Path(folder) / f"{rank}.pt")
 
 
+def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:
+    """A module's forward that raised on a rank, at the rule that governs it."""
+    rule = governing_rule(program, failed.module, None)
+    what = f"the forward of {failed.module}" if failed.module else "the model's forward"
+    return Diagnostic(
+        "rank-failed",
+        f"{what} fails on rank {rank}: {failed.reason}",
+        rule.span if rule else None,
+        "the unsharded run does not fail: what this rule, or the one before it, gives the module does not fit"
+        if rule
+        else "the unsharded run does not fail, and no rule of the plan stands at this module",
+    )
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's advice on speed: small models on small meshes are no place for it."""
-    log = logging.getLogger("torch.distributed.tensor")
-    before = log.level
-    log.setLevel(logging.ERROR)
+    """Without torch's advice on speed, for which small models on small meshes are no place, and without the
+    traceback that DTensor logs before it raises.
+    """
+    quieted = {"torch.distributed.tensor": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}
+    before = {name: logging.getLogger(name).level for name in quieted}
+    for name, level in quieted.items():
+        logging.getLogger(name).setLevel(level)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(before)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
 
 
 __all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
 
 import pytest
 
 from parallelizer.diagnostics import PlanError
-from parallelizer.show.proof import verify_document
+from parallelizer.show.proof import text, verify_document
 from parallelizer.verify import prove as module
 from parallelizer.verify.locate import locate
 from parallelizer.verify.prove import Proof, prove, prove_subject
@@ -99,9 +100,27 @@ def test_the_loss_of_a_plan_without_its_norm_rule_is_right(failed: Proof) -> Non
 
 
 def test_bfloat16_is_information() -> None:
-    proof = prove(subjects.setup("parallel=fsdp2"), dtype="bfloat16")
-    assert proof.passed and not proof.is_verdict
-    assert 1e-4 < max(d.error for d in proof.verdict.of("gradient")) < 0.3
+    """Even of a plan that is wrong: no bound, no verdict, no failure, and the largest errors first."""
+    proof = prove(subjects.setup("parallel=fsdp2_tp2", MISSING_NORM), dtype="bfloat16", force=True)
+    assert proof.passed and proof.proven is None and not proof.is_verdict
+    assert 1e-4 < statistics.median(d.error for d in proof.verdict.of("gradient")) < 0.3
+    document = json.loads(json.dumps(verify_document(proof), allow_nan=False))
+    assert (document["passed"], document["proven"], document["verdict"]) == (True, None, False)
+    assert document["rule"] is None and document["first_divergence"] is None
+    assert document["worst"]["bound"] is None and document["worst"]["share"] is None
+    assert document["worst"]["error"] >= max(p["gradient_error"] for p in document["parameters"])
+    assert "information, not a verdict" in text(proof) and "bound" not in text(proof)
+
+
+def test_bfloat16_says_when_nothing_computes_in_it() -> None:
+    proof = prove_subject(subjects.mlp({"tp": 2}), dtype="bfloat16")
+    assert proof.passed and text(proof).endswith("fsdp does, and the plan has no such style")
+
+
+def test_a_verdict_is_proven_or_not(failed: Proof) -> None:
+    assert failed.proven is False and verify_document(failed)["proven"] is False
+    refused = verify_document(None)
+    assert (refused["passed"], refused["proven"], refused["verdict"]) == (False, None, False)
 
 
 def test_float32_is_a_verdict_of_its_own_precision() -> None:
@@ -114,6 +133,22 @@ def test_float32_is_a_verdict_of_its_own_precision() -> None:
 def test_a_refused_plan_is_not_run() -> None:
     with pytest.raises(PlanError, match=r"layers\.\*\.nothing"):
         prove(subjects.setup("parallel=tp2", 'rules=["layers.*.nothing: colwise"]'))
+
+
+def test_a_module_that_fails_on_a_rank_is_told_at_its_rule(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PlanError) as caught:
+        prove_subject(
+            subjects.mlp({"tp": 2}, "version: 1\nrules:\n  down: {style: colwise, output: shard(-1)}\n")
+        )
+    (found,) = caught.value.diagnostics
+    assert found.code == "rank-failed" and found.message.startswith("the forward of head fails on rank ")
+    assert "RuntimeError: " in found.message and found.help and "no rule of the plan" in found.help
+    with pytest.raises(PlanError) as caught:
+        prove_subject(subjects.mlp({"tp": 2}, "version: 1\nrules:\n  down: rowwise\n"))
+    (found,) = caught.value.diagnostics
+    assert found.message.startswith("the forward of down fails on rank ")
+    assert found.span is not None and found.span.line == 3
+    assert capfd.readouterr().err == ""
 
 
 def test_the_cost_does_not_depend_on_the_real_size() -> None:

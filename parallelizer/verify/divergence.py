@@ -1,0 +1,99 @@
+"""What a failing run and its reference are compared by, and the first difference that was found: where it is,
+how it looks, and which rule governs the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from parallelizer.compiler import Program
+from parallelizer.plan import Mesh, Rule
+from parallelizer.verify.compare import Verdict
+from parallelizer.verify.observe import Observation
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first module in order of execution whose value differs; `module` is empty for what belongs to no
+    one module.
+
+    `phase` is initialization, forward, loss, backward, clip, optimizer or evaluation.
+    """
+
+    module: str
+    phase: str
+    axis: str | None
+    rule: Rule | None
+    description: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The two sides, with the bounds of gradients and of everything else."""
+
+    program: Program
+    reference: Observation
+    ranks: Sequence[Observation]
+    verdict: Verdict
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.program.mesh
+
+    @property
+    def bound(self) -> float:
+        return max((d.bound for d in self.verdict.of("gradient")), default=1e-9)
+
+    def bounds(self, what: str, step: int) -> dict[str, float]:
+        return {d.name: d.bound for d in self.verdict.of(what) if d.step == step}
+
+
+def found(case: Comparison, name: str, phase: str, axis: str | None, text: str) -> Divergence:
+    """The divergence of a parameter or buffer, or of a module whose path is given with a dot behind it."""
+    module = name.rpartition(".")[0]
+    return Divergence(module, phase, axis, governing_rule(case.program, module, axis), text)
+
+
+def governing_rule(program: Program, module: str, axis: str | None) -> Rule | None:
+    """The rule that governs a module on an axis: its own, one that leaves it without a style, or that of the
+    nearest module around it. For a data axis the fsdp rule that takes in the module, unless context
+    parallelism is what the axis is for.
+    """
+    parts = set(axis.split(" x ")) if axis else set()
+    data = bool(parts) and parts <= {"dp_replicate", "dp_shard"}
+    at: str | None = module
+    while at is not None:
+        uses = [
+            u
+            for u in program
+            if u.module == at and (u.slot == "fsdp") == data and (not parts or parts & set(u.axes))
+        ]
+        if uses:
+            return uses[0].rule
+        emptied = [r for r in program.plan.rules if r.empties and r.glob.select([at])]
+        if emptied and at == module:
+            return emptied[-1]
+        at = at.rpartition(".")[0] if at else None
+    return None
+
+
+def at_step(step: int) -> str:
+    """` of step 1`; nothing for the first step."""
+    return f" of step {step}" if step else ""
+
+
+def on_ranks(wrong: Sequence[int], mesh: Mesh) -> str:
+    """`on ranks 1, 3`."""
+    return (
+        "on every rank"
+        if len(wrong) == mesh.world_size
+        else f"on rank{'s' if len(wrong) > 1 else ''} {', '.join(map(str, wrong))}"
+    )
+
+
+def between(mesh: Mesh, a: int, b: int) -> str | None:
+    """The one axis on which two ranks differ."""
+    here, there = mesh.coordinate(a), mesh.coordinate(b)
+    axes = [axis for axis in here if here[axis] != there[axis]]
+    return axes[0] if len(axes) == 1 else None

@@ -1,0 +1,127 @@
+"""Modules' outputs and the gradients of these, on every rank: what each holds must be a part of the whole that
+its place allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from parallelizer.compiler import Program
+from parallelizer.plan import Mesh
+from parallelizer.styles.packing import Packing
+from parallelizer.verify.compare import relative_error
+from parallelizer.verify.describe import axes_of, data_first, describe, ratio
+from parallelizer.verify.divergence import Comparison, Divergence, at_step, between, found, on_ranks
+from parallelizer.verify.slices import (
+    Locals,
+    above_one,
+    line,
+    partial_axis,
+    separating_axis,
+    slices,
+    wrong_ranks,
+)
+
+
+def outputs(case: Comparison, step: int, phase: str, when: str) -> Iterator[Divergence]:
+    """Modules whose output differs, in order of execution. `when` stands in the text in the step's place."""
+    for path, whole in case.reference.outputs[step].items():
+        mine = [r.outputs[step].get(path) for r in case.ranks]
+        packing = _packing(case.program, path)
+        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing)
+        if wrong:
+            axis, words = _difference(whole, mine, wrong, case, packing)
+            yield found(case, f"{path}.", phase, axis, f"the output of {path}{when or at_step(step)} {words}")
+
+
+def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterator[Divergence]:
+    """Modules the gradient of whose output differs, in order of the backward pass."""
+    for position, (path, whole) in enumerate(case.reference.output_gradients[step].items()):
+        mine = [r.output_gradients[step].get(path) for r in case.ranks]
+        if any(m is None for m in mine):
+            continue
+        packing = _packing(case.program, path)
+        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing)
+        # A gradient that is still to be summed over an axis is right for its place.
+        if not wrong or partial_axis(whole, mine, case.mesh, 10 * case.bound) in ("tp", "ep"):
+            continue
+        axis, words = _difference(whole, mine, wrong, case, packing)
+        cause = (
+            ""
+            if loss_is_right or position
+            else "; the loss is wrong, and every output is right: look at the labels and at the loss"
+        )
+        yield found(
+            case,
+            f"{path}.",
+            "backward",
+            axis,
+            f"the gradient of the output of {path}{at_step(step)} {words}{cause}",
+        )
+
+
+def _difference(
+    whole: torch.Tensor, mine: Locals, wrong: Sequence[int], case: Comparison, packing: Packing | None
+) -> tuple[str | None, str]:
+    """The axis on which ranks' tensors go wrong, and how."""
+    mesh, rank = case.mesh, wrong[0]
+    local, axis = mine[rank], separating_axis(wrong, case.mesh)
+    if local is None:
+        return axis, "is missing"
+    summed = partial_axis(whole, mine, mesh, 10 * case.bound)
+    if summed:
+        return (
+            summed,
+            f"differs from rank to rank of {summed}, and its sum is right: its reduction over {summed} is missing",
+        )
+    for other in range(mesh.world_size):
+        for part in slices(whole, local.shape, mesh, other, packing):
+            if other != rank and relative_error(local, part) <= case.bound:
+                return between(mesh, rank, other), f"is on rank {rank} the part that belongs to rank {other}"
+    expected = next(slices(whole, local.shape, mesh, rank, packing), None)
+    if expected is None:
+        return (
+            axis,
+            f"has the shape {list(local.shape)} on rank {rank}, which is no part of {list(whole.shape)}",
+        )
+    parts = [
+        next(slices(whole, t.shape, mesh, r, packing), None) if t is not None else None
+        for r, t in enumerate(mine)
+    ]
+    factors = [ratio(t, p) for t, p in zip(mine, parts, strict=True)]
+    known = [f for f in factors if f is not None]
+    if len(known) == len(factors) and len({round(f, 9) for f in known}) > 1:
+        listed = ", ".join(f"{f:.6g} times on rank {r}" for r, f in enumerate(known))
+        return _varying_axis(
+            known, mesh
+        ), f"is the reference {listed}: what a token weighs depends on its rank, as in a mean of means"
+    if factors[rank] is not None and axis is None:
+        axis = data_first(
+            axes_of(factors[rank] or 0.0, mesh) or axes_of(1 / (factors[rank] or 1.0), mesh), False
+        )
+    return axis, f"{describe(local, expected, mesh)}, {on_ranks(wrong, mesh)}"
+
+
+def _varying_axis(values: Sequence[float], mesh: Mesh) -> str | None:
+    """The axis along which a number per rank varies, if it is one only."""
+    varying = [
+        a
+        for a in above_one(mesh)
+        if any(
+            not math.isclose(values[r], values[o], rel_tol=1e-9)
+            for r in range(len(values))
+            for o in line(mesh, r, a)
+        )
+    ]
+    return varying[0] if len(varying) == 1 else None
+
+
+def _packing(program: Program, path: str) -> Packing | None:
+    """How the last dimension of a module's output is packed: as its parameters' first is."""
+    for use in program:
+        if use.module == path and use.style == "colwise":
+            return next(iter(use.packed.values()), None)
+    return None

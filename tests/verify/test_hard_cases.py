@@ -1,0 +1,117 @@
+"""Training that is uneven: frozen parameters, shards of unequal size or none, labels that are ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from parallelizer.diagnostics import PlanError
+from parallelizer.show.proof import verify_document
+from parallelizer.testing import assert_equivalent
+from parallelizer.verify.prove import Proof
+from recipes.losses import cross_entropy
+from recipes.models.llama import Llama
+
+pytestmark = pytest.mark.ranks
+
+FROZEN = {
+    "embeddings": ("tok_embeddings",),
+    "norms": ("norm",),
+    "a layer": ("layers.0.",),
+    "all but the output": ("tok_embeddings", "layers.", "norm"),
+}
+SMALL = {"vocab_size": 32, "dim": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "hidden_dim": 24}
+UNEVEN = {**SMALL, "vocab_size": 66, "dim": 20, "n_heads": 2, "hidden_dim": 26}
+FEWER_THAN_RANKS = {**SMALL, "vocab_size": 65, "dim": 6, "n_heads": 3, "n_kv_heads": 1, "hidden_dim": 7}
+"""Of 6 rows over 4 ranks the last has none."""
+
+Part = Callable[[torch.Tensor], torch.Tensor]
+"""A view of some of the labels."""
+
+IGNORED: dict[str, Part] = {
+    "half of the rows": lambda labels: labels[4:],
+    "all rows but one": lambda labels: labels[1:],
+    "half of the sequence": lambda labels: labels[:, :6],
+    "all tokens but one": lambda labels: labels.view(-1)[1:],
+}
+
+MESHES = (
+    {"dp_shard": 4},
+    {"dp_replicate": 4},
+    {"dp_replicate": 2, "dp_shard": 2},
+    {"dp_shard": 2, "tp": 2},
+    {"dp_shard": 2, "cp": 2},
+    {"cp": 2, "tp": 2},
+)
+slow_meshes = pytest.mark.parametrize("mesh", MESHES, ids=str)
+
+
+def prove(
+    mesh: dict[str, int],
+    frozen: tuple[str, ...] = (),
+    ignored: Part | None = None,
+    sizes: dict[str, int] = SMALL,
+) -> Proof:
+    def build() -> nn.Module:
+        with torch.device("meta"):
+            model = Llama(**sizes, max_seq_len=16)
+        for name, param in model.named_parameters():
+            param.requires_grad_(not any(part in name for part in frozen))
+        return model
+
+    def batch(seed: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        ids, labels = torch.randint(0, sizes["vocab_size"], (2, 8, 12), generator=generator)
+        if ignored:
+            ignored(labels).fill_(-100)
+        return {"input_ids": ids, "labels": labels}
+
+    return assert_equivalent(build, "llama", mesh, loss=cross_entropy, batch=batch)
+
+
+def test_frozen_parameters_are_proven_and_have_no_gradient() -> None:
+    proof = prove({"dp_shard": 2}, FROZEN["a layer"])
+    without = {p["name"] for p in verify_document(proof)["parameters"] if p["gradient_error"] is None}
+    assert without == proof.frozen and len(without) == 9
+
+
+def test_shards_of_unequal_size_are_proven() -> None:
+    prove({"dp_shard": 2}, sizes={**SMALL, "vocab_size": 33, "hidden_dim": 25})
+
+
+def test_a_rank_without_a_label_is_proven() -> None:
+    prove({"cp": 2}, ignored=IGNORED["all tokens but one"])
+
+
+def test_no_label_at_all_is_told_and_not_judged() -> None:
+    with pytest.raises(PlanError, match="the loss is nan in step 0 of the unsharded run"):
+        prove({"tp": 2}, ignored=lambda labels: labels)
+
+
+@pytest.mark.slow
+@slow_meshes
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_frozen_parameters_are_proven_on_four_ranks(mesh: dict[str, int], frozen: str) -> None:
+    prove(mesh, FROZEN[frozen])
+
+
+@pytest.mark.slow
+@slow_meshes
+def test_shards_of_unequal_size_are_proven_on_four_ranks(mesh: dict[str, int]) -> None:
+    prove(mesh, sizes=UNEVEN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES[:3], ids=str)
+def test_ranks_without_rows_of_a_parameter_are_proven(mesh: dict[str, int]) -> None:
+    prove(mesh, sizes=FEWER_THAN_RANKS)
+
+
+@pytest.mark.slow
+@slow_meshes
+@pytest.mark.parametrize("ignored", IGNORED)
+def test_ignored_labels_are_proven_on_four_ranks(mesh: dict[str, int], ignored: str) -> None:
+    prove(mesh, ignored=IGNORED[ignored])
