@@ -103,7 +103,20 @@ def _parser() -> argparse.ArgumentParser:
         if name == "verify":
             verify_command.add_options(command)
         command.set_defaults(run=run)
+    _add_explain(commands)
     return parser
+
+
+def _add_explain(commands: Any) -> None:
+    """`explain` takes a code, a path, or nothing; a path is explained in a configuration."""
+    doc = "say what a diagnostic's code means, or which rules stand on a module or parameter"
+    command = commands.add_parser("explain", help=doc, description=doc + ".")
+    command.add_argument("word", nargs="?", metavar="CODE|PATH", help="without one, every code in one line")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, for a path")
+    command.add_argument("--config-dir", metavar="DIR", help="as for the other commands")
+    command.add_argument("--config-name", metavar="NAME", default="train", help="as for the other commands")
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    command.set_defaults(run=_explain)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
@@ -261,6 +274,32 @@ def _export(arguments: argparse.Namespace) -> int:
     show_diagnostics.write(program.diagnostics, sys.stderr)
     sys.stdout.write(code)
     return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    """A registered code is explained as one; any other word is the path of a module or parameter."""
+    from parallelizer.show import codes
+
+    if arguments.word is None or codes.is_code(arguments.word):
+        if arguments.json:
+            _print_json(codes.document(arguments.word))
+        elif arguments.word is None:
+            codes.list_codes(sys.stdout)
+        else:
+            codes.explain_code(arguments.word, sys.stdout)
+        return 0
+    return _explain_path(arguments)
+
+
+def _explain_path(arguments: argparse.Namespace) -> int:
+    from parallelizer.show import codes
+
+    found = [codes.unknown(arguments.word)]
+    if arguments.json:
+        _print_json({"diagnostics": [d.as_json() for d in found]})
+    else:
+        show_diagnostics.write(found, sys.stderr, summary=False)
+    return 1
 
 
 def _verify(arguments: argparse.Namespace) -> int:

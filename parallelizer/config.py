@@ -14,11 +14,12 @@ from omegaconf import DictConfig
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, quoted
 from parallelizer.load import find_along, load
+from parallelizer.mesh_sizes import read_mesh
 from parallelizer.model_config import read_model, read_workload
 from parallelizer.origins import Origins
 from parallelizer.parse import parse_layouts
 from parallelizer.parse_rule import parse_rule_item, quoted_rules
-from parallelizer.plan import AXES, REDISTRIBUTE, Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults
+from parallelizer.plan import REDISTRIBUTE, Flow, Option, Placement, Plan, Rule, StyleDefaults
 from parallelizer.reading import Reading
 from parallelizer.setup import Setup
 from parallelizer.source import MappingNode, SequenceNode
@@ -55,7 +56,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     reading = Reading(config, origins or Origins(folders=[config_folder()]))
     _import(reading)
     _check_preset(reading)
-    mesh = _mesh(reading)
+    mesh = read_mesh(reading)
     defaults = _style_defaults(reading)
     layouts = parse_layouts(reading.mapping("parallel.layouts"), reading.findings)
     rules = (*_rules(reading, "parallel.rules"), *_rules(reading, "rules"))
@@ -152,18 +153,6 @@ def _check_preset(reading: Reading) -> None:
             message = f"a preset has no key {quoted(entry.text)}"
             help_text = did_you_mean(entry.text, PARALLEL_KEYS, "it has")
             reading.unknown("unknown-key", message, f"parallel.{entry.text}", help_text)
-
-
-def _mesh(reading: Reading) -> Mesh:
-    sizes: dict[str, int] = {}
-    for entry, _ in reading.mapping("parallel.mesh", resolve=False):
-        axis, key = entry.text, f"parallel.mesh.{entry.text}"
-        if axis not in AXES:
-            help_text = did_you_mean(axis, AXES, "the axes are")
-            reading.unknown("unknown-axis", f"there is no axis {quoted(axis)}", key, help_text)
-        elif (size := reading.whole_number(key, f"the size of {axis}")) is not None:
-            sizes[axis] = size
-    return Mesh(sizes, {axis: reading.span(f"parallel.mesh.{axis}") for axis in sizes})
 
 
 def _style_defaults(reading: Reading) -> dict[str, StyleDefaults]:

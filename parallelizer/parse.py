@@ -46,6 +46,8 @@ def section(node: MappingNode, key: str, findings: Findings) -> MappingNode:
     if value is not None and not (isinstance(value, Scalar) and value.plain and value.yaml_type == "null"):
         help_text = "write `glob: style` lines below it, without dashes" if key == "rules" else None
         help_text = help_text or "write `key: value` lines below it"
+        if isinstance(value, Scalar) and value.plain and ":" in value.text:
+            help_text = f"a blank follows the colon; {help_text}"
         findings.error("wrong-type", f"`{key}` takes a map, not {kind(value)}", value.span, help_text)
     return MappingNode((), node.span)
 

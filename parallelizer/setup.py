@@ -112,16 +112,25 @@ class Setup:
         """
         from parallelizer.compiler import compile as compile_plan
 
-        program = compile_plan(
-            self.plan,
-            model,
-            self.mesh,
-            workload=self.workload,
-            defaults=self.defaults,
-            redistribute=self.redistribute,
-            force=force,
-        )
-        return dataclasses.replace(program, diagnostics=in_order((*self.warnings, *program.diagnostics)))
+        try:
+            program = compile_plan(
+                self.plan,
+                model,
+                self.mesh,
+                workload=self.workload,
+                defaults=self.defaults,
+                redistribute=self.redistribute,
+                force=force,
+            )
+        except PlanError as error:
+            raise PlanError(map(self._placed, error.diagnostics)) from None
+        found = map(self._placed, (*self.warnings, *program.diagnostics))
+        return dataclasses.replace(program, diagnostics=in_order(found))
+
+    def _placed(self, found: Diagnostic) -> Diagnostic:
+        """A finding with a place: what stands in no rule is about the model."""
+        span = found.span or self.origins.span("model._target_")
+        return dataclasses.replace(found, span=span)
 
     def _model_error(self, error: Exception) -> PlanError:
         cause = error.__cause__ or error

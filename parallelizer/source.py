@@ -245,7 +245,8 @@ def _refuse_machinery(event: Any, text: str, place: Place) -> None:
         raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
     if getattr(event, "tag", None) is not None:
         written = yaml_mistakes.word_at(text, start)
-        if any(character in written for character in ".*") or yaml_mistakes.glob_start(text, start) != start:
+        glob = any(character in written for character in ".*") and not written.startswith("!!")
+        if glob or yaml_mistakes.glob_start(text, start) != start:
             raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
         help_text = "a plan is data: leave the tag out, or quote a text that begins with `!`"
         raise _error(

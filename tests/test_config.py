@@ -155,7 +155,7 @@ def test_a_batch_has_one_sequence_of_one_token_unless_said() -> None:
         ({"parallel__mesh": 3}, "wrong-type", "parallel.mesh takes a map, not '3'", "set its parts"),
         ({"parallel__mesh__tpp": 2}, "unknown-axis", "there is no axis 'tpp'", "the axes are pp, dp_replicate"),
         *[({"parallel__mesh__tp": size}, "wrong-type", "the size of tp is", "whole number from 1")
-          for size in (0, -1, 2.0, "2", True, "", "???", None, [2])],
+          for size in (0, -2, 2.0, "2", True, "", "???", None, [2])],
         ({"parallel__mesh__tp": "${nope}"}, "interpolation", "parallel.mesh.tp cannot be worked out", "write the value"),
         ({"parallel__mesh__tp": "${oc.env:NO_SUCH_VARIABLE}"}, "interpolation", "NO_SUCH_VARIABLE", "write the value"),
         ({"parallel__layouts": "replicate"}, "wrong-type", "parallel.layouts takes a map", "set its parts"),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from parallelizer.plan import REPLICATE, Placement, full_name, shard
 from parallelizer.styles.base import ParamPlacements, StyleError, Target
 from parallelizer.styles.packing import Packing
+from parallelizer.suggest import did_you_mean
 
 TENSOR_AXES = ("ep", "tp")
 """The axes that parameters may be placed on by tensor styles."""
@@ -22,7 +23,10 @@ def divided_attributes(target: Target) -> dict[str, int]:
         value = getattr(target.module, name, None)
         if not isinstance(value, int) or isinstance(value, bool):
             raise StyleError(
-                "unknown-attribute", f"{target.path} has no whole number {name!r} to divide", None, "divide"
+                "unknown-attribute",
+                f"{target.path} has no whole number {name!r} to divide",
+                _numbers(target, name),
+                "divide",
             )
         if value % target.degree:
             raise _uneven(target, f"{target.path}.{name}", value, target.degree, "divide")
@@ -119,9 +123,22 @@ def _part(target: Target, part: int | str) -> int:
     value = getattr(target.module, part, None) if isinstance(part, str) else part
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise StyleError(
-            "unknown-attribute", f"{target.path} has no positive whole number {part!r}", None, "packed"
+            "unknown-attribute",
+            f"{target.path} has no positive whole number {part!r}",
+            _numbers(target, str(part)),
+            "packed",
         )
     return value
+
+
+def _numbers(target: Target, name: str) -> str:
+    """Help for an attribute that is no number: those that are."""
+    known = [
+        n
+        for n, v in vars(target.module).items()
+        if isinstance(v, int) and not isinstance(v, bool) and n[0] != "_"
+    ]
+    return did_you_mean(name, known, "its whole numbers are")
 
 
 def _uneven(

@@ -1,0 +1,103 @@
+"""The sizes of a preset's axes, one of which may be -1: what the others leave of the ranks that there are."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+
+from parallelizer.diagnostics import Related
+from parallelizer.plan import AXES, Mesh
+from parallelizer.reading import Reading
+from parallelizer.suggest import did_you_mean
+
+REST = -1
+"""The size of an axis that takes what is left."""
+
+
+def read_mesh(reading: Reading) -> Mesh:
+    """The mesh of `parallel.mesh`; what is wrong with it is reported.
+
+    With `world_size` the product of the axes must be that number. An axis of -1 is worked out from it, or from
+    the number of ranks that torchrun or Slurm has started this process among.
+    """
+    sizes: dict[str, int] = {}
+    for entry, _ in reading.mapping("parallel.mesh", resolve=False):
+        axis, key = entry.text, f"parallel.mesh.{entry.text}"
+        if axis not in AXES:
+            help_text = did_you_mean(axis, AXES, "the axes are")
+            reading.unknown("unknown-axis", f"there is no axis {axis!r}", key, help_text)
+        elif reading.get(key) == REST:
+            sizes[axis] = REST
+        elif (size := reading.whole_number(key, f"the size of {axis}")) is not None:
+            sizes[axis] = size
+    spans = {axis: reading.span(f"parallel.mesh.{axis}") for axis in sizes}
+    world = None
+    if reading.get("world_size") is not None:
+        world = reading.whole_number("world_size", "world_size")
+    rest = [axis for axis in AXES if sizes.get(axis) == REST]
+    if rest:
+        sizes = _with_rest(reading, sizes, rest, world or started_ranks())
+    elif world is not None:
+        _check_product(reading, sizes, world)
+    return Mesh(sizes, spans)
+
+
+def _with_rest(
+    reading: Reading, sizes: Mapping[str, int], rest: list[str], world: int | None
+) -> dict[str, int]:
+    axis, others = rest[0], {a: n for a, n in sizes.items() if n != REST}
+    key, product = f"parallel.mesh.{axis}", math.prod(others.values())
+    if len(rest) > 1:
+        first = Related(reading.span(key), f"{axis} is -1 too")
+        message = f"{' and '.join(rest)} are both -1: what is left cannot be shared out"
+        where = reading.span(f"parallel.mesh.{rest[1]}")
+        reading.findings.error("mesh-rest-twice", message, where, "give all of them but one a size", [first])
+    elif world is None:
+        message = f"{axis}=-1 takes what is left, and it is not known how many ranks there are"
+        reading.error(
+            "mesh-rest-unknown", message, key, "add world_size=<number of ranks>, or give it a size"
+        )
+    elif world % product:
+        message = f"{world} ranks do not divide by {product} ({_shown(others)}): nothing fits for {axis}=-1"
+        help_text = f"the other axes together may be {_divisors(world)}"
+        reading.error("world-size", message, key, help_text)
+    else:
+        return {**others, axis: world // product}
+    return others
+
+
+def _check_product(reading: Reading, sizes: Mapping[str, int], world: int) -> None:
+    product = math.prod(sizes.values())
+    if product == world:
+        return
+    related = [
+        Related(reading.span(f"parallel.mesh.{axis}"), f"{axis}={size} is set here")
+        for axis, size in sizes.items()
+        if size > 1
+    ]
+    message = f"the mesh has {product:,} ranks ({_shown(sizes)}), and world_size is {world:,}"
+    help_text = "one axis may be -1, which takes what the others leave: parallel.mesh.dp_shard=-1"
+    reading.findings.error("world-size", message, reading.span("world_size"), help_text, related)
+
+
+def started_ranks() -> int | None:
+    """The number of ranks that this process was started as one of; None if it was started alone.
+
+    Only where an environment says so is torch imported, to read it as the launcher does.
+    """
+    if not {"RANK", "SLURM_PROCID"} & set(os.environ):
+        return None
+    from parallelizer.outside_ranks import outside_ranks
+
+    outside = outside_ranks()
+    return outside.world_size if outside else None
+
+
+def _shown(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{a}={n}" for a, n in sizes.items() if n > 1) or "every axis is 1"
+
+
+def _divisors(number: int) -> str:
+    found = [n for n in range(1, min(number, 4096) + 1) if number % n == 0]
+    return ", ".join(map(str, found[:12])) + (", ..." if len(found) > 12 else "")

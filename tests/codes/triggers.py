@@ -1,0 +1,114 @@
+"""What no file can trigger, triggered in another way: by code, a function that reports it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from parallelizer import cli
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.plan import Mesh
+from parallelizer.rank import LaunchError
+from parallelizer.show import codes, html, lock, proof
+from parallelizer.show.export import export
+from parallelizer.simulate.world import WorldError
+from parallelizer.source import read_file
+from parallelizer.verify import command
+from parallelizer.verify.compare import Verdict
+from parallelizer.verify.locate import Divergence
+from parallelizer.verify.prove import Proof
+from recipes.data import build_data
+from recipes.data.loader import window_count
+from recipes.data.text import load
+from recipes.optim import build_optimizer
+
+Found = Iterable[Diagnostic]
+
+
+def raised(call: Callable[[], Any]) -> Found:
+    """The findings of the PlanError that a call raises."""
+    try:
+        call()
+    except PlanError as error:
+        return error.diagnostics
+    return ()
+
+
+def verified(error: Exception) -> Found:
+    """What `verify` says when its proof ends with an error."""
+
+    def setup() -> Any:
+        raise error
+
+    arguments = argparse.Namespace(
+        matrix=False, full_mesh=False, seed=0, force=False, dtype="float64", json=True
+    )
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        command.run(arguments, setup)
+    found = json.loads(printed.getvalue())["diagnostics"]
+    return [Diagnostic(d["code"], d["message"], None, d["help"], d["severity"]) for d in found]
+
+
+def unequal() -> Found:
+    """A proof that has failed."""
+    where = Divergence("layers.0", "backward", "tp", None, "the gradient of layers.0 differs")
+    return [proof.failure(Proof("llama", Mesh({"tp": 2}), "float64", Verdict((), 0.0), (1.0, 1.0), where))]
+
+
+def exported() -> Found:
+    """A program with a style that torch does not have."""
+
+    class Mine(ParallelStyle):
+        def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
+            return module
+
+    setup = from_config(*compose_config(("parallel=tp2",)))
+    model = setup.build_model()
+    program = setup.compile(model)
+    own = [dataclasses.replace(program.of_slot("params")[0], act=Mine())]
+    return raised(lambda: export(dataclasses.replace(program, applications=tuple(own)), model))
+
+
+def not_locked() -> Found:
+    arguments = argparse.Namespace(lock="plan.lock", locked=None)
+    return raised(lambda: cli._lock(arguments, None, None, None, None))  # type: ignore[arg-type]
+
+
+def optimizer() -> Found:
+    config = {"lr": -1, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "fused": False}
+    return raised(lambda: build_optimizer(nn.Linear(1, 1), config))
+
+
+TRIGGERS: dict[str, Callable[[Path], Found]] = {
+    "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
+    "data-not-found": lambda here: raised(lambda: load(path=str(here / "nowhere.txt"), heldout=0.1)),
+    "data-too-short": lambda here: raised(lambda: window_count(torch.zeros(8), 8)),
+    "data-unreadable": lambda here: raised(lambda: build_data(OmegaConf.create({"_target_": "os.getcwd"}))),
+    "export-style": lambda here: exported(),
+    "file-unreadable": lambda here: raised(lambda: read_file(str(here), "plan.yaml")),
+    "file-unwritable": lambda here: raised(lambda: html.save(b"", here / "nowhere" / "plan.html")),
+    "lock-incomplete": lambda here: not_locked(),
+    "lock-not-found": lambda here: raised(lambda: lock.read_lock(here / "nowhere.lock")),
+    "lock-not-written": lambda here: raised(lambda: lock.write_lock(here / "nowhere" / "plan.lock", {})),
+    "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
+    "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
+    "not-equal": lambda here: unequal(),
+    "optim-invalid": lambda here: optimizer(),
+    "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
+    "unknown-code": lambda here: [codes.unknown("unmached-glob")],
+    "unknown-rank": lambda here: raised(lambda: cli._check_rank(4, 4)),
+}

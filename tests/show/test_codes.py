@@ -1,0 +1,112 @@
+"""`explain CODE`, `explain` and a word that is no code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+
+from parallelizer.cli import main
+from parallelizer.codes import CODES, FAMILIES
+from parallelizer.show.codes import explain_code, list_codes, nearest_codes, shortened_lines
+
+Captured = pytest.CaptureFixture[str]
+
+
+def explained(name: str, width: int = 80) -> str:
+    stream = io.StringIO()
+    explain_code(name, stream, width)
+    return stream.getvalue()
+
+
+def test_a_code_is_explained_with_its_example_as_it_is_refused(capsys: Captured) -> None:
+    assert main(["explain", "unknown-style"]) == 0
+    assert (
+        "    # plan.yaml\n"
+        "    rules:\n"
+        "      layers.*: fdsp\n"
+        "\n"
+        "    $ python -m parallelizer validate plan=plan.yaml\n"
+        "error[unknown-style]: there is no style 'fdsp'\n"
+        "  --> plan.yaml:2:13\n"
+        " 2 |   layers.*: fdsp\n"
+        "   |             ^^^^\n"
+        "  = help: did you mean fsdp? the styles are "
+    ) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_text_is_wrapped_to_the_width(width: int) -> None:
+    text = explained("heads-not-divisible", width)
+    assert text.startswith("error[heads-not-divisible]: attention heads do not divide by tp\n\n")
+    assert all(len(line) <= width for line in text.split("\n\n")[1].split("\n"))
+    assert "configs/plans/llama.yaml:9:3" in text and "tp may be 1, 2, 4, 8" in text
+
+
+def test_what_no_file_triggers_is_explained_with_a_command() -> None:
+    text = explained("lock-not-found")
+    assert "No file triggers it: a lock is no part of a plan or a preset.\n" in text
+    assert text.endswith("    $ python -m parallelizer plan --locked nowhere.lock\n")
+
+
+def test_the_working_directory_is_as_before() -> None:
+    before = os.getcwd()
+    explained("tied-parameters")
+    assert os.getcwd() == before
+
+
+def test_every_code_is_listed_in_one_line_under_its_family(capsys: Captured) -> None:
+    assert main(["explain"]) == 0
+    out = capsys.readouterr().out
+    for family in FAMILIES:
+        assert not family.codes or f"\n{family.name}: " in f"\n{out}"
+    for code in CODES.values():
+        assert f"  {code.name} " in out
+
+
+def test_the_list_fits_a_narrow_terminal() -> None:
+    stream = io.StringIO()
+    list_codes(stream, 60)
+    assert all(len(line) <= 60 for line in stream.getvalue().split("\n") if line.startswith("  "))
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("unmached-glob", "unmatched-glob"),
+        ("divisible", "batch-not-divisible"),
+        ("unknown_style", "unknown-style"),
+        ("Slot-Twice", "slot-twice"),
+    ],
+)
+def test_the_nearest_codes_are_named(word: str, near: str) -> None:
+    assert near in nearest_codes(word)
+
+
+def test_a_word_that_is_nothing(capsys: Captured) -> None:
+    assert main(["explain", "unmached-glob"]) == 1
+    printed = capsys.readouterr()
+    assert (
+        printed.out == ""
+        and "error[unknown-code]" in printed.err
+        and "did you mean unmatched-glob?" in printed.err
+    )
+    assert main(["explain", "--json", "unmached-glob"]) == 1
+    [found] = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert found["code"] == "unknown-code"
+
+
+def test_codes_in_json(capsys: Captured) -> None:
+    assert main(["explain", "--json", "unknown-axis"]) == 0
+    [code] = json.loads(capsys.readouterr().out)["codes"]
+    assert (code["code"], code["family"], code["severity"]) == ("unknown-axis", "language", "error")
+    assert code["example"]["files"]["plan.yaml"] and "validate" in code["example"]["command"]
+    assert main(["explain", "--json"]) == 0
+    assert {c["code"] for c in json.loads(capsys.readouterr().out)["codes"]} == set(CODES)
+
+
+def test_long_files_are_shown_in_part() -> None:
+    lines = shortened_lines("".join(f"line {n}\n" for n in range(100)))
+    assert list(lines) == ["line 0", "line 1", "line 2", "# ... 96 lines more ...", "line 99"]
