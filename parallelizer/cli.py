@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.compose import OverrideSyntaxError, compose_config
-from parallelizer.config import Setup, from_config
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
+from parallelizer.override_mistakes import OverrideSyntaxError
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.verify import command as verify_command
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from parallelizer.program import Program
+    from parallelizer.setup import Setup
     from parallelizer.simulate.trace import Trace
 
 
@@ -82,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--json", action="store_true", help="one JSON document on stdout, nothing else"
             )
+        if name == "validate":
+            command.add_argument(
+                "--quick",
+                action="store_true",
+                help="stop before a model is built; with paths of plan files, read these alone",
+            )
         if name == "plan":
             command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
             exclusive = command.add_mutually_exclusive_group()
@@ -120,6 +126,10 @@ def _add_explain(commands: Any) -> None:
 
 
 def _validate(arguments: argparse.Namespace) -> int:
+    if arguments.quick:
+        from parallelizer import quick
+
+        return quick.run(arguments, lambda: _setup(arguments))
     import torch
 
     from parallelizer.checks.layout_flow import check_layout_flow
@@ -307,6 +317,9 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
+    from parallelizer.compose import compose_config
+    from parallelizer.config import from_config
+
     return from_config(*compose_config(arguments.overrides, arguments.config_dir, arguments.config_name))
 
 

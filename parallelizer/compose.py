@@ -18,21 +18,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from parallelizer.compose_mistakes import Attempt, explain
-from parallelizer.config import config_folder
-from parallelizer.diagnostics import Diagnostic, PlanError, one_line
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.load import config_folder
 from parallelizer.origins import Origins
-from parallelizer.override_mistakes import explain_override
-
-
-class OverrideSyntaxError(Exception):
-    """An override that Hydra's grammar cannot read: the command line does not parse."""
-
-    def __init__(self, diagnostic: Diagnostic) -> None:
-        self.diagnostic = diagnostic
-        super().__init__(diagnostic)
-
-    def __str__(self) -> str:
-        return one_line(self.diagnostic)
+from parallelizer.override_mistakes import OverrideSyntaxError, explain_override
 
 
 def compose_config(

@@ -7,19 +7,19 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, quoted
-from parallelizer.load import find_along, load
+from parallelizer.layouts import layouts_in
+from parallelizer.load import config_folder, find_along, load
 from parallelizer.mesh_sizes import read_mesh
 from parallelizer.model_config import read_model, read_workload
 from parallelizer.origins import Origins
 from parallelizer.parse import parse_layouts
 from parallelizer.parse_rule import parse_rule_item, quoted_rules
-from parallelizer.plan import REDISTRIBUTE, Flow, Option, Placement, Plan, Rule, StyleDefaults
+from parallelizer.plan import REDISTRIBUTE, Option, Placement, Plan, Rule, StyleDefaults
 from parallelizer.reading import Reading
 from parallelizer.setup import Setup
 from parallelizer.source import MappingNode, SequenceNode
@@ -30,13 +30,6 @@ PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute")
 """What a preset may say."""
 
 DEVICES = ("auto", "cpu", "cuda")
-
-
-def config_folder() -> Path:
-    """The folder of the shipped configuration: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
 
 
 def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:
@@ -206,7 +199,7 @@ def _unused_layouts(
 ) -> tuple[Diagnostic, ...]:
     """A warning for every layout that a preset or the command line sets and that the plan does not have."""
     values = [option.value for rule in rules for use in rule.uses for option in use.options.values()]
-    known = set(plan.layouts).union(*map(_layouts_in, values))
+    known = set(plan.layouts).union(named.name for value in values for named in layouts_in(value))
     return tuple(
         Diagnostic(
             "unknown-layout",
@@ -220,23 +213,9 @@ def _unused_layouts(
     )
 
 
-def _layouts_in(value: Any) -> set[str]:
-    """The names of layouts in the value of an option."""
-    if isinstance(value, Placement):
-        return {value.name} if value.name else set()
-    if isinstance(value, Flow):
-        return _layouts_in(value.arrives) | _layouts_in(value.wanted)
-    below = value.values() if isinstance(value, Mapping) else ()
-    return {name for part in below for name in _layouts_in(part)}
-
-
 def _device(reading: Reading) -> str:
     device = reading.get("device", "auto")
     if device not in DEVICES:
         help_text = did_you_mean(str(device), DEVICES, "the devices are")
         reading.error("unknown-value", f"there is no device {quoted(str(device))}", "device", help_text)
-    if device != "auto":
-        return str(device)
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return str(device)

@@ -22,6 +22,13 @@ _Chain = tuple[tuple[str, Span | None], ...]
 """The files that extend one another down to the present one, each with where it was asked for."""
 
 
+def config_folder() -> Path:
+    """The folder of the shipped configuration: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
 def load(name: str, find: Find, span: Span | None = None) -> Plan:
     """Read a plan by name or path, with everything that it extends.
 

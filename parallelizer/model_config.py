@@ -53,17 +53,15 @@ _SIZES = ("batch_size", "seq_len", "accumulate")
 
 def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
     """What the model config says of one batch entry; None, reported, when it does not describe a tensor."""
-    import torch
-
-    from parallelizer.workload import Entry
+    from parallelizer.workload import DTYPES, Entry
 
     says = written if isinstance(written, Mapping) else {}
     shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))
     bounds, ignore = says.get("range", [0, 2]), says.get("ignore")
     if not isinstance(shape, list) or not all(d in ("batch", "sequence") or is_whole(d) for d in shape):
         key, wrong = "shape", "has no shape of the words batch and sequence, and numbers"
-    elif not isinstance(getattr(torch, dtype, None), torch.dtype):
-        key, wrong = "dtype", f"has the dtype {quoted(dtype)}, which torch does not know"
+    elif dtype not in DTYPES:
+        key, wrong = "dtype", f"has the dtype {quoted(dtype)}, which is none of {', '.join(DTYPES)}"
     elif not _is_range(bounds):
         key, wrong = "range", "has no range of two whole numbers, the first one below the second"
     elif ignore is not None and not is_whole(ignore):

@@ -6,11 +6,22 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from parallelizer.diagnostics import Diagnostic, Span, quoted
+from parallelizer.diagnostics import Diagnostic, Span, one_line, quoted
 from parallelizer.parse_rule import quoted_rules
 
 RULES = ("rules", "parallel.rules")
 """Where rules are written on the command line."""
+
+
+class OverrideSyntaxError(Exception):
+    """An override that Hydra's grammar cannot read: the command line does not parse."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        self.diagnostic = diagnostic
+        super().__init__(diagnostic)
+
+    def __str__(self) -> str:
+        return one_line(self.diagnostic)
 
 
 def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Diagnostic:

@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.layouts import unknown_layout
 from parallelizer.mesh import folded_name
 from parallelizer.plan import AXES, SLOTS, Flow, Option, Placement, Rule, StyleDefaults, StyleUse
 from parallelizer.program import Application, Compilation, Slot, tensor_placements
@@ -19,7 +20,6 @@ from parallelizer.styles import fsdp
 from parallelizer.styles.base import FUNCTIONS, Sharding, StyleError, Target
 from parallelizer.styles.declare import STYLES
 from parallelizer.styles.sizes import TENSOR_AXES
-from parallelizer.suggest import nearest
 
 AXES_OF_SLOT = {"params": TENSOR_AXES, "io": ("cp", *TENSOR_AXES), "attention": ("cp",)}
 """The axes that styles of a slot may stand on."""
@@ -138,11 +138,7 @@ def _resolved(value: Any, state: Compilation, use: StyleUse) -> Any:
         layouts, name = state.plan.layouts, value.name or ""
         if name in layouts:
             return dataclasses.replace(layouts[name], span=value.span)
-        near = nearest(name, layouts, 1)
-        hint = (
-            f"did you mean {near[0]}? " if near else ""
-        ) + f"the layouts are {', '.join(layouts) or 'none'}"
-        state.find("unknown-layout", f"there is no layout {value.name!r}", value.span or use.span, hint)
+        state.diagnostics.append(unknown_layout(value, layouts, use.span))
         return dataclasses.replace(value, kind="replicate")
     if isinstance(value, Flow):
         return Flow(_resolved(value.arrives, state, use), _resolved(value.wanted, state, use))

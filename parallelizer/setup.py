@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from parallelizer.diagnostics import Diagnostic, PlanError, in_order
@@ -28,7 +29,7 @@ MODEL_KEYS = ("plan", "batch", "loss", "tiny")
 class Setup:
     """What a configuration asks for. `model` is the model's config, `loss_path` the dotted path of its loss.
 
-    `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are
+    `device_choice` is auto, cpu or cuda. `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are
     findings about the configuration that do not forbid the launch.
     """
 
@@ -38,13 +39,24 @@ class Setup:
     workload: Workload
     model: Mapping[str, Any]
     loss_path: str
-    device: str
+    device_choice: str
     optim: Mapping[str, Any] = field(default_factory=dict)
     clip: float | None = None
     hardware: Mapping[str, Any] = field(default_factory=dict)
     origins: Origins = field(default_factory=Origins)
     redistribute: str = "greedy"
     warnings: tuple[Diagnostic, ...] = ()
+
+    @cached_property
+    def device(self) -> str:
+        """`cpu` or `cuda`: what `auto` means is asked for once, and only where it matters, because it takes
+        torch.
+        """
+        if self.device_choice != "auto":
+            return self.device_choice
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
 
     def build_model(self) -> nn.Module:
         """The configured model on the meta device. Raises PlanError when it cannot be built."""

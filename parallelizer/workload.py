@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Span
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
+"""The dtypes that a batch entry may have, by torch's names."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,8 @@ class Workload:
         self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0
     ) -> dict[str, torch.Tensor]:
         """A random batch of `rows` sequences of `seq_len` tokens; on meta, shapes only."""
+        import torch
+
         generator = torch.Generator().manual_seed(seed)
         batch = {}
         for name, entry in self.entries.items():

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from parallelizer.compiler import Program
 from parallelizer.diagnostics import Diagnostic, has_errors, in_order
-from parallelizer.shards import parameter_shards
-from parallelizer.simulate.ledger import totals
-from parallelizer.simulate.trace import Trace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.compiler import Program
+    from parallelizer.simulate.trace import Trace
 
 
 def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
@@ -36,6 +36,9 @@ def plan_document(
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
     trace.
     """
+    from parallelizer.shards import parameter_shards
+    from parallelizer.simulate.ledger import totals
+
     return {
         "world_size": program.mesh.world_size,
         "mesh": dict(program.mesh.sizes),

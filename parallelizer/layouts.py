@@ -1,0 +1,39 @@
+"""The names of layouts that rules use: which there are, and which no plan or preset has given a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from parallelizer.diagnostics import Diagnostic, Span, quoted
+from parallelizer.plan import Flow, Option, Placement
+from parallelizer.suggest import did_you_mean
+
+
+def layouts_in(value: Any) -> Iterator[Placement]:
+    """The placements in the value of an option that stand for a layout by its name."""
+    if isinstance(value, Placement):
+        if value.kind == "layout":
+            yield value
+    elif isinstance(value, Flow):
+        yield from layouts_in(value.arrives)
+        yield from layouts_in(value.wanted)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from layouts_in(part)
+
+
+def unknown_layout(named: Placement, layouts: Iterable[str], span: Span) -> Diagnostic:
+    """The diagnostic for a name that is none of `layouts`; `span` is where it stands if it does not know."""
+    name = named.name or ""
+    help_text = did_you_mean(name, layouts, "the layouts are")
+    return Diagnostic("unknown-layout", f"there is no layout {quoted(name)}", named.span or span, help_text)
+
+
+def unknown_layouts(options: Iterable[Option], layouts: Iterable[str]) -> Iterator[Diagnostic]:
+    """One diagnostic for every layout that the options name and that is none of `layouts`."""
+    known = list(layouts)
+    for option in options:
+        for named in layouts_in(option.value):
+            if named.name not in known:
+                yield unknown_layout(named, known, option.span)
