@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         ("plan", _plan, "print what each rank holds, sends and needs"),
         ("verify", _verify, "prove that the sharded run equals the unsharded one"),
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
+        ("schema", _schema, "print the JSON Schema of plan files, for editors"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
         command.add_argument(
@@ -78,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--config-name", metavar="NAME", default="train", help="the root configuration (train)"
         )
-        if name != "export":
+        if name == "schema":
+            command.add_argument("--preset", action="store_true", help="the schema of presets instead")
+        if name not in ("export", "schema"):
             command.add_argument(
                 "--json", action="store_true", help="one JSON document on stdout, nothing else"
             )
@@ -259,6 +262,21 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     return verify_command.run(arguments, lambda: _setup(arguments))
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from parallelizer.config import import_styles
+    from parallelizer.show.schema import plan_schema, preset_schema
+    from parallelizer.styles.declare import STYLES
+
+    try:
+        composed = compose_config(arguments.overrides, arguments.config_dir, arguments.config_name)
+        import_styles(*composed)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    _print_json(preset_schema(STYLES) if arguments.preset else plan_schema(STYLES))
+    return 0
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:
