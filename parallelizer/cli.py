@@ -106,7 +106,21 @@ def _parser() -> argparse.ArgumentParser:
         if name == "verify":
             verify_command.add_options(command)
         command.set_defaults(run=run)
+    _add_explain(commands)
     return parser
+
+
+def _add_explain(commands: Any) -> None:
+    """`explain` takes the path of a module or parameter, which is explained in a configuration."""
+    doc = "say which rules stand on a module or parameter, and what comes of them"
+    command = commands.add_parser("explain", help=doc, description=doc + ".")
+    command.add_argument("word", metavar="PATH", help="a module, a parameter, or a glob")
+    command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, for a path")
+    command.add_argument("--config-dir", metavar="DIR", help="as for the other commands")
+    command.add_argument("--config-name", metavar="NAME", default="train", help="as for the other commands")
+    command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    command.set_defaults(run=_explain)
 
 
 def _validate(arguments: argparse.Namespace) -> int:
@@ -258,6 +272,34 @@ def _export(arguments: argparse.Namespace) -> int:
     show_diagnostics.write(program.diagnostics, sys.stderr)
     sys.stdout.write(code)
     return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    return _explain_path(arguments)
+
+
+def _explain_path(arguments: argparse.Namespace) -> int:
+    from parallelizer.explaining import explain
+    from parallelizer.show import explain as show_explain
+    from parallelizer.show.documents import refusal_document
+
+    try:
+        setup = _setup(arguments)
+        _check_rank(arguments.rank, setup.mesh.world_size)
+        if arguments.json:
+            answer = explain(setup, arguments.word, arguments.rank)
+            _print_json(show_explain.document(answer))
+        else:
+            answer = show_explain.explain_path(setup, arguments.word, sys.stdout, rank=arguments.rank)
+            sys.stdout.flush()
+            show_diagnostics.write((d for d in answer.diagnostics if d.severity == "error"), sys.stderr)
+    except PlanError as error:
+        if arguments.json:
+            _print_json(refusal_document(error.diagnostics))
+        else:
+            show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    return 1 if has_errors(answer.diagnostics) else 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
