@@ -65,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         ("plan", _plan, "print what each rank holds, sends and needs"),
         ("verify", _verify, "prove that the sharded run equals the unsharded one"),
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
+        ("schema", _schema, "print the JSON Schema of plan files, for editors"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
         command.add_argument(
@@ -78,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--config-name", metavar="NAME", default="train", help="the root configuration (train)"
         )
-        if name != "export":
+        if name == "schema":
+            command.add_argument("--preset", action="store_true", help="the schema of presets instead")
+        if name not in ("export", "schema"):
             command.add_argument(
                 "--json", action="store_true", help="one JSON document on stdout, nothing else"
             )
@@ -121,6 +124,7 @@ def _add_explain(commands: Any) -> None:
     command.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides, for a path")
     command.add_argument("--config-dir", metavar="DIR", help="as for the other commands")
     command.add_argument("--config-name", metavar="NAME", default="train", help="as for the other commands")
+    command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
     command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     command.set_defaults(run=_explain)
 
@@ -302,18 +306,50 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_path(arguments: argparse.Namespace) -> int:
+    from parallelizer.explaining import explain
     from parallelizer.show import codes
+    from parallelizer.show import explain as show_explain
+    from parallelizer.show.documents import refusal_document
 
-    found = [codes.unknown(arguments.word)]
-    if arguments.json:
-        _print_json({"diagnostics": [d.as_json() for d in found]})
-    else:
-        show_diagnostics.write(found, sys.stderr, summary=False)
-    return 1
+    try:
+        setup = _setup(arguments)
+        _check_rank(arguments.rank, setup.mesh.world_size)
+        if arguments.json:
+            answer = explain(setup, arguments.word, arguments.rank)
+            _print_json(show_explain.document(answer))
+        else:
+            answer = show_explain.explain_path(setup, arguments.word, sys.stdout, rank=arguments.rank)
+            sys.stdout.flush()
+            show_diagnostics.write((d for d in answer.diagnostics if d.severity == "error"), sys.stderr)
+    except PlanError as error:
+        found = error.diagnostics
+        if any(d.code == "unknown-path" for d in found) and codes.nearest_codes(arguments.word):
+            found = (codes.unknown(arguments.word),)
+        if arguments.json:
+            _print_json(refusal_document(found))
+        else:
+            show_diagnostics.write(found, sys.stderr)
+        return 1
+    return 1 if has_errors(answer.diagnostics) else 0
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     return verify_command.run(arguments, lambda: _setup(arguments))
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from parallelizer.config import import_styles
+    from parallelizer.show.schema import plan_schema, preset_schema
+    from parallelizer.styles.declare import STYLES
+
+    try:
+        composed = compose_config(arguments.overrides, arguments.config_dir, arguments.config_name)
+        import_styles(*composed)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    _print_json(preset_schema(STYLES) if arguments.preset else plan_schema(STYLES))
+    return 0
 
 
 def _setup(arguments: argparse.Namespace) -> Setup:

@@ -81,6 +81,11 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     )
 
 
+def import_styles(config: DictConfig, origins: Origins) -> None:
+    """Import what `imports` names, for the styles that it registers. Raises PlanError."""
+    _import(Reading(config, origins))
+
+
 def _clip(reading: Reading) -> float | None:
     """The bound of the gradient norm; None for none."""
     clip = reading.get("train.clip")

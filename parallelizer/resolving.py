@@ -111,14 +111,15 @@ def _winners(state: Compilation) -> Iterator[Winner]:
     """
     for path in state.modules:
         slots = state.winners.get(path, {})
-        for slot in sorted(slots, key=_slot_order):
+        for slot in sorted(slots, key=slot_order):
             rule, use = slots[slot]
             defaults = state.defaults.get(use.style, StyleDefaults())
             if not defaults.off:
                 yield Winner(path, slot, rule, use, {**defaults.options, **use.options})
 
 
-def _slot_order(slot: Slot) -> tuple[int, int, str]:
+def slot_order(slot: Slot) -> tuple[int, int, str]:
+    """Orders slots as they are applied."""
     name, detail = slot
     return SLOTS.index(name), -AXES.index(detail) if name == "io" and detail else 0, detail or ""
 

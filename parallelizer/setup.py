@@ -29,8 +29,8 @@ MODEL_KEYS = ("plan", "batch", "loss", "tiny")
 class Setup:
     """What a configuration asks for. `model` is the model's config, `loss_path` the dotted path of its loss.
 
-    `device_choice` is auto, cpu or cuda. `optim` and `hardware` are those configs in plain Python, `clip` bounds the gradient norm. `warnings` are
-    findings about the configuration that do not forbid the launch.
+    `device_choice` is auto, cpu or cuda. `optim` and `hardware` are those configs in plain Python, `clip`
+    bounds the gradient norm. `warnings` are findings about the configuration that do not forbid the launch.
     """
 
     plan: Plan

@@ -62,7 +62,7 @@ def test_whole_logits_cost_what_the_step_gathers() -> None:
     # Two parts of 2 x 64 x 512 logits in float32: half of each comes over the wire.
     assert "2 collectives a step send 256.0 KiB, and 256.0 KiB are held" in found.message
     assert "would hold 128.0 KiB" in found.message
-    assert found.span is not None and (found.span.file, found.span.line) == ("configs/plans/llama.yaml", 15)
+    assert found.span is not None and (found.span.file, found.span.line) == ("configs/plans/llama.yaml", 16)
     assert found.help is not None and "loss_parallel" in found.help
 
 

@@ -25,7 +25,11 @@ class OptionKind:
 
 @dataclass(frozen=True)
 class StyleDeclaration:
-    """A style's name, slot, the axis it stands on unless `axis:` says otherwise, and its options."""
+    """A style's name, slot, the axis it stands on unless `axis:` says otherwise, and its options.
+
+    `defaults` are, as text, the values that options have where nothing sets them; one that is not there does
+    nothing then.
+    """
 
     name: str
     slot: str
@@ -33,6 +37,7 @@ class StyleDeclaration:
     doc: str
     options: Mapping[str, OptionKind] = field(default_factory=dict)
     takes_parameters: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 _INPUT = OptionKind("input", "how an input arrives and is wanted, by parameter name of forward")
@@ -80,11 +85,24 @@ for _declaration in (
         "any module, any parameter, any dimension, several axes",
         {"params": OptionKind("params", "a placement, or placements by axis, for each parameter"), **_LINEAR},
         takes_parameters=True,
+        defaults={"local": "true"},
     ),
     StyleDeclaration(
-        "colwise", "params", "tp", "split a linear's outputs or an embedding's columns", _LINEAR
+        "colwise",
+        "params",
+        "tp",
+        "split a linear's outputs or an embedding's columns",
+        _LINEAR,
+        defaults={"input": "replicate", "output": "shard(-1)", "local": "true"},
     ),
-    StyleDeclaration("rowwise", "params", "tp", "split a linear's inputs or an embedding's rows", _LINEAR),
+    StyleDeclaration(
+        "rowwise",
+        "params",
+        "tp",
+        "split a linear's inputs or an embedding's rows",
+        _LINEAR,
+        defaults={"input": "shard(-1), replicate for an embedding", "output": "replicate", "local": "true"},
+    ),
     StyleDeclaration(
         "sequence",
         "params",
@@ -95,6 +113,7 @@ for _declaration in (
             "local": _LOCAL,
             "axis": _AXIS,
         },
+        defaults={"layout": "shard(1)", "local": "false"},
     ),
     StyleDeclaration(
         "replicate",
@@ -110,6 +129,7 @@ for _declaration in (
             "axis": _AXIS,
         },
         takes_parameters=True,
+        defaults={"grad": "partial"},
     ),
     StyleDeclaration(
         "prepare-input",
@@ -117,6 +137,7 @@ for _declaration in (
         "tp",
         "lay out inputs anew",
         {"input": _INPUT, "local": _LOCAL, "grad": _INPUT_GRAD, "axis": _AXIS},
+        defaults={"local": "false", "grad": "replicate"},
     ),
     StyleDeclaration(
         "prepare-output",
@@ -124,6 +145,7 @@ for _declaration in (
         "tp",
         "lay out outputs anew",
         {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS},
+        defaults={"local": "true"},
     ),
     StyleDeclaration(
         "prepare-io",
@@ -138,6 +160,7 @@ for _declaration in (
             "local_input": OptionKind("bool", "hand plain tensors to the module: torch's use_local_input"),
             "grad": _INPUT_GRAD,
         },
+        defaults={"local": "true", "local_input": "false", "grad": "replicate"},
     ),
     StyleDeclaration(
         "context-parallel",
@@ -148,6 +171,7 @@ for _declaration in (
             "axis": _AXIS,
             "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),
         },
+        defaults={"keep_gathered": "false"},
     ),
     StyleDeclaration(
         "checkpoint",
@@ -161,6 +185,7 @@ for _declaration in (
                 ("full", "selective"),
             )
         },
+        defaults={"mode": "full"},
     ),
     StyleDeclaration(
         "fsdp",
@@ -177,6 +202,15 @@ for _declaration in (
             "min_params": OptionKind("int", "leave a module with fewer parameters to its parent"),
             "min_size": OptionKind("int", "replicate a parameter with fewer elements, its gradient reduced"),
             "shard_dim": OptionKind("choice", "the dimension to shard", ("0", "largest")),
+        },
+        defaults={
+            "reshard_after_forward": "true, false for the root",
+            "param_dtype": "the parameters' own",
+            "reduce_dtype": "param_dtype",
+            "cpu_offload": "false",
+            "min_params": "0",
+            "min_size": "0",
+            "shard_dim": "0",
         },
     ),
 ):

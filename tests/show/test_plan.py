@@ -77,7 +77,7 @@ def test_modules_name_the_rule_and_the_flow() -> None:
     text = shown("parallel=tp2", 'rules=["layers.0: checkpoint"]')
     lines = [line.split() for line in text.partition("\nmodules")[2].splitlines()]
     assert ["layers.0", "checkpoint", "command", "line"] in lines
-    prepared = "layers.{0,1}.attention prepare-input tp input x: shard(1) -> replicate llama.yaml:8"
+    prepared = "layers.{0,1}.attention prepare-input tp input x: shard(1) -> replicate llama.yaml:9"
     assert prepared.split() in lines
 
 

@@ -1,0 +1,250 @@
+"""`explain PATH`: the rules that matched a module or parameter, what won, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from parallelizer.diagnostics import Span, in_order
+from parallelizer.explaining import ROOT, Answer, Explanation, Filled, Matched, explain
+from parallelizer.fold import fold_paths
+from parallelizer.plan import Rule
+from parallelizer.setup import Setup
+from parallelizer.shards import ParameterShard
+from parallelizer.show import tables
+from parallelizer.show.tables import Column
+from parallelizer.wording import dims, place
+
+MOST = 8
+"""So many kinds of modules are explained before it is said that there are more."""
+
+
+def explain_path(
+    setup: Setup, word: str, stream: TextIO, *, rank: int = 0, width: int | None = None
+) -> Answer:
+    """Print why a module, a parameter, or each of those that a glob names is laid out as it is.
+
+    What is explained alike is explained once. Raises PlanError, with nothing printed, when the word names
+    nothing.
+    """
+    answer = explain(setup, word, rank)
+    screen = tables.console(stream, width)
+    groups = _alike(answer.explanations)
+    for at, group in enumerate(groups[:MOST]):
+        if at:
+            screen.print()
+        _write(group, setup, rank, screen)
+    if len(groups) > MOST:
+        rest = sum(map(len, groups[MOST:]))
+        screen.print(f"\n... and {rest:,} more that are laid out otherwise: take a narrower glob")
+    return answer
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """What `explain PATH --json` prints: every module or parameter by itself."""
+    return {
+        "path": answer.word,
+        "mesh": dict(answer.setup.mesh.sizes),
+        "explanations": [_as_json(explanation) for explanation in answer.explanations],
+        "diagnostics": [d.as_json() for d in in_order(answer.diagnostics)],
+    }
+
+
+def _alike(explanations: Sequence[Explanation]) -> list[list[Explanation]]:
+    """Those that differ in nothing but their paths, together."""
+    groups: dict[tuple[object, ...], list[Explanation]] = {}
+    for one in explanations:
+        depth = len(one.module) + 1 if one.module else 0
+        units = tuple((u.module == one.module, id(u.rule)) for u in one.units)
+        shards = tuple(
+            (s.name[depth:], s.global_shape, s.local_shape, *s.placements.items()) for s in one.parameters
+        )
+        key = (one.parameter, one.kind, one.rules, one.slots, units, shards)
+        groups.setdefault(_hashable(key), []).append(one)
+    return list(groups.values())
+
+
+def _hashable(value: Any) -> tuple[object, ...]:
+    """Rules hold maps: their identity stands for them."""
+    parameter, kind, rules, slots, units, shards = value
+    return (
+        parameter,
+        kind,
+        tuple(
+            (id(m.rule), tuple((s, o if isinstance(o, str) else id(o)) for s, o in m.outcomes)) for m in rules
+        ),
+        tuple((f.slot, f.style, f.axes, id(f.rule), f.effect, f.reason, f.values, f.flows) for f in slots),
+        units,
+        shards,
+    )
+
+
+def _write(group: Sequence[Explanation], setup: Setup, rank: int, screen: Console) -> None:
+    one = group[0]
+    names = fold_paths([e.path for e in group])
+    what = one.kind if one.parameter is None else f"a parameter of {one.kind}"
+    count = f"{len(group):,} alike, each " if len(group) > 1 else ""
+    for name in names:
+        screen.print(Text(name or ROOT, "bold"), soft_wrap=True)
+    screen.print(f"  {count}{what}; plan {setup.plan.name} on {setup.mesh}")
+    screen.print()
+    _rules(one.rules, screen)
+    for filled in one.slots:
+        _slot(filled, screen)
+    _parameters(group, rank, screen)
+
+
+def _rules(rules: Sequence[Matched], screen: Console) -> None:
+    title = Text.assemble(("rules", "bold"), " that match, in order; on one slot the later wins")
+    if not rules:
+        screen.print("no rule matches it\n")
+        return
+    rows = [[_key(m.rule), _outcome(m), place(m.rule.span)] for m in rules]
+    tables.write(screen, title, [Column("rule", wrap="path"), Column("slots"), Column("where")], rows)
+    screen.print()
+
+
+def _outcome(matched: Matched) -> str:
+    lines = []
+    for slot, outcome in matched.outcomes:
+        if isinstance(outcome, Rule):
+            lines.append(f"{slot}: taken by {_line(outcome.span)}")
+        else:
+            lines.append(f"{slot}: {_OUTCOMES[outcome]}")
+    return "\n".join(lines)
+
+
+_OUTCOMES = {"wins": "wins", "empties": "left without a style"}
+
+
+def _line(span: Span) -> str:
+    return "the command line" if span.file.startswith("<") else f"line {span.line}"
+
+
+def _key(rule: Rule) -> str:
+    return rule.key or '""'
+
+
+def _slot(filled: Filled, screen: Console) -> None:
+    over = f" over {' x '.join(filled.axes)}" if filled.axes else ""
+    effect = "" if filled.effect == "applied" else f": {filled.effect}, {filled.reason}"
+    title = Text.assemble(
+        (filled.slot, "bold"), f"  {filled.style}{over}{effect}, by {place(filled.rule.span)}"
+    )
+    screen.print(title, soft_wrap=True)
+    sources = {
+        "rule": "the rule",
+        "preset": f"parallel.styles.{filled.style}",
+        "default": "the style's default",
+    }
+    rows = [
+        [
+            v.name,
+            v.text + (f"  ({v.layouts})" if v.layouts else ""),
+            sources[v.source] + (f", {place(v.span)}" if v.span else ""),
+        ]
+        for v in filled.values
+    ]
+    width = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    for name, text, source in rows:
+        screen.print(f"  {name:<{width[0]}}  {text:<{width[1]}}  {source}".rstrip(), soft_wrap=True)
+    for flow in filled.flows:
+        screen.print(f"  {flow}", soft_wrap=True)
+    screen.print()
+
+
+def _parameters(group: Sequence[Explanation], rank: int, screen: Console) -> None:
+    shards: dict[tuple[object, ...], list[ParameterShard]] = {}
+    for shard in (s for one in group for s in one.parameters):
+        key = (shard.dtype, shard.global_shape, shard.local_shape, *shard.placements.items(), shard.reason)
+        shards.setdefault(key, []).append(shard)
+    if not shards:
+        return
+    columns = [Column("parameter", wrap="path"), Column("global"), Column("local"), Column("dimensions")]
+    rows = [
+        ["\n".join(fold_paths([s.name for s in alike])), _shape(first.global_shape), _shape(first.local_shape), _dims(first)]
+        for alike in shards.values()
+        for first in alike[:1]
+    ]  # fmt: skip
+    title = Text.assemble(("parameters", "bold"), f" of rank {rank}, with the axes that shard each dimension")
+    tables.write(screen, title, columns, rows)
+    units = dict.fromkeys((unit.module, place(unit.rule.span)) for one in group for unit in one.units)
+    if units:
+        named = ", ".join(path or ROOT for path in fold_paths(module for module, _ in units))
+        by = ", ".join(dict.fromkeys(rule for _, rule in units))
+        screen.print(f"  sharded and gathered by fsdp with {named}, by {by}", soft_wrap=True)
+
+
+def _dims(shard: ParameterShard) -> str:
+    whole = f"  whole: {shard.reason}" if shard.reason else ""
+    return f"({', '.join(dims(shard))})" + whole
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _as_json(one: Explanation) -> dict[str, Any]:
+    return {
+        "module": one.module,
+        "parameter": one.parameter,
+        "type": one.kind,
+        "rules": [
+            {
+                **_rule_json(m.rule),
+                "slots": [
+                    {
+                        "slot": slot,
+                        "outcome": outcome if isinstance(outcome, str) else "loses",
+                        "to": None if isinstance(outcome, str) else _rule_json(outcome),
+                    }
+                    for slot, outcome in m.outcomes
+                ],
+            }
+            for m in one.rules
+        ],
+        "slots": [
+            {
+                "slot": f.slot,
+                "style": f.style,
+                "axis": "+".join(f.axes) or None,
+                "rule": _rule_json(f.rule),
+                "effect": f.effect,
+                "reason": f.reason or None,
+                "options": [
+                    {
+                        "name": v.name,
+                        "value": v.text,
+                        "source": v.source,
+                        "layouts": v.layouts or None,
+                        "file": v.span.file if v.span else None,
+                        "line": v.span.line if v.span else None,
+                    }
+                    for v in f.values
+                ],
+                "tensors": list(f.flows),
+            }
+            for f in one.slots
+        ],
+        "units": [{"module": u.module, "rule": _rule_json(u.rule)} for u in one.units],
+        "parameters": [
+            {
+                "name": s.name,
+                "dtype": s.dtype,
+                "global_shape": list(s.global_shape),
+                "local_shape": list(s.local_shape),
+                "placements": dict(s.placements),
+                "dimensions": dims(s),
+                "bytes": s.bytes,
+                "reason": s.reason,
+            }
+            for s in one.parameters
+        ],
+    }
+
+
+def _rule_json(rule: Rule) -> dict[str, Any]:
+    return {"key": rule.key, "file": rule.span.file, "line": rule.span.line, "column": rule.span.column}

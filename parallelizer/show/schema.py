@@ -1,0 +1,223 @@
+"""The JSON Schema of plan files and of presets, made from the table of styles, so that editors check them.
+
+Draft 7, which every version of yaml-language-server reads. It says what can be said of form: names, types and
+patterns. What takes counting or comparing (two styles for one slot, a layout that nobody defines, whether a
+glob matches anything) is left to `validate`. It refuses nothing that the parser accepts, but for texts that
+YAML itself retypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from parallelizer.glob import MAX_LENGTH
+from parallelizer.parse import KEYS, MADE_BUFFERS
+from parallelizer.parse_rule import MAX_RULES
+from parallelizer.placement import RESERVED
+from parallelizer.plan import AXES, SLOTS
+from parallelizer.show.schema_patterns import FLOW, GLOB, LAYOUT_NAME, PLACEMENT, PLAIN_PLACEMENT
+from parallelizer.show.schema_values import (
+    KEY,
+    Schema,
+    closed,
+    matching,
+    one_of,
+    option_schema,
+    or_interpolated,
+    or_null,
+    ref,
+    text_of,
+    whole,
+)
+from parallelizer.styles.declare import StyleDeclaration
+
+DIALECT = "http://json-schema.org/draft-07/schema#"
+
+_MEANINGS = {
+    "pp": "pipeline stages",
+    "dp_replicate": "replicas of everything",
+    "dp_shard": "shards of parameters, gradients and optimizer state",
+    "cp": "parts of each sequence",
+    "ep": "expert shards",
+    "tp": "slices of each layer",
+}
+_SLOTS = {
+    "params": "shard-params, colwise, rowwise, sequence, replicate",
+    "io": "prepare-input, prepare-output, prepare-io",
+}
+_PLACEMENTS = ["replicate", "shard(0)", "shard(1)", "shard(-1)", "partial"]
+_NEEDED = {"shard-params": ("params", "divide")}
+"""Styles that mean nothing without one of these options, so that their name alone is no rule."""
+
+
+def plan_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
+    """The schema of a plan file that may use these styles."""
+    batch = {"anyOf": [whole(), {"enum": list(MADE_BUFFERS)}]}
+    properties: Schema = {
+        "version": {"enum": [1, "1"], "description": "The version of the plan language."},
+        "extends": {
+            "description": "The name or path of the plan whose rules come before this file's own.",
+            "type": "string",
+            **KEY,
+            "minLength": 1,
+        },
+        "layouts": _layouts(ref("layout")),
+        "rules": or_null(_rules()),
+        "buffers": {
+            **or_null(closed({})),
+            "description": "The tensors whose sequence dimension context parallelism splits.",
+            "properties": {
+                "batch": _entries(batch, "Batch entries: the dimension that counts tokens, or `positions`."),
+                "model": _entries(whole(), "Buffers of the model, by glob: the dimension of the positions."),
+            },
+        },
+    }
+    return {
+        "$schema": DIALECT,
+        "title": "A parallelizer plan",
+        "description": "Rules from globs over module paths to styles; layouts; buffers.",
+        **closed({key: properties[key] for key in KEYS}),
+        "anyOf": [
+            {"required": ["extends"]},
+            {"required": ["rules"], "properties": {"rules": {"type": "object", "minProperties": 1}}},
+        ],
+        "definitions": _definitions(styles),
+    }
+
+
+def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
+    """The schema of a preset, a file of the configuration group `parallel`, which may hold interpolations."""
+    sizes = {
+        axis: {**or_interpolated({"type": "integer", "minimum": 1}), "description": _MEANINGS[axis]}
+        for axis in AXES
+    }
+    defaults = {
+        name: {**or_null(closed(_option_defaults(s))), "description": f"{s.doc}; null switches it off"}
+        for name, s in styles.items()
+    }
+    line = {
+        "type": "string",
+        **matching(r":(\s|$)", "a rule is `glob: style`, a blank behind the colon"),
+        "description": "A rule, `glob: style`, in quotes.",
+    }
+    properties: Schema = {
+        "defaults": {"type": "array", "description": "Hydra's defaults list: what this preset starts from."},
+        "mesh": {**or_null(closed(sizes)), "description": "The size of each axis, 1 unless said."},
+        "layouts": {
+            **_layouts(or_interpolated(ref("layout"))),
+            "description": "Layouts of the plan set anew.",
+        },
+        "rules": {
+            "type": ["array", "null"],
+            "description": "Rules behind the plan's own.",
+            "items": {"anyOf": [line, {**_rules(), "minProperties": 1}]},
+        },
+        "styles": {
+            **or_null(closed(defaults)),
+            "description": "Defaults of styles' options; a style set to null is switched off.",
+        },
+    }
+    return {
+        "$schema": DIALECT,
+        "title": "A parallelizer preset",
+        "description": "Axis sizes, and what holds at them: layouts, more rules, defaults of styles.",
+        **closed(properties),
+        "definitions": _definitions(styles),
+    }
+
+
+def _definitions(styles: Mapping[str, StyleDeclaration]) -> Schema:
+    alone = [name for name in styles if name not in _NEEDED]
+    item = [ref("style-name"), ref("style-map")]
+    return {
+        "layout": text_of(PLAIN_PLACEMENT, _PLACEMENTS, "A placement."),
+        "placement": text_of(PLACEMENT, _PLACEMENTS, "A placement, or the name of a layout."),
+        "flow": text_of(
+            FLOW,
+            [*_PLACEMENTS, "shard(1) -> replicate", "replicate -> shard(1)"],
+            "A placement, or two with an arrow between: how it is, and how it is wanted.",
+        ),
+        "axis": one_of({axis: _MEANINGS[axis] for axis in AXES}),
+        "slot": one_of({slot: _SLOTS.get(slot, slot) for slot in SLOTS}),
+        "style-name": {
+            "type": "string",
+            **one_of({**{name: styles[name].doc for name in alone}, "none": "no style in any slot"}),
+        },
+        "rule": {"anyOf": [*item, {"type": "array", "minItems": 1, "items": {"anyOf": item}}]},
+        "style-map": _style_map(styles),
+        **{f"style-{name}": _style(declared) for name, declared in styles.items()},
+        "style-none": closed({"style": True, "optional": True}),
+    }
+
+
+def _style_map(styles: Mapping[str, StyleDeclaration]) -> Schema:
+    """A map with `style` and its options, or with `none`. `if` and `then`, because editors explain a branch
+    that is taken, and not one of a dozen that all failed.
+    """
+    names = {**{name: s.doc for name, s in styles.items()}, "none": "no style in any slot"}
+    emptied = {"anyOf": [ref("slot"), {"type": "array", "minItems": 1, "items": ref("slot")}]}
+    optional = {"type": "boolean", "description": "whether the rule may match nothing"}
+    only_none = closed({"none": True, "optional": True})
+    branches = [
+        {
+            "if": {"required": ["style"], "properties": {"style": {"const": name}}},
+            "then": ref(f"style-{name}"),
+        }
+        for name in names
+    ]
+    return {
+        "type": "object",
+        "properties": {
+            "style": {"type": "string", **one_of(names)},
+            "none": {**emptied, "description": "the slots that are left without a style"},
+            "optional": optional,
+        },
+        "anyOf": [{"required": ["style"]}, {"required": ["none"]}],
+        "allOf": [*branches, {"if": {"required": ["none"]}, "then": only_none}],
+    }
+
+
+def _style(declared: StyleDeclaration) -> Schema:
+    options = {name: option_schema(option) for name, option in declared.options.items()}
+    needed = [{"required": [name]} for name in _NEEDED.get(declared.name, ())]
+    schema = {**closed({"style": True, "optional": True, **options}), "description": declared.doc}
+    return {**schema, "anyOf": needed} if needed else schema
+
+
+def _option_defaults(declared: StyleDeclaration) -> Schema:
+    """Options as a preset sets them: null leaves one as it is."""
+    return {
+        name: {**or_interpolated(option_schema(option), {"type": "null"}), "description": option.doc}
+        for name, option in declared.options.items()
+    }
+
+
+def _rules() -> Schema:
+    return {
+        "type": "object",
+        "description": "Globs over module paths, each with a style or a list of styles; later ones win.",
+        "propertyNames": {**matching(GLOB, "this is no glob over module paths"), "maxLength": MAX_LENGTH},
+        "maxProperties": MAX_RULES,
+        "additionalProperties": ref("rule"),
+    }
+
+
+def _layouts(value: Schema) -> Schema:
+    return {
+        **or_null({"type": "object"}),
+        "description": "Placements with names, so that one word switches each of them everywhere.",
+        "propertyNames": {
+            **matching(LAYOUT_NAME, "a layout's name has letters, digits, _ and -"),
+            "not": {"enum": list(RESERVED)},
+        },
+        "additionalProperties": value,
+    }
+
+
+def _entries(value: Schema, description: str) -> Schema:
+    return {
+        **or_null({"type": "object"}),
+        "description": description,
+        "propertyNames": KEY,
+        "additionalProperties": value,
+    }

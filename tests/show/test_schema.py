@@ -1,0 +1,368 @@
+"""The JSON Schema and the parser come to the same verdict, entry by entry; the committed schemas are the
+present ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.cli import main
+from parallelizer.compose import compose_config
+from parallelizer.config import config_folder, from_config
+from parallelizer.diagnostics import Findings, PlanError
+from parallelizer.glob import GlobError, parse_glob
+from parallelizer.load import load
+from parallelizer.parse import parse_plan
+from parallelizer.placement import PlacementError, parse_flow, parse_placement
+from parallelizer.plan import Plan
+from parallelizer.show import schema_patterns
+from parallelizer.show.schema import plan_schema, preset_schema
+from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read
+from parallelizer.styles.declare import STYLES, OptionKind, StyleDeclaration
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANS = ROOT / "tests" / "plans"
+CONFIGS = config_folder()
+
+PLAN = jsonschema.Draft7Validator(plan_schema(STYLES))
+PRESET = jsonschema.Draft7Validator(preset_schema(STYLES))
+
+BEYOND = {
+    "0: fsdp": "YAML's types of keys: the editor sees texts alone",
+    "0.10: fsdp": "as above",
+    "yes: fsdp": "as above",
+    "on: replicate": "as above",
+    "null: fsdp": "as above",
+    "~: fsdp": "as above",
+    "1_000: fsdp": "as above",
+    "0x1F: fsdp": "as above",
+    "1:30: fsdp": "as above",
+    "2001-01-01: fsdp": "as above",
+    "<<: fsdp": "as above",
+    "layers.0: {style: prepare-output, output: {on: replicate}}": "as above",
+    "y: {style: shard-params, params: {1: shard(0)}}": "as above",
+    "batch: {off: 1}": "as above",
+    "j: {style: fsdp, min_params: 1e6}": "to JSON 1e6 is the whole number 1000000",
+    "k: {style: fsdp, min_params: 010}": "to YAML 1.2 010 is ten",
+    "f: 1.0": "to JSON 1.0 is the whole number 1",
+    "layers.{0..9999}: fsdp": "too many alternatives: a pattern does not count",
+    "a: [colwise, rowwise]": "two styles for one slot: draft 7 does not count what an array contains",
+    "b: [fsdp, {style: checkpoint}, {style: fsdp, cpu_offload: true}]": "as above",
+    "d: [{style: prepare-input, input: replicate}, {style: prepare-output, output: shard(1)}]": "as above",
+    "m: [{none: fsdp}, fsdp]": "as above",
+    "o: [none, colwise, rowwise]": "as above",
+}
+"""Wrong entries of the bad plans that the schema lets pass, and why."""
+
+
+def data(node: Node | None) -> Any:
+    """What an editor makes of a node: the core types of YAML 1.2, in which `on` and `1_000` are texts."""
+    if isinstance(node, MappingNode):
+        return {key.text: data(value) for key, value in node}
+    if isinstance(node, SequenceNode):
+        return [data(item) for item in node.items]
+    if node is None:
+        return None
+    if not node.plain:
+        return node.text
+    if node.text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if node.text.lower() in ("true", "false") and node.text[1:] in ("rue", "alse", "RUE", "ALSE"):
+        return node.text.lower() == "true"
+    if re.fullmatch(r"[-+]?[0-9]+", node.text, re.ASCII):
+        return int(node.text)
+    if re.fullmatch(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", node.text, re.ASCII):
+        return float(node.text)
+    return node.text
+
+
+def entries(path: Path) -> Iterator[tuple[str, MappingNode]]:
+    """A file as many plans, each with one entry of its own: its source, and the plan."""
+    text = path.read_text()
+    node = read(text, str(path))
+    assert isinstance(node, MappingNode)
+    span = node.span
+    whole = MappingNode(((Scalar("a", True, span), Scalar("fsdp", True, span)),), span)
+    other = (Scalar("rules", True, span), whole)
+
+    def source(value: Node | Scalar) -> str:
+        return text.split("\n")[value.span.line - 1].strip()
+
+    for key, value in node:
+        if not isinstance(value, MappingNode) or key.text not in ("layouts", "rules", "buffers"):
+            rest = () if key.text == "rules" else (other,)
+            yield source(key), MappingNode(((key, value), *rest), span)
+            continue
+        for name, below in value:
+            parts = list(below) if key.text == "buffers" and isinstance(below, MappingNode) else []
+            single = [MappingNode(((name, MappingNode((part,), span)),), span) for part in parts] or [
+                MappingNode(((name, below),), span)
+            ]
+            for part, where in zip(single, [p[0] for p in parts] or [name], strict=True):
+                rest = () if key.text == "rules" else (other,)
+                yield source(where), MappingNode(((key, part), *rest), span)
+
+
+def parser_accepts(node: MappingNode) -> bool:
+    findings = Findings()
+    extends = node.get("extends")
+    parse_plan(node, Plan("p", "p.yaml"), findings)
+    return not findings.items and (extends is None or (isinstance(extends, Scalar) and bool(extends.text)))
+
+
+BAD = [
+    pytest.param(source, node, id=f"{path.stem}:{source}")
+    for path in sorted((PLANS / "bad").glob("*.yaml"))
+    for source, node in entries(path)
+]
+
+
+@pytest.mark.parametrize(("source", "node"), BAD)
+def test_schema_and_parser_come_to_the_same_verdict(source: str, node: MappingNode) -> None:
+    accepted = PLAN.is_valid(data(node))
+    if source in BEYOND:
+        assert accepted and not parser_accepts(node), "the schema sees this after all: take it off the list"
+    else:
+        assert accepted == parser_accepts(node), [e.message for e in PLAN.iter_errors(data(node))]
+
+
+VALUES = [
+    *(
+        "maybe",
+        "3",
+        "0",
+        "-1",
+        "1_000",
+        "x",
+        "a b",
+        '""',
+        "$x",
+        '"${x}"',
+        "largest",
+        "bfloat16",
+        "bf16",
+        "tp",
+        "tpp",
+    ),
+    *("shard(1)", "shard", "partial", "shard(1) -> replicate", "shard(1) ->", "-> a", "full", "selective"),
+    *(
+        "[]",
+        "[x]",
+        "[1]",
+        "[1, 2]",
+        "[1, 0]",
+        "[x, 1_000]",
+        "[[1]]",
+        "{}",
+        "{x: replicate}",
+        "{0: replicate}",
+    ),
+    *("{x: }", "{x: [1]}", "{tp: shard(0)}", "{x: {tp: shard(1)}}", "{x: {foo: shard(1)}}", "{x: {tp: {}}}"),
+    *("{tp: shard(0), x: shard(1)}", "{tp: {}}", "{a.b: replicate}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("style", "option"), [(name, option) for name, s in STYLES.items() for option in s.options]
+)
+def test_schema_and_parser_judge_every_option_alike(style: str, option: str) -> None:
+    needed = ", params: shard(0)" if style == "shard-params" and option != "params" else ""
+    # To an editor these are no texts, and so no names of layouts or attributes, as to the parser they are.
+    typed = ["true", "False"] if "bool" in STYLES[style].options[option].kind else []
+    for value in [*VALUES, *typed]:
+        text = f"rules: {{a: {{style: {style}, {option}: {value}{needed}}}}}"
+        node = read(text, "p.yaml")
+        assert isinstance(node, MappingNode)
+        accepted = parser_accepts(node) or (option, value) == ("params", "{0: replicate}")  # see BEYOND
+        assert PLAN.is_valid(data(node)) == accepted, text
+
+
+def test_most_entries_are_wrong_and_the_list_of_what_is_beyond_a_schema_is_of_entries() -> None:
+    sources = [case.values[0] for case in BAD]
+    wrong = [case for case in BAD if not parser_accepts(case.values[1])]  # type: ignore[arg-type]
+    assert len(wrong) > 100 and len(BAD) - len(wrong) >= 5
+    assert BEYOND.keys() <= set(sources)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((PLANS / "good").glob("*.yaml")), *sorted((CONFIGS / "plans").glob("*.yaml"))],
+    ids=lambda path: path.stem,
+)
+def test_good_plans_are_valid(path: Path) -> None:
+    assert load(str(path), lambda name, span: str(path.parent / f"{name}.yaml") if span else str(path)).rules
+    PLAN.validate(data(read(path.read_text(), str(path))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "version: 1", "rules: {}", "layouts: {a: replicate}", "rules: null", "3", "buffers: []\nextends: a"],
+)  # fmt: skip
+def test_what_is_no_plan_is_none_to_both(text: str, tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text(text)
+    with pytest.raises(PlanError):
+        load("p", lambda name, span: str(tmp_path / "p.yaml"))
+    assert not PLAN.is_valid(data(read(text, "p")))
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+@given(st.text(st.sampled_from("ab0.*?[]!{},_-$ \\"), max_size=12))
+def test_no_glob_that_parses_is_refused(text: str) -> None:
+    """But those that the parser refuses for another reason: interpolations, and Hydra's keys."""
+    try:
+        parse_glob(text)
+    except GlobError:
+        return
+    if "${" not in text and not re.fullmatch(r"_.+_", text):
+        assert re.search(schema_patterns.GLOB, text), text
+
+
+@given(
+    st.text(st.sampled_from("shard()10-> streapl_"), max_size=24) | st.sampled_from(["shard", "shard ->a"])
+)
+def test_placements_and_flows_are_those_that_parse(text: str) -> None:
+    for parse, pattern in (
+        (parse_placement, schema_patterns.PLACEMENT),
+        (lambda t: parse_flow(t, output=True), schema_patterns.FLOW),
+    ):
+        try:
+            parse(text)
+            parses = True
+        except PlacementError:
+            parses = False
+        assert bool(re.search(pattern, text)) == parses, text
+
+
+WRONG_GLOBS = ["a..b", ".a", "a.", "a b", "w[qk", "{a,b", "a}", "**x", "x**.y", "a\x07", "_target_", "a.${b}"]
+
+
+@pytest.mark.parametrize("text", WRONG_GLOBS)
+def test_globs_that_are_seen_to_be_wrong(text: str) -> None:
+    assert not re.search(schema_patterns.GLOB, text)
+
+
+# --- presets -------------------------------------------------------------------------------------
+
+PRESETS = sorted((CONFIGS / "parallel").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_shipped_presets_are_valid(path: Path) -> None:
+    PRESET.validate(data(read(path.read_text(), str(path), trusted=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("mesh: {tp: 2}", True),
+        ("mesh: {tpp: 2}", False),
+        ("mesh: {tp: 0}", False),
+        ("mesh: {tp: two}", False),
+        ("mesh: {tp: 1.5}", False),
+        ("mesh: {tp: '${train.accumulate}'}", True),
+        ("mehs: {tp: 2}", False),
+        ("mesh: [2]", False),
+        ("layouts: {stream: replicate}", True),
+        ("layouts: {stream: shrd(1)}", False),
+        ("layouts: [stream]", False),
+        ("rules: ['layers.*: checkpoint']", True),
+        ("rules: [{layers.*: checkpoint}]", True),
+        ("rules: [{layers.*: chekpoint}]", False),
+        ("rules: [3]", False),
+        ("rules: ['layers.*:checkpoint']", False),
+        ("rules: {layers.*: checkpoint}", False),
+        ("styles: {fsdp: null}", True),
+        ("styles: {fsdp: {reshard_after_forward: false, min_size: null}}", True),
+        ("styles: {fsdp: {reshard_after_forward: never}}", False),
+        ("styles: {fsdp: {param_dtype: bf16}}", False),
+        ("styles: {fsdp: false}", False),
+        ("styles: {fspd: {min_size: 3}}", False),
+        ("styles: {fsdp: {min_siz: 3}}", False),
+        ("styles: {fsdp: {param_dtype: '${train.dtype}'}}", True),
+    ],
+)
+def test_schema_and_reader_judge_a_preset_alike(text: str, valid: bool, tmp_path: Path) -> None:
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "parallel" / "mine.yaml").write_text(f"defaults: [base]\n{text}\n")
+    assert PRESET.is_valid({"defaults": ["base"], **data(read(text, "mine", trusted=True))}) == valid
+    try:
+        from_config(*compose_config(["parallel=mine"], str(tmp_path)))
+        read_without_findings = True
+    except PlanError as error:
+        read_without_findings = all(d.code == "unmatched-glob" for d in error.diagnostics)
+    assert read_without_findings == valid
+
+
+# --- the command, and what is committed ----------------------------------------------------------
+
+
+def test_the_command_prints_both_and_they_are_schemas(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, made in (([], plan_schema(STYLES)), (["--preset"], preset_schema(STYLES))):
+        assert main(["schema", *arguments]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert printed == made
+        jsonschema.Draft7Validator.check_schema(printed)
+
+
+@pytest.mark.parametrize(("name", "made"), [("plan", plan_schema), ("preset", preset_schema)])
+def test_the_committed_schema_is_the_present_one(name: str, made: Any) -> None:
+    """`python -m parallelizer schema > docs/schema/plan.json`, and with `--preset` for the other."""
+    assert json.loads((ROOT / "docs" / "schema" / f"{name}.json").read_text()) == made(STYLES)
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted((CONFIGS / "plans").glob("*.yaml")), *PRESETS], ids=lambda path: path.stem
+)
+def test_shipped_files_name_their_schema(path: Path) -> None:
+    first = path.read_text().split("\n")[0]
+    found = re.fullmatch(r"# yaml-language-server: \$schema=(\S+)", first)
+    assert found is not None, first
+    wanted = "plan" if path.parent.name == "plans" else "preset"
+    assert (path.parent / found[1]).resolve() == ROOT / "docs" / "schema" / f"{wanted}.json"
+
+
+def test_a_style_of_ones_own_is_in_the_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "styles_of_schema_test.py").write_text(
+        "from parallelizer.styles.declare import StyleDeclaration, OptionKind, declare\n"
+        "declare(StyleDeclaration('scaled', 'io', 'tp', 'scale outputs', {'by': OptionKind('int', 'the factor')}))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = dict(STYLES)
+    try:
+        assert main(["schema", "imports=[styles_of_schema_test]"]) == 0
+    finally:
+        STYLES.clear()
+        STYLES.update(before)
+    own = jsonschema.Draft7Validator(json.loads(capsys.readouterr().out))
+    assert own.is_valid({"rules": {"a": {"style": "scaled", "by": 3}}})
+    assert not own.is_valid({"rules": {"a": {"style": "scaled", "by": "x"}}})
+    assert not PLAN.is_valid({"rules": {"a": {"style": "scaled", "by": 3}}})
+
+
+def test_imports_that_fail_are_a_diagnostic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "imports=[nowhere_to_be_found]"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and "import-failed" in printed.err
+
+
+def test_every_kind_of_option_has_a_schema() -> None:
+    """An option of a kind that is not known is not checked, instead of breaking the schema."""
+    kinds = {option.kind for style in STYLES.values() for option in style.options.values()}
+    for kind in (*kinds, "a kind of somebody's own"):
+        declared = StyleDeclaration("x", "io", "tp", "", {"o": OptionKind(kind, "what it does", ("a", "1"))})
+        made = plan_schema({"x": declared})["definitions"]["style-x"]["properties"]["o"]
+        assert made["description"] == "what it does"
+        assert len(made) > 1 or kind not in kinds
