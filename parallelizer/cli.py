@@ -338,6 +338,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
+    from parallelizer.compose import compose_config
     from parallelizer.config import import_styles
     from parallelizer.show.schema import plan_schema, preset_schema
     from parallelizer.styles.declare import STYLES

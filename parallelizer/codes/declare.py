@@ -14,8 +14,9 @@ class Example:
     """The smallest thing that triggers a code.
 
     `plan` is the text of `plan.yaml`; without one the model's own plan stands. `overrides` are the command's,
-    `files` lie beside the plan by path; a folder `conf` among them is given as `--config-dir`. `traced` says that
-    only a traced step shows it, which `plan` makes and `validate` does not.
+    `files` lie beside the plan by path; a folder `conf` among them is given as `--config-dir`. `followed` says that
+    only a followed step shows it, `traced` that only a traced one does, which `plan` makes and `validate` does
+    not.
 
     What no file can trigger has a `command` that may instead, and the reason in `because`.
     """
@@ -23,6 +24,7 @@ class Example:
     plan: str = ""
     overrides: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    followed: bool = False
     traced: bool = False
     command: str = ""
     because: str = ""

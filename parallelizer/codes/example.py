@@ -52,6 +52,13 @@ def _findings(example: Example) -> Sequence[Diagnostic]:
         return error.diagnostics
     except OverrideSyntaxError as error:
         return [error.diagnostic]
+    if example.followed:
+        import torch
+
+        from parallelizer.checks.layout_flow import check_layout_flow
+
+        torch.set_num_threads(1)  # it forks, and an OpenMP region before a fork hangs the child
+        return (*program.diagnostics, *check_layout_flow(setup, program, model))
     if not example.traced:
         return program.diagnostics
     from parallelizer.show.dry_run import trace_step

@@ -1,7 +1,55 @@
-"""The layout flow: how tensors lie on their way through the traced forward and backward."""
+"""The layout flow: how tensors lie on their way through the followed forward and backward."""
 
 from __future__ import annotations
 
-from parallelizer.codes.declare import Code
+from parallelizer.codes.declare import Code, Example
 
-CODES: tuple[Code, ...] = ()
+_TP = ("parallel=tp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8")
+
+
+def _llama(rule: str, parent: str = "llama") -> Example:
+    return Example(f"extends: {parent}\nrules:\n  {rule}\n", _TP, followed=True)
+
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "does-not-run",
+        "the step fails under the plan, and without it does not",
+        """The compiled plan was applied to the model on a fake world, and torch raised on the way through. It
+        would raise on every rank of the real run too, some minutes after the start. Most often two tensors
+        meet of which one is split and the other is whole.""",
+        _llama("layers.*.attention.wo: rowwise"),
+    ),
+    Code(
+        "layout-mismatch",
+        "a tensor lies otherwise than its rule says",
+        """A rule says how a module's input arrives, and torch takes its word: a part that is said to be whole,
+        or a whole that is said to be a part, becomes another tensor of another shape. What fits by chance
+        goes on, and computes something else.""",
+        _llama("tok_embeddings: none"),
+    ),
+    Code(
+        "replicated-sum",
+        "what every rank holds alike is summed over the ranks",
+        """A sum over an axis is for terms: each rank has a part of the value. Where every rank has the whole
+        value, the sum is as many times too large as there are ranks. `grad: partial` on a module that
+        computes the same on every rank does that to its gradients, and the loss does not show it.""",
+        _llama("norm: replicate", "llama_tp"),
+    ),
+    Code(
+        "varying-gradient",
+        "a gradient differs from rank to rank, and nothing sums it",
+        """Every rank of the axis holds the parameter whole, and each computes its gradient from another part
+        of the sequence. Unless a rule sums them, each rank trains on its own part, and the copies drift
+        apart. The loss of the first step is right to the last bit, so that comparing losses shows nothing.
+        The standing example is a norm left out of a sequence-parallel plan.""",
+        _llama('"layers.*.ffn_norm": none'),
+    ),
+    Code(
+        "varying-loss",
+        "the loss differs from rank to rank of an axis that cuts the model",
+        """Ranks that hold slices of one layer must come to one loss. Where the logits that they see are
+        parts, each takes the softmax over its part of the vocabulary, and optimizes something else.""",
+        _llama("output: {style: colwise, input: stream}"),
+    ),
+)

@@ -102,6 +102,16 @@ CODES: tuple[Code, ...] = (
         """),
     ),
     Code(
+        "unknown-path",
+        "nothing in the model has that name",
+        """`explain` was asked about a word that is neither a diagnostic's code nor the path of a module or
+        parameter, nor a glob that matches one. Paths are those of `named_modules()` and `named_parameters()`.""",
+        Example(
+            command="python -m parallelizer explain layers.0.atention.wq",
+            because="it is a word of the command, and no file's",
+        ),
+    ),
+    Code(
         "unmatched-alternative",
         "one alternative of a glob's braces matches nothing",
         """Braces promise that each of their names is there. When one of them matches nothing while the others

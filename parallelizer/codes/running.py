@@ -136,6 +136,33 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "multi-hop-redistribution",
+        "a tensor of several axes is moved in several collectives",
+        """DTensor moves a tensor from one placement to another axis by axis, from the outermost one in. Over
+        several axes another order may send less: a sum before a gather is a sum of a part. The result is the
+        same; what it costs is not.""",
+        Example(
+            """
+            extends: llama
+            rules:
+              layers.*.feed_forward.w2:
+                style: shard-params
+                params: {weight: {ep: shard(0), tp: shard(1)}}
+                input: shard(-1) -> shard(-1)
+                output: shard(1)
+            """,
+            [
+                "parallel=tp2",
+                "parallel.mesh.ep=2",
+                "train.batch_size=4",
+                "model.dim=64",
+                "parallel.redistribute=min-cost",
+            ],
+            traced=True,
+        ),
+        "note",
+    ),
+    Code(
         "not-equal",
         "the sharded run does not compute what the unsharded one does",
         """The loss, a gradient or an updated parameter differs by more than rounding. An equal loss proves

@@ -20,6 +20,7 @@ from parallelizer import cli
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.explaining import explain
 from parallelizer.plan import Mesh
 from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
@@ -110,5 +111,8 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "optim-invalid": lambda here: optimizer(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
+    "unknown-path": lambda here: raised(
+        lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)
+    ),
     "unknown-rank": lambda here: raised(lambda: cli._check_rank(4, 4)),
 }
