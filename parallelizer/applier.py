@@ -21,6 +21,7 @@ from parallelizer.compiler import compile as compile_plan
 from parallelizer.context import intercept
 from parallelizer.context.buffers import LocalBuffers
 from parallelizer.forwards import wrap_forward
+from parallelizer.load import load_plan
 from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
@@ -85,8 +86,6 @@ def parallelize(
     `redistribute` is how DTensors of several axes move in `train_step` and `evaluate`: `greedy` or `min-cost`.
     Raises PlanError, with the model untouched, when anything that was written is wrong.
     """
-    from parallelizer.config import load_plan
-
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename(mesh, axes)
     program = compile_plan(

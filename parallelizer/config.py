@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -30,14 +28,6 @@ PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute")
 """What a preset may say."""
 
 DEVICES = ("auto", "cpu", "cuda")
-
-
-def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:
-    """Read a plan by name (`plans/<name>.yaml` in `folders`, then in the shipped configuration) or by path.
-
-    Raises PlanError with every mistake of form in it and in what it extends.
-    """
-    return load(os.fspath(name), find_along([*(Path(f) for f in folders), config_folder()]))
 
 
 def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:

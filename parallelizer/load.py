@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,14 @@ def config_folder() -> Path:
     package = Path(__file__).resolve().parent
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
+
+
+def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:
+    """Read a plan by name (`plans/<name>.yaml` in `folders`, then in the shipped configuration) or by path.
+
+    Raises PlanError with every mistake of form in it and in what it extends.
+    """
+    return load(os.fspath(name), find_along([*(Path(f) for f in folders), config_folder()]))
 
 
 def load(name: str, find: Find, span: Span | None = None) -> Plan:

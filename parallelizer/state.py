@@ -39,3 +39,10 @@ def remember(model: nn.Module, state: ParallelState) -> None:
 def state_of(model: nn.Module) -> ParallelState | None:
     """The state of a parallel model, or None for any other."""
     return model.__dict__.get(_ATTRIBUTE)
+
+
+def restore_buffers(model: nn.Module) -> None:
+    """Put a parallel model's whole buffers back, as they were before its last forward."""
+    state = state_of(model)
+    if state is not None:
+        state.buffers.restore()

@@ -12,7 +12,7 @@ from torch import nn
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
-from parallelizer.state import state_of
+from parallelizer.state import restore_buffers, state_of
 from parallelizer.styles.base import forward_names
 
 Batch = Mapping[str, torch.Tensor]
@@ -91,7 +91,7 @@ def _train_step(
         scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
     with phase("optimizer"):
         optimizer.step()
-    _restore(model)
+    restore_buffers(model)
     return Step(mean, norm)
 
 
@@ -115,7 +115,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
         return totals[0] / totals[1]
     finally:
         model.train(training)
-        _restore(model)
+        restore_buffers(model)
 
 
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -139,9 +139,3 @@ def _redistribution(model: nn.Module) -> str:
 
 def _wide(tensor: torch.Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _restore(model: nn.Module) -> None:
-    state = state_of(model)
-    if state is not None:
-        state.buffers.restore()

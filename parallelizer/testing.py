@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from parallelizer.config import load_plan
+from parallelizer.load import load_plan
 from parallelizer.plan import BATCH_AXES, Mesh, Plan
 from parallelizer.step import Loss
 from parallelizer.workload import Workload

@@ -5,17 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from recipes.result import Result
 from recipes.settings import Settings
-
-if TYPE_CHECKING:
-    from recipes.train import Result
-
 
 WIDE = 90
 """Columns from which on there is room for a bar, and for the time that has passed."""

@@ -45,6 +45,7 @@ from recipes.data.loader import check_fits
 from recipes.metrics import MetricsWriter
 from recipes.optim import learning_rate
 from recipes.progress import Progress, summary
+from recipes.result import Result
 from recipes.settings import Settings, read_settings
 
 
@@ -57,16 +58,6 @@ class Job:
     settings: Settings
     data: Data
     folder: Path | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run comes to: the loss of each step and the held-out one, in nats a token."""
-
-    losses: tuple[float, ...]
-    validation_loss: float
-    unigram_entropy: float
-    seconds: float
 
 
 def train(job: Job) -> Result:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.config import load_plan
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.load import MAX_EXTENDS, find_along, load
+from parallelizer.load import MAX_EXTENDS, find_along, load, load_plan
 from parallelizer.plan import REPLICATE, Plan
 
 GOOD = Path(__file__).parent / "plans" / "good"

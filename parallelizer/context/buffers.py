@@ -118,12 +118,3 @@ class LocalBuffers:
             path, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(path), leaf, whole)
         self.whole.clear()
-
-
-def restore_buffers(model: nn.Module) -> None:
-    """Put a parallel model's whole buffers back, as they were before its last forward."""
-    from parallelizer.state import state_of
-
-    state = state_of(model)
-    if state is not None:
-        state.buffers.restore()

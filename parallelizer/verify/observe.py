@@ -18,11 +18,11 @@ from torch.utils.hooks import RemovableHandle
 
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
-from parallelizer.context.buffers import restore_buffers, shard_batch, unshard
+from parallelizer.context.buffers import shard_batch, unshard
 from parallelizer.initialize import materialize
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
-from parallelizer.state import state_of
+from parallelizer.state import restore_buffers, state_of
 from parallelizer.step import forward, train_step
 from parallelizer.torch_private import tree_leaves
 from parallelizer.verify.subject import Subject

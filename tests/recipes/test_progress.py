@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recipes.progress import Progress, summary
+from recipes.result import Result
 from recipes.settings import Settings
-from recipes.train import Result
 
 
 def settings(**changed: int) -> Settings:

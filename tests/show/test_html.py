@@ -32,8 +32,9 @@ from parallelizer import cli
 from parallelizer.compiler import Program
 from parallelizer.compiler import compile as compile_plan
 from parallelizer.compose import compose_config
-from parallelizer.config import from_config, load_plan
+from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span
+from parallelizer.load import load_plan
 from parallelizer.plan import AXES, Mesh
 from parallelizer.shards import parameter_shards
 from parallelizer.show import html
