@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,8 +69,19 @@ def _origins(hydra: Any, config_name: str) -> Origins:
     loader = GlobalHydra.instance().config_loader()
     merged = loader.compute_defaults_list(config_name, [*own, *task], RunMode.RUN).defaults
     configs = [(str(m.config_path), m.package or "") for m in merged if m.config_path]
-    folders = [Path(s.path) for s in hydra.runtime.config_sources if s.schema == "file" and s.path]
-    return Origins(task, configs, folders)
+    sources = [s for s in hydra.runtime.config_sources if s.path and s.provider != "hydra"]
+    return Origins(task, configs, [folder for s in sources for folder in _folders(s.schema, s.path)])
+
+
+def _folders(schema: str, path: str) -> list[Path]:
+    """The folders of a part of the search path: one, or those of a package (`pkg://my_package.conf`)."""
+    if schema == "file":
+        return [Path(path)]
+    try:
+        spec = importlib.util.find_spec(path.replace("/", ".")) if schema == "pkg" else None
+    except ImportError:
+        return []
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
 class _AlsoSearched(SearchPathPlugin):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +117,52 @@ def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     known = _known_keys(attempt)
     siblings = known.get(parent, [])
     elsewhere = [f"{p}.{last}" if p else last for p, names in known.items() if last in names]
+    meant, wrong = _respelled(key.split("."), known)
     if "@" in key:
         help_text = f"leave out what follows the `@`: {key.partition('@')[0]}=<value>"
     elif parent.startswith(OPEN_MAPS) or not known:
         help_text = f"to add it to an open map, write ++{override.lstrip('+')}"
     elif not siblings:
-        near = nearest(parent, known, 1)
-        help_text = f"did you mean {near[0]}.{last}?" if near else f"{parent} has no keys"
+        span = _part(span, key, wrong)
+        help_text = f"did you mean {meant}?" if meant else f"{parent} has no keys"
+        if not meant and parent not in _paths(known):
+            top = wrong == 0
+            around = ".".join(key.split(".")[:wrong])
+            help_text = did_you_mean(
+                key.split(".")[wrong], known.get(around, []), "there are" if top else f"{around} has"
+            )
     else:
+        span = _part(span, key, wrong)
         help_text = did_you_mean(last, siblings, f"{parent} has" if parent else "there are")
         if elsewhere and not nearest(last, siblings, 1):
             help_text = f"did you mean {elsewhere[0]}? {help_text}"
     return Diagnostic("unknown-key", f"there is no key {quoted(key)}", span, help_text)
+
+
+def _paths(known: Mapping[str, Sequence[str]]) -> set[str]:
+    """Every path that there is, of maps and of values."""
+    return {f"{path}.{name}" if path else name for path, names in known.items() for name in names}
+
+
+def _respelled(parts: Sequence[str], known: Mapping[str, Sequence[str]]) -> tuple[str | None, int]:
+    """The key that a misspelt one may mean, if there is one, and which of its parts is the first wrong one."""
+    path, wrong = "", -1
+    for at, part in enumerate(parts):
+        names = known.get(path, [])
+        near = [part] if part in names else nearest(part, names, 1)
+        if part not in names and wrong < 0:
+            wrong = at
+        if not near:
+            return None, max(wrong, 0)
+        path = f"{path}.{near[0]}" if path else near[0]
+    return path, max(wrong, 0)
+
+
+def _part(span: Span, key: str, at: int) -> Span:
+    """One part of a dotted key that stands at `span`."""
+    parts = key.split(".")
+    start = span.column + sum(len(part) + 1 for part in parts[:at])
+    return replace(span, column=start, end_column=start + len(parts[at]))
 
 
 def _known_keys(attempt: Attempt) -> dict[str, list[str]]:

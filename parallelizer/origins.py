@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Origins:
         """Where the last part of `key` itself stands."""
         override = self._override(key)
         if override is not None:
-            return _key_in_override(override, key)
+            return override.key
         written = self._written(key)
         return written[0].span if written is not None and written[0] is not None else None
 
@@ -55,9 +55,9 @@ class Origins:
         So its parts have places of their own wherever that can be told.
         """
         override = self._override(key)
-        if override is not None:
-            return _InOverride(override).node(value)
-        written = self._written(key)
+        if override is not None and not (override.merged and isinstance(value, Mapping)):
+            return _InOverride(override.value).node(value)
+        written = self._written(key) if override is None else None
         if written is not None and _says(written[1], value):
             return written[1]
         here = self.span(key) or NOWHERE
@@ -73,33 +73,48 @@ class Origins:
     def _span(self, key: str, depth: int) -> Span | None:
         override = self._override(key)
         if override is not None:
-            return override
+            return override.value
         written = self._written(key)
         if written is None:
             return None
         node = written[1]
-        named = (
-            _INTERPOLATION.fullmatch(node.text) if isinstance(node, Scalar) and depth < MAX_DEPTH else None
-        )
-        return (self._span(named[1], depth + 1) if named else None) or node.span
+        named = _named(node.text, key) if isinstance(node, Scalar) and depth < MAX_DEPTH else None
+        return (self._span(named, depth + 1) if named else None) or node.span
 
     def _group_span(self, key: str) -> Span | None:
         """The override that chose the key's group, or the chosen file."""
         group, _, inside = key.partition(".")
-        chosen = [config for config, _ in self.configs if config.startswith(f"{group}/")]
+        chosen = [c for c, package in self.configs if c.startswith(f"{group}/") and package == group]
         if not inside or not chosen:
             return None
-        path = self._path(chosen[-1])
-        return self._override(group) or (Span(shown_path(path)) if path else None)
+        override, path = self._override(group), self._path(chosen[-1])
+        return override.value if override else Span(shown_path(path)) if path else None
 
-    def _override(self, key: str) -> Span | None:
-        """The value of the last override that sets the key or something around it."""
+    def _override(self, key: str) -> _Overridden | None:
+        """What the last override that sets the key, or something around it, says of it.
+
+        A map in an override is merged: it sets the keys that it has and no others.
+        """
         for override in reversed(self.overrides):
             name, _, value = override.partition("=")
             name = name.lstrip("+~")
-            if name == key or (key.startswith(f"{name}.") and not self._is_group(name)):
-                start = len(override) - len(value) + 1
-                return Span(f"<override {override}>", 1, start, start + max(len(value), 1))
+            chooses = self._is_group(name) and not value.lstrip().startswith("{")
+            if name != key and (chooses or not key.startswith(f"{name}.")):
+                continue
+            found = _Overridden.whole(override)
+            if override.startswith("~"):
+                return found
+            if value.lstrip().startswith(("{", "[")):
+                inner = _parsed(override)
+                if name == key:
+                    return replace(found, merged=isinstance(inner, Mapping))
+                parts = key[len(name) + 1 :].split(".")
+                located = _locate(_InOverride(found.value).node(inner), parts)
+                if located is not None:
+                    return _Overridden(located[0].span if located[0] else found.value, located[1].span)
+                if isinstance(inner, Mapping):
+                    continue
+            return found
         return None
 
     def _is_group(self, name: str) -> bool:
@@ -133,6 +148,49 @@ class Origins:
                 node = None
             self.files[config] = node if isinstance(node, MappingNode) else None
         return self.files[config]
+
+
+@dataclass(frozen=True)
+class _Overridden:
+    """The places of a key and of its value in an override; `merged` tells that the value is a map."""
+
+    key: Span
+    value: Span
+    merged: bool = False
+
+    @classmethod
+    def whole(cls, override: str) -> _Overridden:
+        """Of the key that the override names. What removes a key is the place of its value."""
+        file = f"<override {override}>"
+        name, _, value = override.partition("=")
+        last = name.rpartition(".")[2].lstrip("+~")
+        key = Span(file, 1, len(name) - len(last) + 1, len(name) + 1)
+        if override.startswith("~"):
+            return cls(key, key)
+        start = len(override) - len(value) + 1
+        return cls(key, Span(file, 1, start, start + max(len(value), 1)))
+
+
+def _parsed(override: str) -> Any:
+    """The value of an override in plain Python; None for one that Hydra cannot read."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(override).value()
+    except HydraException:
+        return None
+
+
+def _named(text: str, key: str) -> str | None:
+    """The key that a text names, if it is one interpolation; dots in front count from the key's own map."""
+    found = _INTERPOLATION.fullmatch(text)
+    if found is None:
+        return None
+    name = found[1].lstrip(".")
+    up = len(found[1]) - len(name)
+    around = key.split(".")[:-up] if up else []
+    return ".".join([*around, name])
 
 
 def _locate(node: Node, key: Sequence[str]) -> tuple[Scalar | None, Node] | None:
@@ -192,15 +250,6 @@ class _InOverride:
             return Scalar(text, not isinstance(value, str), self.value)
         self.at = start + len(text)
         return Scalar(text, True, Span(self.value.file, 1, start + 1, self.at + 1), verbatim=True)
-
-
-def _key_in_override(value: Span, key: str) -> Span:
-    text = value.file.removeprefix("<override ").removesuffix(">")
-    name = text[: value.column - 2]
-    if name.lstrip("+~") != key:
-        return value
-    last = name.rpartition(".")[2].lstrip("+~")
-    return Span(value.file, 1, len(name) - len(last) + 1, len(name) + 1)
 
 
 def _text(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,14 @@ def test_the_text_at_the_place_of_a_key_is_its_value(users: Path, name: str, ove
         (["train.dtype=bfloat16"], "parallel.styles.fsdp.param_dtype", "bfloat16", "<override train.dtype=bfloat16>"),
         (["++parallel.layouts.a='b(1)'"], "parallel.layouts.a", "'b(1)'", "<override ++parallel.layouts.a='b(1)'>"),
         (["plan="], "plan", "", "<override plan=>"),
-        (["parallel.mesh={tp: 2}"], "parallel.mesh.tp", "{tp: 2}", "<override parallel.mesh={tp: 2}>"),
+        (["parallel.mesh={tp: 2}"], "parallel.mesh.tp", "2", "<override parallel.mesh={tp: 2}>"),
+        (["parallel=deep", "parallel.mesh={ep: 2}"], "parallel.mesh.tp", "2", "conf/parallel/deep.yaml"),
+        (["parallel.mesh={tp: 2}", "parallel.mesh={tp: 8}"], "parallel.mesh.tp", "8", "<override parallel.mesh={tp: 8}>"),
+        (["parallel.mesh.tp=4", "parallel.mesh={cp: 4}"], "parallel.mesh.tp", "4", "<override parallel.mesh.tp=4>"),
+        (["parallel={mesh: {cp: 4, tp: 16}}"], "parallel.mesh.tp", "16", "<override parallel={mesh: {cp: 4, tp: 16}}>"),
+        (["~parallel.mesh.tp"], "parallel.mesh.tp", "tp", "<override ~parallel.mesh.tp>"),
+        (["~parallel.mesh.tp=1"], "parallel.mesh.tp", "tp", "<override ~parallel.mesh.tp=1>"),
+        (["~parallel.mesh"], "parallel.mesh.tp", "mesh", "<override ~parallel.mesh>"),
     ],
 )  # fmt: skip
 def test_the_narrowest_place_wins(users: Path, overrides: list[str], key: str, text: str, file: str) -> None:
@@ -139,6 +147,94 @@ def test_the_narrowest_place_wins(users: Path, overrides: list[str], key: str, t
     span = origins.span(key)
     assert span is not None and span.file == file
     assert cut(span) == text
+
+
+# --- an oracle: what is written anew at a key's place is the key's value -----------------------------
+
+SCENARIOS: list[tuple[str, list[str]]] = [
+    ("train", ["parallel=deep", "++parallel.layouts={x: 5, y: {}}"]),
+    ("train", ["parallel=[middle,deep]"]),
+    ("train", ["parallel=under", "parallel.mesh={ep: 4, cp: 4}", "parallel.mesh.ep=8"]),
+    ("train", ["parallel=nested/inner", "+exp=global"]),
+    ("train", ["+exp=relocated", "parallel=absolute"]),
+    ("train", ["+exp=sweeping", "++train.seq_len=9", "+train.new=4"]),
+    ("mine", ["~parallel.rules", "~parallel.mesh.pp"]),
+    ("self_first", ["parallel=optional"]),
+    ("nesting", []),
+    ("nesting", ["exp=relocated", "parallel=middle"]),
+    ("nesting", ["train={seq_len: 3, eval_every: 4}", "train.seq_len=11"]),
+]
+
+MORE_USERS = {
+    "nesting.yaml": "defaults: [self_first, {exp: global}, {override parallel: under}, _self_]\ntrain: {steps: 41}\n",
+    "exp/global.yaml": "# @package _global_\ndefaults: [override /parallel: deep]\nparallel: {mesh: {cp: 6}}\ntrain: {seed: 3}\n",
+    "exp/relocated.yaml": "# @package parallel.mesh\ndp_shard: 12\nep: 14\n",
+    "exp/sweeping.yaml": "# @package _global_\ndefaults: [/exp/relocated@parallel.mesh, /exp/inner@train, _self_]\n"
+    "parallel: {mesh: {ep: 15}}\n",
+    "exp/inner.yaml": "seed: 77\nsteps: 78\n",
+}  # fmt: skip
+
+
+def written_anew(span: Span, text: str, overrides: list[str]) -> tuple[list[str], Callable[[], None]]:
+    """The overrides, or a file, with another text at a place; and how to undo it."""
+    if span.file.startswith("<override "):
+        old = span.file.removeprefix("<override ").removesuffix(">")
+        new = old[: span.column - 1] + text + old[span.end_column - 1 :]
+        at = len(overrides) - 1 - overrides[::-1].index(old)
+        return [*overrides[:at], new, *overrides[at + 1 :]], lambda: None
+    path = Path(span.file)
+    before = path.read_text()
+    lines = before.split("\n")
+    line = lines[span.line - 1]
+    lines[span.line - 1] = line[: span.column - 1] + text + line[span.end_column - 1 :]
+    path.write_text("\n".join(lines))
+    return overrides, lambda: path.write_text(before) and None
+
+
+@pytest.mark.parametrize(("name", "overrides"), SCENARIOS, ids=str)
+def test_what_is_written_anew_at_the_place_of_a_key_becomes_its_value(
+    users: Path, name: str, overrides: list[str]
+) -> None:
+    for file, text in MORE_USERS.items():
+        (users / file).parent.mkdir(exist_ok=True)
+        (users / file).write_text(text)
+    config, origins = compose_config(overrides, str(users), name)
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    tried = 0
+    for key, value in leaves({group: plain[group] for group in ("parallel", "train")}):
+        span = origins.span(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            continue
+        assert span is not None, key
+        if not span.file.startswith(("conf/", "<override ")):
+            continue
+        changed, undo = written_anew(span, "977", overrides)
+        again, _ = compose_config(changed, str(users), name)
+        undo()
+        assert OmegaConf.select(again, key) == 977, (key, span)
+        tried += 1
+    assert tried
+
+
+def test_packages_on_the_search_path(users: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = users.parent / "package_of_origins_test" / "conf"
+    (package / "parallel").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package.parent / "__init__.py").write_text("")
+    (package / "parallel" / "theirs.yaml").write_text("defaults: [base]\nmesh: {tp: 4}\n")
+    monkeypatch.syspath_prepend(str(users.parent))
+    path = "hydra.searchpath=[pkg://package_of_origins_test.conf]"
+    _, origins = compose_config([path, "parallel=theirs"])
+    span = origins.span("parallel.mesh.tp")
+    assert span is not None and span.file.endswith("conf/parallel/theirs.yaml") and cut(span) == "4"
+
+
+def test_an_interpolation_may_be_relative(users: Path) -> None:
+    (users / "parallel" / "own.yaml").write_text(
+        "defaults: [base]\nmesh: {tp: 4, cp: '${.tp}', ep: '${..mesh.tp}'}\n"
+    )
+    _, origins = compose_config(["parallel=own"], str(users))
+    assert cut(origins.span("parallel.mesh.cp")) == cut(origins.span("parallel.mesh.ep")) == "4"
 
 
 @pytest.mark.parametrize("key", ["nothing", "train.nothing", "parallel.rules.9", "model.dim.x", "", "."])
@@ -159,7 +255,7 @@ def test_keys_have_places_of_their_own(users: Path) -> None:
     assert cut(origins.key_span("parallel.layouts.stream")) == "stream"
     assert cut(origins.key_span("parallel.styles.fsdp.min_size")) == "min_size"
     _, origins = compose_config(["++parallel.styles={fsdp: null}"], str(users))
-    assert cut(origins.key_span("parallel.styles.fsdp")) == "{fsdp: null}"
+    assert cut(origins.key_span("parallel.styles.fsdp")) == "fsdp"
 
 
 # --- values as nodes -----------------------------------------------------------------------------
