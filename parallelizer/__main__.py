@@ -2,6 +2,17 @@
 
 import sys
 
-from parallelizer.cli import main
+from parallelizer import interrupts
 
-sys.exit(main())
+
+def run() -> int:
+    """The command line, from before its imports on. Returns the exit status."""
+    interrupts.end_at_once()
+    from parallelizer.cli import main
+
+    interrupts.raise_again()
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from parallelizer.diagnostics import Diagnostic, PlanError, in_order
+from parallelizer.located import function_at
 from parallelizer.origins import Origins
 from parallelizer.plan import Mesh, Plan, StyleDefaults
 
@@ -77,11 +78,8 @@ class Setup:
 
     def loss(self) -> Callable[..., Any]:
         """The loss function. Raises PlanError when the path names none."""
-        from hydra.utils import get_method
-
         try:
-            function: Callable[..., Any] = get_method(self.loss_path)
-            return function
+            return function_at(self.loss_path)
         except Exception as error:  # whatever the import of somebody's module raises
             message = f"model.loss={self.loss_path} is no function: {_reason(error)}"
             help_text = "name a function (output of the model, batch) -> loss"
@@ -92,12 +90,11 @@ class Setup:
         fused AdamW where nothing is configured. Raises PlanError when the path names no function.
         """
         import torch
-        from hydra.utils import get_method
 
         if not self.optim.get("_target_"):
             return torch.optim.AdamW(model.parameters(), fused=True)
         try:
-            build = get_method(self.optim["_target_"])
+            build = function_at(self.optim["_target_"])
         except Exception as error:  # whatever the import of somebody's module raises
             message = f"optim._target_={self.optim['_target_']} is no function: {_reason(error)}"
             help_text = "name a function (model, optim config) -> optimizer"

@@ -6,10 +6,19 @@ the ranks are started (or joined, under torchrun and Slurm), and each runs `trai
 
 from __future__ import annotations
 
-import logging
 import os
-import shlex
 import sys
+
+if not __package__:  # `python recipes/train.py`, which is what Hydra's shell completion calls
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+from parallelizer import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_at_once()  # what follows takes a second or two, and outcome.py is not there yet
+
+import logging
+import shlex
 import tempfile
 import time
 import warnings
@@ -17,9 +26,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-if not __package__:  # `python recipes/train.py`, which is what Hydra's shell completion calls
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import hydra
 import torch
@@ -248,4 +254,5 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
+    interrupts.raise_again()
     main()

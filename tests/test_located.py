@@ -1,0 +1,59 @@
+"""Functions by dotted path, and the words for paths that name none."""
+
+from __future__ import annotations
+
+import logging
+import os.path
+from pathlib import Path
+
+import pytest
+
+import recipes.losses  # noqa: F401  a module that is loaded is proposed
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.diagnostics import PlanError
+from parallelizer.located import function_at, object_at
+
+
+def test_what_a_path_names() -> None:
+    assert function_at("os.path.join") is os.path.join
+    assert function_at("pathlib.Path.joinpath") is Path.joinpath
+    assert object_at("os") is os and object_at("os.path") is os.path
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere.build", "there is no module 'nowhere'"),
+        ("recipes.losses.cross_entrop", "recipes.losses has no 'cross_entrop'; did you mean cross_entropy?"),
+        ("recipes.loses.cross_entropy", "recipes has no 'loses'; did you mean losses?"),
+        ("os.path.nothing", "os.path has no 'nothing'"),
+        ("os.sep", "it names a str"),
+        ("os..sep", "'os..sep' is no dotted path"),
+        ("", "'' is no dotted path"),
+    ],
+)
+def test_a_path_that_names_no_function(path: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        function_at(path)
+    assert str(caught.value) == said
+
+
+def test_a_module_that_lacks_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lacking_located_test.py").write_text("import not_there_located_test\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="not_there_located_test"):
+        function_at("lacking_located_test.f")
+
+
+def test_the_loss_of_a_configuration(caplog: pytest.LogCaptureFixture) -> None:
+    """One account of it: nothing is logged beside."""
+    setup = from_config(*compose_config(["model.loss=recipes.losses.cross_entropi"]))
+    with caplog.at_level(logging.DEBUG), pytest.raises(PlanError) as caught:
+        setup.loss()
+    assert caplog.records == []
+    [found] = caught.value.diagnostics
+    assert found.message == (
+        "model.loss=recipes.losses.cross_entropi is no function: "
+        "recipes.losses has no 'cross_entropi'; did you mean cross_entropy?"
+    )
