@@ -23,6 +23,7 @@ from parallelizer.context.buffers import LocalBuffers
 from parallelizer.forwards import wrap_forward
 from parallelizer.load import load_plan
 from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
+from parallelizer.notes import add_notes
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
 from parallelizer.styles.fsdp import DTYPES
@@ -65,6 +66,7 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     _sum_gradients(model)
     groups = tuple(data_groups(mesh))
     sum_gradients_of(model, {name: groups for unit in units for name in _whole(unit)})
+    add_notes(program, model)
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
     remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh), groups))
     return model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import logging
 import math
 import os
 import pickle
@@ -17,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.notes import planned_module, raised_by_torch
 
 Device = Literal["cpu", "cuda"]
 
@@ -64,13 +66,18 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank ended: in a line and in full, with a PlanError's diagnostics; `when` is monotonic time."""
+    """Why a rank ended: in a line and in full, with a PlanError's diagnostics; `when` is monotonic time.
+
+    `log` is the file that its traceback went to, where `text` does without: an operation failed in a module of
+    the plan, and the notes on the exception say which and how its tensors lay.
+    """
 
     rank: int
     line: str
     text: str = ""
     diagnostics: tuple[Diagnostic, ...] | None = None
     when: float = -math.inf
+    log: Path | None = None
 
 
 def run_rank(job: Job) -> bytes:
@@ -82,6 +89,8 @@ def run_rank(job: Job) -> bytes:
     rank = int(os.environ["RANK"])
     _end_with(job.parent)
     _quiet_signals()
+    # It logs the traceback of an exception that is raised all the same.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL + 1)
     _note(job, "born", rank, os.getpid())
     try:
         _redirect(job, rank)
@@ -93,7 +102,7 @@ def run_rank(job: Job) -> bytes:
         _note(job, "finished", rank, None)
         return result
     except BaseException as error:
-        _note(job, "failed", rank, _failure(rank, error))
+        _note(job, "failed", rank, _failure(job, rank, error))
         sys.stdout.flush()
         sys.stderr.flush()
         # Neither destructors nor exit handlers: they might wait for ranks that wait for this one.
@@ -157,16 +166,21 @@ def _stack_on_request(job: Job, rank: int) -> Iterator[None]:
             faulthandler.unregister(signal.SIGUSR1)
 
 
-def _failure(rank: int, error: BaseException) -> Failure:
+def _failure(job: Job, rank: int, error: BaseException) -> Failure:
     what = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     inner = error.__traceback__  # leave out the frames of this file, which led to the worker
     while inner and inner.tb_next and inner.tb_frame.f_code.co_filename == __file__:
         inner = inner.tb_next
     text = "".join(traceback.format_exception(type(error), error, inner))
     diagnostics = error.diagnostics if isinstance(error, PlanError) else None
-    return Failure(
-        rank, f"failed (exit code {_exit_code(error)}): {what}", text, diagnostics, time.monotonic()
-    )
+    line, log = f"failed (exit code {_exit_code(error)}): {what}", None
+    planned = planned_module(error)
+    if planned is not None and planned.is_laid_out and raised_by_torch(error) and job.log_dir:
+        log = job.log_dir / f"rank{rank}.log"
+        with suppress(OSError), open(log, "a", errors="backslashreplace") as stream:
+            stream.write(text)
+        text = "\n".join(error.__notes__)
+    return Failure(rank, line, text, diagnostics, time.monotonic(), log)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
+from parallelizer.notes import noted_backward
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
 from parallelizer.state import restore_buffers, state_of
@@ -73,7 +74,7 @@ def _train_step(
         with phase("loss"):
             total, weight = loss(output, part)
         del output
-        with phase("backward"):
+        with phase("backward"), noted_backward():
             (total * SCALE).backward()
         sums = torch.stack([total.detach().to(_wide(total)), weight.detach().to(_wide(total))])
         totals = sums if totals is None else totals + sums

@@ -243,7 +243,9 @@ def _help(watch: Watch, first: Failure) -> str | None:
         lines.append(
             "the system kills so when memory runs out: see `dmesg`, or take a smaller model or fewer ranks"
         )
-    if watch.job.log_dir is not None and first.rank > 0:
+    if first.log is not None:
+        lines.append(f"its traceback: {first.log}")
+    elif watch.job.log_dir is not None and first.rank > 0:
         lines.append(f"its output: {watch.job.log_dir / f'rank{first.rank}.log'}")
     return "\n".join(lines) or None
 
