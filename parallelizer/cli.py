@@ -174,7 +174,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         program = setup.compile(model)
         check_rank(arguments.rank, setup.mesh)
     except PlanError as error:
-        return _refuse(arguments, error)
+        return _refuse(arguments, error.diagnostics)
     step, found = dry_run.trace_step(setup, program, model, arguments.rank)
     if arguments.html:
         from parallelizer.show import html as show_html
@@ -203,14 +203,14 @@ def _plan(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _refuse(arguments: argparse.Namespace, error: PlanError) -> int:
+def _refuse(arguments: argparse.Namespace, found: tuple[Diagnostic, ...]) -> int:
     """Print why there is nothing to show, in the form that was asked for; the exit status."""
     from parallelizer.show.documents import refusal_document
 
     if arguments.json:
-        _print_json(refusal_document(error.diagnostics))
+        _print_json(refusal_document(found))
     else:
-        show_diagnostics.write(error.diagnostics, sys.stderr)
+        show_diagnostics.write(found, sys.stderr)
     return 1
 
 
@@ -258,7 +258,7 @@ def _diff(arguments: argparse.Namespace) -> int:
             for name in names
         )
     except PlanError as error:
-        return _refuse(arguments, error)
+        return _refuse(arguments, error.diagnostics)
     if arguments.json:
         _print_json(diff.document(one, other, names))
     else:
@@ -306,11 +306,11 @@ def _explain_path(arguments: argparse.Namespace) -> int:
     from parallelizer.explaining import explain
     from parallelizer.show import codes
     from parallelizer.show import explain as show_explain
-    from parallelizer.show.documents import refusal_document
+    from parallelizer.show.diff import check_rank
 
     try:
         setup = _setup(arguments)
-        _check_rank(arguments.rank, setup.mesh.world_size)
+        check_rank(arguments.rank, setup.mesh)
         if arguments.json:
             answer = explain(setup, arguments.word, arguments.rank)
             _print_json(show_explain.document(answer))
@@ -322,11 +322,7 @@ def _explain_path(arguments: argparse.Namespace) -> int:
         found = error.diagnostics
         if any(d.code == "unknown-path" for d in found) and codes.nearest_codes(arguments.word):
             found = (codes.unknown(arguments.word),)
-        if arguments.json:
-            _print_json(refusal_document(found))
-        else:
-            show_diagnostics.write(found, sys.stderr)
-        return 1
+        return _refuse(arguments, found)
     return 1 if has_errors(answer.diagnostics) else 0
 
 
@@ -335,6 +331,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
+    from parallelizer.compose import compose_config
     from parallelizer.config import import_styles
     from parallelizer.show.schema import plan_schema, preset_schema
     from parallelizer.styles.declare import STYLES

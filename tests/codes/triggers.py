@@ -23,6 +23,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import Mesh
 from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
+from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
@@ -110,5 +111,5 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "optim-invalid": lambda here: optimizer(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
-    "unknown-rank": lambda here: raised(lambda: cli._check_rank(4, 4)),
+    "unknown-rank": lambda here: raised(lambda: check_rank(4, Mesh({"tp": 4}))),
 }
