@@ -163,7 +163,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     import torch
 
     from parallelizer.show import dry_run
-    from parallelizer.show.documents import plan_document, refusal_document
+    from parallelizer.show.diff import check_rank
+    from parallelizer.show.documents import plan_document
 
     torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     if arguments.diff:
@@ -172,13 +173,9 @@ def _plan(arguments: argparse.Namespace) -> int:
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
-        _check_rank(arguments.rank, setup.mesh.world_size)
+        check_rank(arguments.rank, setup.mesh)
     except PlanError as error:
-        if arguments.json:
-            _print_json(refusal_document(error.diagnostics))
-        else:
-            show_diagnostics.write(error.diagnostics, sys.stderr)
-        return 1
+        return _refuse(arguments, error.diagnostics)
     step, found = dry_run.trace_step(setup, program, model, arguments.rank)
     if arguments.html:
         from parallelizer.show import html as show_html
@@ -207,10 +204,15 @@ def _plan(arguments: argparse.Namespace) -> int:
     return status
 
 
-def _check_rank(rank: int, world_size: int) -> None:
-    if not 0 <= rank < world_size:
-        message = f"there is no rank {rank} among {world_size:,}"
-        raise PlanError([Diagnostic("unknown-rank", message, None, f"ranks are 0 to {world_size - 1}")])
+def _refuse(arguments: argparse.Namespace, found: tuple[Diagnostic, ...]) -> int:
+    """Print why there is nothing to show, in the form that was asked for; the exit status."""
+    from parallelizer.show.documents import refusal_document
+
+    if arguments.json:
+        _print_json(refusal_document(found))
+    else:
+        show_diagnostics.write(found, sys.stderr)
+    return 1
 
 
 def _lock(
@@ -244,7 +246,6 @@ def _say_locked(arguments: argparse.Namespace, found: tuple[Diagnostic, ...], di
 
 def _diff(arguments: argparse.Namespace) -> int:
     from parallelizer.show import diff
-    from parallelizer.show.documents import refusal_document
 
     names = arguments.diff
     try:
@@ -258,11 +259,7 @@ def _diff(arguments: argparse.Namespace) -> int:
             for name in names
         )
     except PlanError as error:
-        if arguments.json:
-            _print_json(refusal_document(error.diagnostics))
-        else:
-            show_diagnostics.write(error.diagnostics, sys.stderr)
-        return 1
+        return _refuse(arguments, error.diagnostics)
     if arguments.json:
         _print_json(diff.document(one, other, names))
     else:
@@ -310,11 +307,11 @@ def _explain_path(arguments: argparse.Namespace) -> int:
     from parallelizer.explaining import explain
     from parallelizer.show import codes
     from parallelizer.show import explain as show_explain
-    from parallelizer.show.documents import refusal_document
+    from parallelizer.show.diff import check_rank
 
     try:
         setup = _setup(arguments)
-        _check_rank(arguments.rank, setup.mesh.world_size)
+        check_rank(arguments.rank, setup.mesh)
         if arguments.json:
             answer = explain(setup, arguments.word, arguments.rank)
             _print_json(show_explain.document(answer))
@@ -326,11 +323,7 @@ def _explain_path(arguments: argparse.Namespace) -> int:
         found = error.diagnostics
         if any(d.code == "unknown-path" for d in found) and codes.nearest_codes(arguments.word):
             found = (codes.unknown(arguments.word),)
-        if arguments.json:
-            _print_json(refusal_document(found))
-        else:
-            show_diagnostics.write(found, sys.stderr)
-        return 1
+        return _refuse(arguments, found)
     return 1 if has_errors(answer.diagnostics) else 0
 
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def multi_hop_redistributions(traced: Traced) -> Iterator[Diagnostic]:
-    """A tensor sharded over several axes is moved on one after the other; the order decides what is sent."""
+    """A tensor sharded over several axes is moved on one after the other; the order decides what is sent. A
+    note where that is the cheapest, a warning where another is.
+    """
     groups: dict[tuple[object, ...], list[Move]] = {}
     for move in traced.trace.moves:
         ways = _steps(move.path), _steps(move.cheaper or ())
@@ -44,7 +46,7 @@ def _finding(moves: list[Move], span: Span | None) -> Diagnostic:
         return Diagnostic("multi-hop-redistribution", message, span, help_text, "note")
     less = size(sum(sent(m.cheaper or ()) for m in moves))
     return Diagnostic(
-        "multi-hop-redistribution",
+        "costly-redistribution",
         f"{message}, where {_said(first.cheaper)} would send {less}",
         span,
         "parallel.redistribute=min-cost takes that path in the run",

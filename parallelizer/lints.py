@@ -10,6 +10,7 @@ small-fsdp-units          all-gathers so small that their number costs more than
 large-root-unit           most of the model is gathered at once, though it has layers that could be units
 optimizer-collectives     an optimizer that communicates for each parameter
 multi-hop-redistribution  a tensor moved over several axes one after the other (`lint_moves.py`)
+costly-redistribution     the same, in another order than the cheapest
 """
 
 from __future__ import annotations

@@ -6,6 +6,13 @@ from parallelizer.codes.composition import model
 from parallelizer.codes.declare import Code, Example
 
 _SMALL = ("model.dim=64", "train.seq_len=64", "train.batch_size=16")
+_TWO_AXES = [
+    "parallel=tp2",
+    "parallel.mesh.ep=2",
+    *_SMALL,
+    'rules=["layers.*.feed_forward.w2: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(1)}}, '
+    'input: shard(-1) -> shard(-1), output: shard(1)}"]',
+]
 _PROVEN = "it takes a run of the sharded model beside the unsharded one"
 
 _MUON = """
@@ -30,10 +37,22 @@ _BY_VALUE = """
 
 CODES: tuple[Code, ...] = (
     Code(
+        "costly-redistribution",
+        "a tensor on several axes is moved in an order that sends more than another",
+        """DTensor moves a tensor axis by axis, and the order decides what is sent: a sum before a gather is
+        the sum of a part, and what is split first is gathered in part. torch's minimum-cost planner knows a
+        path that sends less than the one that was taken; the message has both, and
+        `parallel.redistribute=min-cost` takes the cheaper one in the run.""",
+        Example(overrides=_TWO_AXES, traced=True),
+        "warning",
+    ),
+    Code(
         "export-style",
         "a style of your own cannot be written out as Python",
-        """`export` writes the plan as calls of torch's public functions. What a style does that was
-        registered in Python is known to its author alone, and leaving it out would export another plan.""",
+        """`export` writes the plan as calls of torch's public functions, and imports the class of a style of
+        your own from where it stands. It must then be made anew from the arguments that it was made with:
+        they are read off attributes of their names, and believed only if that gives the same object. Leaving
+        the style out would export another plan.""",
         Example(
             command="python -m parallelizer export imports=[my_styles] 'rules=[\"output: scaled\"]'",
             because="it takes a style that is registered in Python",
@@ -137,29 +156,11 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "multi-hop-redistribution",
-        "a tensor of several axes is moved in several collectives",
-        """DTensor moves a tensor from one placement to another axis by axis, from the outermost one in. Over
-        several axes another order may send less: a sum before a gather is a sum of a part. The result is the
-        same; what it costs is not.""",
-        Example(
-            """
-            extends: llama
-            rules:
-              layers.*.feed_forward.w2:
-                style: shard-params
-                params: {weight: {ep: shard(0), tp: shard(1)}}
-                input: shard(-1) -> shard(-1)
-                output: shard(1)
-            """,
-            [
-                "parallel=tp2",
-                "parallel.mesh.ep=2",
-                "train.batch_size=4",
-                "model.dim=64",
-                "parallel.redistribute=min-cost",
-            ],
-            traced=True,
-        ),
+        "a tensor on several axes is moved over one after the other",
+        """DTensor moves a tensor axis by axis. The message has the path and what it sends in a step. It is a
+        note, because the plan asks for it and no order of the hops that torch's planner knows sends less;
+        what would is a layout that both sides agree on.""",
+        Example(overrides=[*_TWO_AXES, "parallel.redistribute=min-cost"], traced=True),
         "note",
     ),
     Code(

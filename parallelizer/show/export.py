@@ -15,7 +15,7 @@ from parallelizer.fold import fold_paths
 from parallelizer.mesh import folded_name
 from parallelizer.plan import AXES
 from parallelizer.program import Program
-from parallelizer.show import export_calls, export_helpers
+from parallelizer.show import export_calls, export_helpers, export_own
 from parallelizer.show.export_loops import WIDTH, access, emit
 from parallelizer.tied_parameters import tied_names
 
@@ -68,10 +68,11 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
 
     `model` is the one the program was compiled for. With `calls` (see `calls.observe`) inputs are laid out by
     torch's own PrepareModuleInput, which must know how a module is called; without, by a helper. `command` is
-    what the file says it was written by. Raises PlanError for a style of the user's own, which cannot be
-    written out.
+    what the file says it was written by. A style of the user's own is imported from where its class is;
+    PlanError is raised for one that cannot be made anew from what it holds.
     """
     body = [*_parallelize(program, model, calls)]
+    own = export_own.origins(export_calls.own_styles(program))
     mesh = _build_mesh(program)
     constants = _constants(program, "\n".join(body))
     extras = _batch_function(program)
@@ -80,7 +81,7 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     parts = [
         _docstring(program, model, command, code),
         "",
-        *_imports(code),
+        *_imports(code, own),
         *constants,
         *mesh,
         *body,
@@ -120,6 +121,16 @@ def _docstring(program: Program, model: nn.Module, command: str, code: str) -> s
             "Context parallelism, and nothing else, imports its runtime from the package parallelizer: torch's own is "
             "experimental."
         )
+    own = export_own.origins(export_calls.own_styles(program))
+    if own:
+        notes.append(f"Imports styles of your own from {', '.join(own)}.")
+    if any(map(export_own.imports_this_package, own)):
+        notes.append("There they are registered with the package parallelizer, which that imports.")
+    if program.redistribute != "greedy":
+        notes.append(
+            f"parallel.redistribute={program.redistribute} is left out, since torch has no public name for it: "
+            "tensors on several axes move axis by axis here, and may send more."
+        )
     for note in notes:
         lines += ["", *_wrapped(note)]
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
@@ -153,7 +164,7 @@ def _build_mesh(program: Program) -> list[str]:
 def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> list[str]:
     mesh = program.mesh
     casts, sums = export_calls.whole_parameter_items(program)
-    tensor = export_calls.tensor_items(program, calls)
+    tensor = export_calls.tensor_items(program, calls, _own_names())
     attention, checkpoints, units = (
         f(program)
         for f in (export_calls.attention_items, export_calls.checkpoint_items, export_calls.unit_items)
@@ -210,6 +221,13 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
     if len(lines) == 3:
         lines.append("    # One rank: nothing to do.")
     return [*lines, "    return model", ""]
+
+
+def _own_names() -> set[str]:
+    """Every name that the file may have for something of torch's or of its own."""
+    imported = (n for names in (*IMPORTS.values(), *RUNTIME.values()) for n in names)
+    helpers = (n for n, h in vars(export_helpers).items() if inspect.isfunction(h))
+    return {*imported, *helpers, *MODULES, "build_mesh", "parallelize", "local_batch", "model", "mesh"}
 
 
 def _owned(model: nn.Module, name: str) -> str:
@@ -280,8 +298,8 @@ def _helpers(code: str) -> list[str]:
     return lines
 
 
-def _imports(code: str) -> list[str]:
-    """Imports of what the code uses, in ruff's order."""
+def _imports(code: str, own: Mapping[str, Sequence[str]]) -> list[str]:
+    """Imports of what the code uses, in ruff's order; `own` are names of the user's by module."""
     used = _names(code)
     standard = [
         f"import {text}" for name, text in MODULES.items() if name in used and not text.startswith("torch")
@@ -293,9 +311,12 @@ def _imports(code: str) -> list[str]:
         f"import {text}" for name, text in MODULES.items() if name in used and text.startswith("torch")
     ]
     third = torch_modules + [_from(m, used) for m in IMPORTS if m.startswith("torch")]
+    lines += _block(third)
     if any(ours):
-        return lines + _block(third) + ["# The runtime of context parallelism."] + _block(ours)
-    return lines + _block(third)
+        lines += ["# The runtime of context parallelism.", *_block(ours)]
+    if own:
+        lines += ["# Styles of your own.", *_block([_line(module, names) for module, names in own.items()])]
+    return lines
 
 
 def _block(lines: Sequence[str]) -> list[str]:
@@ -304,7 +325,10 @@ def _block(lines: Sequence[str]) -> list[str]:
 
 
 def _from(module: str, used: set[str]) -> str:
-    names = [n for n in {**IMPORTS, **RUNTIME}[module] if n in used]
+    return _line(module, [n for n in {**IMPORTS, **RUNTIME}[module] if n in used])
+
+
+def _line(module: str, names: Sequence[str]) -> str:
     if not names:
         return ""
     line = f"from {module} import {', '.join(names)}"

@@ -3,11 +3,16 @@ for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+)
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from parallelizer import torch_private
@@ -17,6 +22,7 @@ from parallelizer.placement import to_torch
 from parallelizer.plan import AXES, REPLICATE, Flow, Placement
 from parallelizer.program import Application, Program
 from parallelizer.show.export_loops import MODULE, Call, Item
+from parallelizer.show.export_own import Unwritable, own_style
 from parallelizer.styles.io import Layouts, PrepareIO, SplitSequence
 from parallelizer.styles.tensor import ShardParams
 
@@ -36,8 +42,11 @@ def mesh_variable(axes: Sequence[str]) -> str:
     return "_".join(a for a in AXES if a in axes)
 
 
-def tensor_items(program: Program, calls: Calls | None) -> list[Item]:
-    """The tensor styles. Raises PlanError for styles of the user's own, whose arguments nobody knows."""
+def tensor_items(program: Program, calls: Calls | None, names: Collection[str] = ()) -> list[Item]:
+    """The tensor styles; `names` are those that the file may import. Raises PlanError for styles of the
+    user's own that cannot be written as a call.
+    """
+    taken: dict[str, type | None] = dict.fromkeys(names)
     every = program.of_slot("params", "io")
     found: list[Diagnostic] = []
     items: list[Item] = []
@@ -49,20 +58,36 @@ def tensor_items(program: Program, calls: Calls | None) -> list[Item]:
         style = _style(application, None if hooked else calls)
         if style is not None:
             items.append(Item(application.module, rule, style, mesh))
-        elif isinstance(application.act, ShardParams | PrepareIO):
+        elif type(application.act) in (
+            ShardParams,
+            PrepareIO,
+        ):  # and no class of the user's that builds on them
             items += [Item(application.module, rule, call) for call in _by_helpers(application, mesh)]
-        else:
-            found.append(
-                Diagnostic(
-                    "export-style",
-                    f"{application.style} is a style of your own, which cannot be written out",
-                    application.rule.span,
-                    "apply it by hand in the exported code: export without it, then add it",
-                )
-            )
+        elif application.act is not None:
+            try:
+                items.append(Item(application.module, rule, own_style(application.act, taken), mesh))
+                taken[type(application.act).__name__] = type(application.act)
+            except Unwritable as error:
+                found.append(_unwritable(application, error))
     if found:
         raise PlanError(found)
     return items
+
+
+def _unwritable(application: Application, error: Unwritable) -> Diagnostic:
+    return Diagnostic(
+        "export-style",
+        f"{application.style} is a style of your own, which cannot be written out: {error}",
+        application.rule.span,
+        "let a module have its class, and the class keep its arguments as attributes of their names; or export "
+        "without it, and apply it by hand",
+    )
+
+
+def own_styles(program: Program) -> list[ParallelStyle]:
+    """The styles whose classes are the user's own."""
+    acts = (a.act for a in program.of_slot("params", "io") if a.act is not None)
+    return [a for a in acts if not type(a).__module__.startswith(("torch.", "parallelizer."))]
 
 
 def _has_hooks(application: Application) -> bool:

@@ -45,6 +45,10 @@ _SLOTS = {
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
 }
+_REDISTRIBUTE = {
+    "greedy": "axis by axis, from the outermost one in",
+    "min-cost": "in the order that sends least, where torch's planner knows it",
+}
 _PLACEMENTS = ["replicate", "shard(0)", "shard(1)", "shard(-1)", "partial"]
 _NEEDED = {"shard-params": ("params", "divide")}
 """Styles that mean nothing without one of these options, so that their name alone is no rule."""
@@ -115,6 +119,10 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
         "styles": {
             **or_null(closed(defaults)),
             "description": "Defaults of styles' options; a style set to null is switched off.",
+        },
+        "redistribute": {
+            **or_interpolated(one_of(_REDISTRIBUTE)),
+            "description": "How tensors on several axes move.",
         },
     }
     return {

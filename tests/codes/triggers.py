@@ -24,6 +24,7 @@ from parallelizer.explaining import explain
 from parallelizer.plan import Mesh
 from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
+from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
@@ -114,5 +115,5 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "unknown-path": lambda here: raised(
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)
     ),
-    "unknown-rank": lambda here: raised(lambda: cli._check_rank(4, 4)),
+    "unknown-rank": lambda here: raised(lambda: check_rank(4, Mesh({"tp": 4}))),
 }

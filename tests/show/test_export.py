@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.applier import apply
 from parallelizer.calls import observe
@@ -30,6 +32,7 @@ from parallelizer.mesh import build_mesh, data_groups
 from parallelizer.plan import Mesh
 from parallelizer.program import Program
 from parallelizer.show.export import export
+from parallelizer.show.export_own import imports_this_package
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.trace import local_parts
@@ -40,6 +43,7 @@ from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload
 from tests import findings
 from tests.ranks import run_ranks
+from tests.show import own_styles
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 QUICK = ("single", "hsdp2x2", "fsdp2_tp2", "cp2_tp2", "hsdp2x16_tp8")
@@ -289,26 +293,62 @@ def test_each_call_names_its_rule() -> None:
         assert f"{application.rule.span.file}:{application.rule.span.line})" in code
 
 
-def test_a_style_of_the_users_own_cannot_be_exported() -> None:
-    import dataclasses
-
-    from torch.distributed.tensor.parallel import ParallelStyle
-
-    class Mine(ParallelStyle):
-        def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
-            return module
-
+def with_style(act: ParallelStyle) -> tuple[Program, nn.Module]:
+    """A program whose one style is another's."""
     with torch.device("meta"):
         model = Stack()
     program = compiled(model, {"tp": 2}, ["layers.*.both: {style: colwise, output: replicate}"], {})
-    own = dataclasses.replace(
-        program, applications=tuple(dataclasses.replace(a, act=Mine()) for a in program)
-    )
+    replaced = tuple(dataclasses.replace(a, act=act) for a in program)
+    return dataclasses.replace(program, applications=replaced), model
+
+
+def test_a_style_of_the_users_own_is_imported_and_made_anew() -> None:
+    program, model = with_style(own_styles.Scaled(3.0))
+    workload = WORKLOAD
+    code = export(program, model)
+    placed, exported = both(program, model, code, workload, token_loss)
+    assert exported == placed
+    assert "from tests.show.own_styles import Scaled\n" in code and "Scaled(by=3.0)" in code
+    assert imports(code) >= {"tests.show.own_styles"}
+    assert "Imports styles of your own from tests.show.own_styles." in code
+    assert "registered" not in code  # that module does without this package
+    assert "Scaled()" in export(*with_style(own_styles.Scaled()))
+    assert "Scaled(layouts=(Shard(-1),))" in export(*with_style(own_styles.Scaled(layouts=(Shard(-1),))))
+
+
+class Inside:
+    class Nested(own_styles.Scaled):
+        """Not at the top of its module."""
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (own_styles.Forgetful(2.0), "does not keep its argument 'factor'"),
+        (own_styles.Changing(2.0), "made again from its attributes is another"),
+        (own_styles.Opaque(own_styles.Layouts()), "a Layouts cannot be written out"),
+        (own_styles.SequenceParallel(), "the file has another SequenceParallel already"),
+        (own_styles.Scaled(float("nan")), "a float cannot be written out"),
+        (Inside.Nested(), "Inside.Nested cannot be imported from tests.show.test_export"),
+    ],
+)
+def test_a_style_that_cannot_be_made_anew_is_refused_with_the_reason(act: Any, reason: str) -> None:
+    program, model = with_style(act)
     with pytest.raises(PlanError) as raised:
-        export(own, model)
-    assert [(d.code, d.span) for d in raised.value.diagnostics] == [
-        ("export-style", program.applications[0].rule.span)
-    ]
+        export(program, model)
+    [found] = {(d.code, d.span, d.message) for d in raised.value.diagnostics}
+    assert found[:2] == ("export-style", program.applications[0].rule.span) and found[2].endswith(reason)
+
+
+def test_a_module_that_imports_this_package_is_known() -> None:
+    assert imports_this_package(__name__) and not imports_this_package(own_styles.__name__)
+
+
+def test_what_has_no_public_name_is_left_out_and_said() -> None:
+    program, model = with_style(own_styles.Scaled())
+    code = " ".join(export(dataclasses.replace(program, redistribute="min-cost"), model).split())
+    assert "parallel.redistribute=min-cost is left out" in code
+    assert "min-cost" not in export(program, model)
 
 
 # --- both ways in one fake world -----------------------------------------------------------------------
