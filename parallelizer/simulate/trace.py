@@ -15,8 +15,10 @@ from parallelizer import torch_private
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
+from parallelizer.diagnostics import PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
+from parallelizer.simulate.alike import treated_alike
 from parallelizer.simulate.failure import broken_off, explained
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
@@ -76,39 +78,41 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     """One training step as `rank` of the program's world, in children of this process. `model` is on meta and
     left as it is.
 
-    Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic
-    that names the module and the operator when the step cannot run on fake tensors, and with what is known
-    when the child ends otherwise.
+    Equal layers are traced in two short models, unless `fold` is false or the model does not treat them
+    alike. Raises PlanError with a diagnostic that names the module and the operator when the step cannot run
+    on fake tensors, and with what is known when the child ends otherwise.
     """
     run = longest_run(program, model) if fold else None
     try:
-        if run is not None:
-            try:
-                short, longer = in_children(
-                    [(record_short, program, model, recipe, rank, run, SHORT + i) for i in (0, 1)]
-                )
-                return _stretched(short, longer, run, rank)
-            except NotPeriodic:
-                run = None
+        folded = _folded(program, model, recipe, rank, run) if run is not None else None
+        if folded is not None:
+            return folded
         (whole,) = in_children([(record, program, model, recipe, rank)])
     except WorldError as error:
         raise broken_off(error) from error
     return Trace(rank, whole.ledger, usage(whole.before, whole.changes))
 
 
+def _folded(program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run) -> Trace | None:
+    """The trace by two short models; None where they cannot stand for the whole one."""
+    shorts = [(record_short, program, model, recipe, rank, run, SHORT + more) for more in (0, 1)]
+    try:
+        short, longer, alike = in_children([*shorts, (treated_alike, model, recipe.workload, run)])
+        return _stretched(short, longer, run, rank) if alike else None
+    except (NotPeriodic, PlanError):  # a forward may want its layers to be as many as they were
+        return None
+
+
 def record_short(
     program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int
 ) -> Recording:
     """As `record`, of a model with `keep` layers of a run; uses the model up."""
-    program = shorten(program, model, run, keep)
-    return record(program, model, recipe, rank, lambda path: run.lengthened(path, keep))
+    return record(shorten(program, model, run, keep), model, recipe, rank)
 
 
-def record(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int, named: Callable[[str], str] = str
-) -> Recording:
+def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
     """Run two steps in a fake world, which this process enters for good, and record the second, when
-    optimizer states exist. `named` is what a user calls a module.
+    optimizer states exist.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     enter_fake_world(program.mesh.world_size, rank)
@@ -126,7 +130,7 @@ def record(
         parts = local_parts(recipe.workload, program, mesh)
         for part in parts:
             memory.adopt(part.values(), "batch")
-    with explained(program, running, memory, named), counted_random_states(memory):
+    with explained(program, running, memory), counted_random_states(memory):
         with fake, memory:
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         memory.scratch.measure()
