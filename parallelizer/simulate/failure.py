@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,11 +32,8 @@ _PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimiz
 
 
 @contextmanager
-def explained(
-    program: Program, running: Running, memory: MemoryTracker, named: Callable[[str], str] = str
-) -> Iterator[None]:
+def explained(program: Program, running: Running, memory: MemoryTracker) -> Iterator[None]:
     """Turn whatever a step raises on fake tensors into a PlanError of one diagnostic, with nothing printed.
-    `named` is what the user calls a module.
 
     To be entered in a process that does nothing else: torch's own reports stay silent from then on.
     """
@@ -46,7 +43,7 @@ def explained(
     except PlanError:
         raise
     except (Exception, SystemExit) as error:
-        raise PlanError([_diagnostic(error, program, running, memory.reached, named)]) from error
+        raise PlanError([_diagnostic(error, program, running, memory.reached)]) from error
 
 
 def hush() -> None:
@@ -61,11 +58,9 @@ def broken_off(error: WorldError) -> PlanError:
     return PlanError([Diagnostic(CODE, f"the dry run broke off: {lines[-1]}", None, None, "warning")])
 
 
-def _diagnostic(
-    error: BaseException, program: Program, running: Running, reached: Reached, named: Callable[[str], str]
-) -> Diagnostic:
+def _diagnostic(error: BaseException, program: Program, running: Running, reached: Reached) -> Diagnostic:
     module = running.failed_with(error) or reached.module
-    where = named(module) or _PLACES.get(reached.phase, "the root")
+    where = module or _PLACES.get(reached.phase, "the root")
     if module and reached.phase == "backward":
         where += " in backward"
     operator = (
@@ -77,7 +72,7 @@ def _diagnostic(
     span = written_at(error)
     inside = module or reached.phase not in _PLACES
     rule = next((a.rule for a in program if inside and a.module == module), None)
-    related = (Related(rule.span, f"the rule of {named(module) or 'the root'}"),) if rule and span else ()
+    related = (Related(rule.span, f"the rule of {module or 'the root'}"),) if rule and span else ()
     return Diagnostic(CODE, message, span or (rule.span if rule else None), remedy(error), "warning", related)
 
 

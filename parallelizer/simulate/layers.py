@@ -52,14 +52,6 @@ class Run:
         """The inverse of `split`."""
         return path if index is None else path.replace("*", str(self.first + index), 1).rstrip(".")
 
-    def lengthened(self, path: str, keep: int) -> str:
-        """What a path in the model with `keep` of these layers (see `shorten`) was in the whole one."""
-        prefix = f"{self.container}." if self.container else ""
-        head, dot, rest = path.removeprefix(prefix).partition(".")
-        if not path.startswith(prefix) or not head.isdigit() or int(head) < self.first + keep - 1:
-            return path
-        return f"{prefix}{int(head) + self.count - keep}{dot}{rest}"
-
 
 def longest_run(program: Program, model: nn.Module) -> Run | None:
     """The longest run of equal layers, if tracing two short models costs less than the whole one."""
@@ -197,7 +189,7 @@ def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *,
     a = [token(i, SHORT) for i in short]
     b = [token(i, SHORT + 1) for i in longer]
     same = 0
-    while same < len(a) and a[same] == b[same]:
+    while same < min(len(a), len(b)) and a[same] == b[same]:
         same += 1
     rest = len(a) - same
     if len(b) < len(a) or any(not _follows(x, y) for x, y in zip(a[same:], b[len(b) - rest :], strict=True)):

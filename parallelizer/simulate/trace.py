@@ -16,9 +16,11 @@ from parallelizer import torch_private
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch
+from parallelizer.diagnostics import PlanError
 from parallelizer.initialize import allocate
 from parallelizer.mesh import build_mesh
 from parallelizer.redistribution import Move, watched
+from parallelizer.simulate.alike import treated_alike
 from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.failure import broken_off, explained
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
@@ -83,9 +85,9 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     """One training step as `rank` of the program's world, in children of this process. `model` is on meta and
     left as it is.
 
-    Equal layers are traced in two short models unless `fold` is false. Raises PlanError with a diagnostic
-    that names the module and the operator when the step cannot run on fake tensors, and with what is known
-    when the child ends otherwise.
+    Equal layers are traced in two short models, unless `fold` is false or the model does not treat them
+    alike. Raises PlanError with a diagnostic that names the module and the operator when the step cannot run
+    on fake tensors, and with what is known when the child ends otherwise.
     """
     return trace_ranks(program, model, recipe, [rank], fold=fold)[0]
 
@@ -98,20 +100,10 @@ def trace_ranks(
     """
     run = longest_run(program, model) if fold else None
     try:
-        if run is not None:
-            calls = [
-                (record_short, program, model, recipe, rank, run, SHORT + more)
-                for rank in ranks
-                for more in (0, 1)
-            ]
-            recordings = in_children(calls)
-            try:
-                return [
-                    _stretched(short, longer, run, rank)
-                    for rank, short, longer in zip(ranks, recordings[::2], recordings[1::2], strict=True)
-                ]
-            except NotPeriodic:
-                ranks = ranks[:1]
+        folded = _folded(program, model, recipe, ranks, run) if run is not None else None
+        if folded is not None:
+            return folded
+        ranks = ranks if run is None else ranks[:1]
         wholes = in_children([(record, program, model, recipe, rank) for rank in ranks])
     except WorldError as error:
         raise broken_off(error) from error
@@ -121,19 +113,35 @@ def trace_ranks(
     ]
 
 
+def _folded(
+    program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], run: Run
+) -> list[Trace] | None:
+    """The traces by two short models each; None where they cannot stand for the whole one."""
+    shorts = [
+        (record_short, program, model, recipe, rank, run, SHORT + more) for rank in ranks for more in (0, 1)
+    ]
+    try:
+        *recordings, alike = in_children([*shorts, (treated_alike, model, recipe.workload, run)])
+        if not alike:
+            return None
+        return [
+            _stretched(short, longer, run, rank)
+            for rank, short, longer in zip(ranks, recordings[::2], recordings[1::2], strict=True)
+        ]
+    except (NotPeriodic, PlanError):  # a forward may want its layers to be as many as they were
+        return None
+
+
 def record_short(
     program: Program, model: nn.Module, recipe: Recipe, rank: int, run: Run, keep: int
 ) -> Recording:
     """As `record`, of a model with `keep` layers of a run; uses the model up."""
-    program = shorten(program, model, run, keep)
-    return record(program, model, recipe, rank, lambda path: run.lengthened(path, keep))
+    return record(shorten(program, model, run, keep), model, recipe, rank)
 
 
-def record(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int, named: Callable[[str], str] = str
-) -> Recording:
+def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
     """Run two steps in a fake world, which this process enters for good, and record the second, when
-    optimizer states exist. `named` is what a user calls a module.
+    optimizer states exist.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     enter_fake_world(program.mesh.world_size, rank)
@@ -152,7 +160,7 @@ def record(
         parts = local_parts(recipe.workload, program, mesh)
         for part in parts:
             memory.adopt(part.values(), "batch")
-    with explained(program, running, memory, named), counted_random_states(memory):
+    with explained(program, running, memory), counted_random_states(memory):
         with fake, memory:
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         memory.scratch.measure()

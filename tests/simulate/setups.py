@@ -31,6 +31,7 @@ FAILING = (
     "train.seq_len=8",
     "train.batch_size=8",
 )
+STACK = (*GPT[:1], "model=stack", f"plan={CONFIGS}/plans/stack.yaml", "train.seq_len=8", "train.batch_size=8")
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 
@@ -48,6 +49,11 @@ def llama(*overrides: str) -> Setup:
 def failing(kind: str, *overrides: str) -> Setup:
     """A small model, cheap to trace, whose layers do something that fake tensors do not take; `fine` ones do not."""
     return setup_of(*FAILING, f"model.kind={kind}", *overrides)
+
+
+def stack(*overrides: str) -> Setup:
+    """Lists of small layers, cheap to trace."""
+    return setup_of(*STACK, *overrides)
 
 
 def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:

@@ -1,0 +1,312 @@
+"""Folded layers: which are equal, how recordings are stretched, and that the result is that of the whole model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from parallelizer.program import Program
+from parallelizer.setup import Setup
+from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch
+from parallelizer.simulate.memory import Usage
+from tests.simulate.setups import CHECKPOINT, GPT, SELECTIVE, llama, setup_of, stack, traced
+
+
+def highest(memory: Usage) -> dict[str, int]:
+    """The highest total of each phase."""
+    tops: Counter[str] = Counter()
+    for point in memory.course:
+        tops[point.phase] = max(tops[point.phase], point.total)
+    return dict(tops)
+
+
+def assert_equal_to_unfolded(setup: Setup, run: Run | None, rank: int = 0) -> None:
+    folded, whole = traced(setup, rank, fold=True), traced(setup, rank)
+    assert folded.folded == run and whole.folded is None
+    assert folded.ledger == whole.ledger
+    one, other = folded.memory, whole.memory
+    assert (one.peak, one.phase, one.module, one.at_peak) == (
+        other.peak,
+        other.phase,
+        other.module,
+        other.at_peak,
+    )
+    assert highest(one) == highest(other)
+    assert one.course[0] == other.course[0] and one.course[-1].by_category == other.course[-1].by_category
+    # Beside the clipping and the optimizer, which work on all parameters at once, allocation by allocation.
+    per_layer = ("forward", "loss", "backward")
+    assert [p for p in one.course if p.phase in per_layer] == [
+        p for p in other.course if p.phase in per_layer
+    ]
+
+
+meshes = st.sampled_from(
+    [
+        {},
+        {"dp_shard": 2},
+        {"dp_shard": 3},
+        {"dp_shard": 512},
+        {"dp_replicate": 2},
+        {"dp_replicate": 2, "dp_shard": 2},
+        {"tp": 2},
+        {"dp_shard": 2, "tp": 2},
+        {"dp_replicate": 2, "dp_shard": 2, "tp": 4},
+    ]
+)
+options = st.fixed_dictionaries(
+    {
+        "train.dtype": st.sampled_from(["float32", "bfloat16"]),
+        "train.accumulate": st.sampled_from([1, 1, 2]),
+        "train.clip": st.sampled_from(["1.0", "null"]),
+        "optim.fused": st.sampled_from(["auto", "false"]),
+        "++parallel.styles.fsdp.reshard_after_forward": st.sampled_from(["null", "true", "false"]),
+    }
+)
+checkpoints = st.sampled_from(["", CHECKPOINT.format("stacks.*"), SELECTIVE.format("stacks.*")])
+
+
+def on(mesh: dict[str, int], options: dict[str, object], checkpoint: str) -> list[str]:
+    data = mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
+    sizes = [f"parallel.mesh.{axis}={size}" for axis, size in mesh.items()]
+    given = [f"{key}={value}" for key, value in options.items()]
+    return [*sizes, *given, f"train.batch_size={4 * data}", *([checkpoint] if checkpoint else [])]
+
+
+def check_stack(
+    depth: int, mesh: dict[str, int], options: dict[str, object], checkpoint: str, rank: float
+) -> None:
+    setup = stack(f"model.depths=[{depth}]", *on(mesh, options, checkpoint))
+    assert_equal_to_unfolded(setup, Run("stacks.0", 0, depth), int(rank * setup.mesh.world_size))
+
+
+ranks = st.floats(0, 1, exclude_max=True)
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(8, 10), meshes, options, checkpoints, ranks)
+def test_folded_is_unfolded(
+    depth: int, mesh: dict[str, int], options: dict[str, object], checkpoint: str, rank: float
+) -> None:
+    check_stack(depth, mesh, options, checkpoint, rank)
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
+@given(st.integers(8, 24), meshes, options, checkpoints, ranks)
+def test_folded_is_unfolded_in_many_more(
+    depth: int, mesh: dict[str, int], options: dict[str, object], checkpoint: str, rank: float
+) -> None:
+    check_stack(depth, mesh, options, checkpoint, rank)
+
+
+PRESETS = [
+    "single",
+    "fsdp2",
+    "fsdp4",
+    "hsdp2x2",
+    "tp2",
+    "cp2",
+    "fsdp2_tp2",
+    "cp2_tp2",
+    "fsdp2_cp2_tp2",
+    "tp8_cp2",
+]
+
+
+@pytest.mark.parametrize(
+    ("preset", "more"),
+    [
+        ("fsdp2_cp2_tp2", [CHECKPOINT.format("layers"), "train.dtype=bfloat16"]),
+        *(pytest.param(p, [CHECKPOINT.format("layers")], marks=pytest.mark.slow) for p in PRESETS),
+        *(pytest.param(p, [SELECTIVE.format("layers")], marks=pytest.mark.slow) for p in PRESETS),
+        *(pytest.param(p, ["train.dtype=bfloat16", "train.accumulate=2"], marks=pytest.mark.slow) for p in PRESETS),
+        *(pytest.param(p, ["plan=llama_tp"], marks=pytest.mark.slow) for p in ("tp2", "fsdp2_tp2")),
+    ],
+)  # fmt: skip
+def test_llama_on_the_shipped_presets(preset: str, more: list[str]) -> None:
+    setup = llama(f"parallel={preset}", "model.n_layers=8", *more)
+    assert_equal_to_unfolded(setup, Run("layers", 0, 8), setup.mesh.world_size - 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["single", "fsdp2", "fsdp2_tp2"])
+def test_a_model_with_tied_embeddings(preset: str) -> None:
+    setup = setup_of(*GPT, f"parallel={preset}", "model.depth=9")
+    assert_equal_to_unfolded(setup, Run("blocks", 0, 9))
+
+
+def rules(*written: str) -> str:
+    return f"rules=[{','.join(repr(rule) for rule in written)}]".replace("'", '"')
+
+
+# overrides, and the layers that two short models stand for
+CASES = {
+    "a wide layer near the start": (["model.depths=[12]", "model.odd=2"], Run("stacks.0", 3, 9)),
+    "a wide layer at the end": (["model.depths=[9]", "model.odd=8"], Run("stacks.0", 0, 8)),
+    "a wide layer in the middle": (["model.depths=[9]", "model.odd=4"], None),
+    "another rule for one layer": (
+        ["model.depths=[10]", rules("stacks.0.1: checkpoint")],
+        Run("stacks.0", 2, 8),
+    ),
+    "another option for one layer": (
+        ["model.depths=[9]", rules("stacks.0.8: {style: fsdp, reshard_after_forward: false}")],
+        Run("stacks.0", 0, 8),
+    ),
+    "a rule taken from the middle one": (["model.depths=[9]", rules("stacks.0.4: {none: fsdp}")], None),
+    "two lists": (["model.depths=[8,9]"], Run("stacks.1", 0, 9)),
+    "two lists of one length": (["model.depths=[8,8]"], Run("stacks.0", 0, 8)),
+    "too few layers": (["model.depths=[7]"], None),
+    "layers counted by the model": (["model.depths=[9]", "model.way=count"], None),
+    "a layer that something is done after": (["model.depths=[9]", "model.way=skip"], None),
+    "something done after every second": (["model.depths=[9]", "model.way=taps"], None),
+    "one layer in all places": (["model.depths=[9]", "model.way=shared"], None),
+}
+QUICK = (
+    "another rule for one layer",
+    "two lists",
+    "layers counted by the model",
+    "a layer that something is done after",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
+def test_layers_that_differ_are_not_folded_or_in_runs(name: str) -> None:
+    overrides, run = CASES[name]
+    assert_equal_to_unfolded(stack("parallel=fsdp2", *overrides), run)
+
+
+def compiled(*overrides: str) -> tuple[Program, nn.Module]:
+    setup = stack(*overrides)
+    model = setup.build_model()
+    return setup.compile(model), model
+
+
+def test_what_counts_layers_is_no_difference_but_any_other_attribute_is() -> None:
+    program, model = compiled("parallel=fsdp2", "model.depths=[10]")
+    assert [layer.index for layer in model.stacks[0]] == list(range(10))
+    assert longest_run(program, model) == Run("stacks.0", 0, 10)
+    model.stacks[0][9].index = 12
+    assert longest_run(program, model) == Run("stacks.0", 0, 1 + 8) or longest_run(program, model) is None
+    model.stacks[0][9].index = 9
+    for value in (1.5, [1, 2], {"a": torch.float16}, object()):
+        model.stacks[0][0].of_ones_own = value
+        assert longest_run(program, model) == Run("stacks.0", 1, 9)
+    del model.stacks[0][0].of_ones_own
+    model.stacks[0][9].up.weight.requires_grad_(False)
+    assert longest_run(program, model) == Run("stacks.0", 0, 9)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 3), st.integers(5, 12), st.integers(0, 3), st.sampled_from([SHORT, SHORT + 1]))
+def test_a_shortened_model_keeps_the_ends(before: int, count: int, behind: int, keep: int) -> None:
+    program, model = compiled("parallel.mesh.tp=2", f"model.depths=[{before + count + behind},2]")
+    run = Run("stacks.0", before, count)
+    layers = list(model.stacks[0])
+    shorter = shorten(program, model, run, keep)
+    kept = [*range(before + keep - 1), before + count - 1, *range(before + count, before + count + behind)]
+    assert list(model.stacks[0]) == [layers[i] for i in kept]
+    assert len(model.stacks[1]) == 2
+    # The rules of the layers that are left, at their new places, and all else as it was.
+    new = {f"stacks.0.{old}": f"stacks.0.{i}" for i, old in enumerate(kept)}
+    expected = []
+    for a in program:
+        head, tail = a.module.split(".")[:3], a.module.split(".")[3:]
+        layer = ".".join(head)
+        if layer.startswith("stacks.0.") and layer not in new:
+            continue
+        expected.append((".".join([new.get(layer, layer), *tail]), a.slot, a.style, a.rule))
+    assert [(a.module, a.slot, a.style, a.rule) for a in shorter] == expected
+    names = {n for n, _ in model.named_parameters()}
+    prefixed = {f"{a.module}.{n}".lstrip(".") for a in shorter.of_slot("fsdp") for n in a.params}
+    assert prefixed <= names
+
+
+@given(
+    st.sampled_from(["", "a", "a.b"]),
+    st.integers(0, 30),
+    st.integers(1, 200),
+    st.integers(0, 300),
+    st.text("xy.", max_size=4),
+)
+def test_a_path_is_taken_apart_and_put_together(
+    container: str, first: int, count: int, index: int, rest: str
+) -> None:
+    run = Run(container, first, count)
+    tail = rest.strip(".").replace("..", ".")
+    path = ".".join(part for part in (container, str(index), tail) if part)
+    content, layer = run.split(path)
+    assert run.join(content, layer) == path
+    assert layer == (index - first if first <= index < first + count else None)
+    for other in (f"{container}x.{index}", f"x.{path}", container):
+        assert run.split(other) == (other, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One thing in a recording."""
+
+    what: str
+    layer: int | None = None
+
+
+LOOK = Look(content=lambda x: x.what, index=lambda x: x.layer, moved=lambda x, i: Item(x.what, i))
+words = st.lists(st.sampled_from("abcdef"), max_size=4)
+
+
+def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: bool) -> list[Item]:
+    """A forward or a backward of that many layers: what comes before and behind, the ends with something of
+    their own, and in each layer something for one further on, as a prefetch is.
+    """
+    order = list(range(layers))[:: -1 if backward else 1]
+    items = [Item(w) for w in parts["before"]]
+    for place, layer in enumerate(order):
+        items += [Item("first", layer)] * (place == 0) * len(parts["first"])
+        items += [Item(w, layer) for w in parts["each"]]
+        if place + ahead < layers:
+            items += [Item(w, order[place + ahead]) for w in parts["ahead"]]
+        items += [Item("between")] * len(parts["between"])
+        items += [Item("last", layer)] * (place == layers - 1) * len(parts["last"])
+    return items + [Item(w) for w in parts["behind"]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        dict.fromkeys(("before", "first", "each", "ahead", "between", "last", "behind"), words)
+    ),
+    st.integers(5, 20),
+    st.integers(0, 1),
+    st.booleans(),
+)
+@example(
+    {k: [] for k in ("before", "first", "ahead", "between", "last", "behind")} | {"each": ["a", "a"]},
+    7,
+    1,
+    True,
+)
+def test_two_short_recordings_make_the_long_one(
+    parts: dict[str, list[str]], layers: int, ahead: int, backward: bool
+) -> None:
+    short, longer, whole = (recorded(n, parts, ahead, backward) for n in (SHORT, SHORT + 1, layers))
+    assert stretch(short, longer, LOOK, layers, backward=backward) == whole
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_recordings_that_do_not_differ_by_one_layer_are_refused(backward: bool) -> None:
+    short = [Item("a", i) for i in range(SHORT)]
+    for longer in (
+        short[:-1],  # fewer
+        [Item("c", 0), *short[1:], Item("a", SHORT), Item("b")],  # something else behind, and another first
+        [Item("a" if i % 2 else "b", i) for i in range(SHORT + 1)],  # other layers than before
+        [Item("a", 0)] * (SHORT + 1),  # always the same layer
+    ):
+        with pytest.raises(NotPeriodic):
+            stretch(short, longer, LOOK, 9, backward=backward)

@@ -1,0 +1,238 @@
+"""What the ledger says of each collective: its cause, and whether something runs beside it; and real ranks say the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ledger_truth import predicted_ledgers
+from parallelizer.setup import Setup
+from parallelizer.simulate.ledger import Entry, totals, wire_bytes
+from tests.simulate.real_ledger import real_ledgers
+from tests.simulate.setups import CHECKPOINT, GPT, SELECTIVE, llama, setup_of, stack, traced
+
+PLAN = Path(__file__).parents[2] / "configs" / "plans" / "llama.yaml"
+Told = tuple[str, str, str, str, str | None, bool]
+"""Phase, axis, kind, module, the rule's key, and whether it is overlapped."""
+
+
+def told(entries: tuple[Entry, ...]) -> list[Told]:
+    return [(e.phase, e.axis, e.kind, e.module, e.rule and e.rule[0], e.overlapped) for e in entries]
+
+
+NORMS, OUT, ROOT = "layers.*.{attention_norm,ffn_norm}", "layers.*.{attention.wo,feed_forward.w2}", ""
+
+
+def forward(layer: int) -> Iterator[tuple[str, str, str]]:
+    """Kind, module and rule of what one layer sends over tp."""
+    yield "all_gather", f"layers.{layer}.attention", "layers.*.attention"
+    yield "reduce_scatter", f"layers.{layer}.attention.wo", OUT
+    yield "all_gather", f"layers.{layer}.feed_forward", "layers.*.feed_forward"
+    yield "reduce_scatter", f"layers.{layer}.feed_forward.w2", OUT
+
+
+def backward(layer: int) -> Iterator[tuple[str, str, str]]:
+    """The same in the other direction."""
+    opposite = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
+    for kind, module, rule in reversed(list(forward(layer))):
+        yield opposite[kind], module, rule
+
+
+def whole_step(layers: int, checkpoint: bool) -> Iterator[Told]:
+    """A step under FSDP and tensor parallelism with sequence parallelism, as one writes it down from the plan."""
+    yield "forward", "dp_shard", "all_gather", "", ROOT, False
+    yield "forward", "tp", "reduce_scatter", "tok_embeddings", "tok_embeddings", False
+    for layer in range(layers):
+        yield "forward", "dp_shard", "all_gather", f"layers.{layer}", "layers.*", False
+        for kind, module, rule in forward(layer):
+            yield "forward", "tp", kind, module, rule, False
+    for _ in ("its input", "the logits"):
+        yield "forward", "tp", "all_gather", "output", "output", False
+    # FSDP gathers the layer that comes next before the one that runs: `output` runs beside the first.
+    yield "backward", "dp_shard", "all_gather", f"layers.{layers - 1}", "layers.*", True
+    yield "backward", "tp", "reduce_scatter", "output", "output", False
+    for layer in reversed(range(layers)):
+        if layer:
+            yield "backward", "dp_shard", "all_gather", f"layers.{layer - 1}", "layers.*", True
+        first, *rest = backward(layer)
+        yield "backward", "tp", *first, False
+        if checkpoint:  # the forward again, but for the sum at its end
+            for kind, module, rule in itertools.islice(forward(layer), 3):
+                yield "backward", "tp", kind, module, rule, False
+        for kind, module, rule in rest:
+            yield "backward", "tp", kind, module, rule, False
+        for norm in ("attention_norm", "ffn_norm"):
+            yield "backward", "tp", "all_reduce", f"layers.{layer}.{norm}", NORMS, False
+        # The embedding runs beside the last of these.
+        yield "backward", "dp_shard", "reduce_scatter", f"layers.{layer}", "layers.*", True
+    yield "backward", "tp", "all_gather", "tok_embeddings", "tok_embeddings", False
+    yield "backward", "tp", "all_reduce", "norm", "norm", False
+    yield "backward", "dp_shard", "reduce_scatter", "", ROOT, False  # nothing is left to run
+    yield "loss", "dp_shard", "all_reduce", "", None, False
+    for axis in ("dp_shard", "tp"):
+        yield "clip", axis, "all_reduce", "", None, False
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_each_entry_has_its_module_and_its_rule_in_order(checkpoint: bool) -> None:
+    rules = [CHECKPOINT.format("layers")] if checkpoint else []
+    entries = traced(llama("parallel=fsdp2_tp2", *rules)).ledger
+    assert told(entries) == list(whole_step(2, checkpoint))
+    lines = PLAN.read_text().splitlines()
+    for rule in {e.rule for e in entries if e.rule is not None}:
+        key, file, line = rule
+        assert Path(file).resolve() == PLAN
+        assert lines[line - 1].strip().removeprefix('"').startswith(key)
+
+
+def test_a_replica_sums_what_it_has_scattered_for_the_same_unit() -> None:
+    entries = traced(stack("parallel=hsdp2x2", "model.depths=[2]")).ledger
+    behind = [
+        (a, b) for a, b in itertools.pairwise(entries) if b.axis == "dp_replicate" and b.phase == "backward"
+    ]
+    assert [b.module for _, b in behind] == ["stacks.0.1", "stacks.0.0", ""]
+    for scattered, summed in behind:
+        assert (scattered.kind, summed.kind) == ("reduce_scatter", "all_reduce")
+        assert (scattered.module, scattered.rule, scattered.overlapped) == (
+            summed.module,
+            summed.rule,
+            summed.overlapped,
+        )
+        assert scattered.payload_bytes == 2 * summed.payload_bytes
+
+
+def test_a_parameter_that_stays_whole_is_summed_for_its_owner() -> None:
+    entries = traced(stack("parallel=fsdp2", "model.depths=[1]", "++parallel.styles.fsdp.min_size=40")).ledger
+    sums = [e for e in entries if e.kind == "all_reduce" and e.phase == "backward"]
+    assert [(e.module, e.payload_bytes, e.rule and e.rule[0]) for e in sums] == [
+        ("output", 32 * 4, ""),
+        ("stacks.0.0.up", 16 * 4, "stacks.*.*"),
+    ]
+
+
+def test_parts_of_a_batch_repeat_forward_and_backward() -> None:
+    once, twice = (
+        traced(stack("parallel=fsdp2_tp2", "model.depths=[1]", f"train.accumulate={n}")).ledger
+        for n in (1, 2)
+    )
+    for phase, times in (("forward", 2), ("backward", 2), ("loss", 1), ("clip", 1)):
+        one, other = ([t for t in told(entries) if t[0] == phase] for entries in (once, twice))
+        assert other == one * times
+
+
+def test_an_optimizer_that_is_not_fused_sends_nothing_more() -> None:
+    # Gradients are summed before: one that met partial ones would sum them in every operation.
+    fused, loop = (
+        traced(llama("parallel=tp2", "model.n_layers=1", f"optim.fused={f}")).ledger
+        for f in ("true", "false")
+    )
+    assert fused == loop and not [e for e in fused if e.phase == "optimizer"]
+
+
+def test_wire_bytes_are_what_the_best_algorithms_send() -> None:
+    assert wire_bytes("all_gather", 800, 8) == wire_bytes("reduce_scatter", 800, 8) == 700
+    assert wire_bytes("all_to_all", 800, 8) == 700
+    assert wire_bytes("all_reduce", 800, 8) == 1400
+    assert wire_bytes("broadcast", 800, 8) == wire_bytes("send", 800, 8) == 800
+
+
+def entry(phase: str, kind: str, payload: int, axis: str = "tp") -> Entry:
+    return Entry(
+        phase, kind, axis, 2, payload, payload // 2, "float32", "a.b", ("a.*", "plan.yaml", 3), False
+    )
+
+
+def test_totals_are_by_phase_axis_and_kind_in_order() -> None:
+    entries = [
+        entry("forward", "all_gather", 8),
+        entry("forward", "all_reduce", 2),
+        entry("forward", "all_gather", 4),
+        entry("backward", "all_gather", 6),
+        entry("forward", "all_gather", 10, "cp"),
+    ]
+    assert [tuple(row.values()) for row in totals(entries)] == [
+        ("forward", "tp", "all_gather", 2, 12, 6),
+        ("forward", "tp", "all_reduce", 1, 2, 1),
+        ("backward", "tp", "all_gather", 1, 6, 3),
+        ("forward", "cp", "all_gather", 1, 10, 5),
+    ]
+    assert list(totals(entries)[0]) == ["phase", "axis", "kind", "count", "payload_bytes", "wire_bytes"]
+
+
+def test_an_entry_in_the_document_names_the_rule() -> None:
+    made = entry("forward", "all_gather", 8).as_json()
+    assert made["rule"] == {"key": "a.*", "file": "plan.yaml", "line": 3}
+    assert set(made) == set(Entry.__dataclass_fields__)
+
+
+# On real ranks. Each group runs in one start of them.
+REAL = {
+    2: {
+        "fsdp2 checkpoint": ("parallel=fsdp2", CHECKPOINT.format("layers")),
+        "tp2 bf16": ("parallel=tp2", "train.dtype=bfloat16"),
+        "cp2": ("parallel=cp2",),
+    },
+    4: {
+        "fsdp2_tp2": ("parallel=fsdp2_tp2",),
+        "hsdp2x2 accumulate 2": ("parallel=hsdp2x2", "train.accumulate=2"),
+    },
+}
+MORE = {
+    2: {
+        "tp2 llama_tp checkpoint": ("parallel=tp2", "plan=llama_tp", CHECKPOINT.format("layers")),
+        "cp2 keep_gathered": ("parallel=cp2", "++parallel.styles.context-parallel.keep_gathered=true"),
+        "fsdp2 min_size": ("parallel=fsdp2", "++parallel.styles.fsdp.min_size=5000"),
+        "fsdp2 tied": ("parallel=fsdp2", "+model.tie_embeddings=true"),
+        "dp2 bf16": ("parallel.mesh.dp_replicate=2", "train.dtype=bfloat16"),
+        "tp2 selective": ("parallel=tp2", SELECTIVE.format("layers")),
+        "tp2 not fused": ("parallel=tp2", "optim.fused=false", "train.clip=null"),
+    },
+    4: {
+        "cp2_tp2 bf16 checkpoint": ("parallel=cp2_tp2", "train.dtype=bfloat16", CHECKPOINT.format("layers")),
+        "fsdp2 cp2": ("parallel.mesh.dp_shard=2", "parallel.mesh.cp=2"),
+        "hsdp 2 replicas tp2": ("parallel.mesh.dp_replicate=2", "parallel.mesh.tp=2"),
+        "fsdp4 checkpoint accumulate 2": (
+            "parallel=fsdp4",
+            "train.accumulate=2",
+            CHECKPOINT.format("layers"),
+        ),
+        "fsdp2_tp2 no reshard": ("parallel=fsdp2_tp2", "++parallel.styles.fsdp.reshard_after_forward=false"),
+    },
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", REAL)
+def test_real_ranks_send_entry_by_entry_what_is_predicted(ranks: int) -> None:
+    setups = [llama("model.n_layers=1", *overrides) for overrides in REAL[ranks].values()]
+    for name, setup, real in zip(REAL[ranks], setups, real_ledgers(setups), strict=True):
+        # Everything divides, so that all ranks do alike.
+        assert real == [traced(setup, ranks - 1).ledger] * ranks, name
+        assert real[0], name
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", MORE)
+def test_real_ranks_send_what_is_predicted_of_each(ranks: int) -> None:
+    setups = {name: llama(*overrides) for name, overrides in MORE[ranks].items()}
+    uneven = ("model.dim=48", "model.n_heads=4", "model.n_kv_heads=2")
+    setups["uneven"] = llama(
+        "parallel.mesh.dp_shard=2", f"parallel.mesh.tp={ranks // 2}", *uneven, "model.vocab_size=250"
+    )
+    setups["gpt"] = setup_of(*GPT, "parallel.mesh.dp_shard=2", f"parallel.mesh.tp={ranks // 2}")
+    compare(setups)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_three_real_ranks_with_shards_of_several_sizes() -> None:
+    compare({"fsdp3": llama("parallel.mesh.dp_shard=3", "train.batch_size=6")})
+
+
+def compare(setups: dict[str, Setup]) -> None:
+    for name, setup, real in zip(setups, setups.values(), real_ledgers([*setups.values()]), strict=True):
+        assert real == predicted_ledgers(setup), name
