@@ -11,9 +11,10 @@ from typing import Any, TextIO
 from parallelizer.diagnostics import Diagnostic, in_order
 from parallelizer.fold import fold_paths
 from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.verify.compare import MARGIN, Difference
+from parallelizer.verify.compare import Difference
 from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof
+from parallelizer.verify.rounding import MARGIN
 
 CODE = "not-equal"
 

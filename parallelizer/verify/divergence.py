@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from parallelizer.compiler import Program
 from parallelizer.plan import Mesh, Rule
-from parallelizer.verify.compare import Verdict
+from parallelizer.verify.compare import Difference, Verdict
 from parallelizer.verify.observe import Observation
 
 
@@ -45,8 +45,9 @@ class Comparison:
     def bound(self) -> float:
         return max((d.bound for d in self.verdict.of("gradient")), default=1e-9)
 
-    def bounds(self, what: str, step: int) -> dict[str, float]:
-        return {d.name: d.bound for d in self.verdict.of(what) if d.step == step}
+    def compared(self, what: str, step: int) -> dict[str, Difference]:
+        """The differences of one kind in one step, by name."""
+        return {d.name: d for d in self.verdict.of(what) if d.step == step}
 
 
 def found(case: Comparison, name: str, phase: str, axis: str | None, text: str) -> Divergence:

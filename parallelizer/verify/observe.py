@@ -25,6 +25,7 @@ from parallelizer.plan import Plan
 from parallelizer.state import restore_buffers, state_of
 from parallelizer.step import forward, train_step
 from parallelizer.torch_private import tree_leaves
+from parallelizer.verify.rounding import least_norm, norm_of, terms_of
 from parallelizer.verify.subject import Subject
 
 STEPS = 2
@@ -112,7 +113,7 @@ def _observe(
     seen = Observation()
     optimizer = subject.optimizer(model)
     if nudge:
-        _nudge_first_step(optimizer, nudge)
+        _nudge_first_step(optimizer, nudge, subject.tokens)
     params = dict(model.named_parameters())
     seen.start = {n: full(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
@@ -142,17 +143,24 @@ def _observe(
     return seen
 
 
-def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float) -> None:
+def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int) -> None:
     """Put noise of this size, relative to each gradient's own, on the gradients that the first step is made
-    with.
+    with; relative to all gradients where one is only rounding.
     """
     generator = torch.Generator().manual_seed(0)
 
     def nudge(*_: Any) -> None:
-        for param in [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]:
-            # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
-            noise = torch.randn(param.shape, generator=generator, dtype=param.dtype) * (param.grad != 0)
-            param.grad.add_(noise * (size * param.grad.norm() / max(1, param.numel()) ** 0.5))
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        whole = norm_of(p.grad for p in params)
+        for param in params:
+            noise = torch.randn(param.shape, generator=generator, dtype=param.dtype)
+            norm = param.grad.norm().item()
+            if norm <= least_norm(param.dtype, terms_of(param, tokens)) * whole:
+                norm = whole
+            else:
+                # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
+                noise *= param.grad != 0
+            param.grad.add_(noise * (size * norm / max(1, param.numel()) ** 0.5))
         handle.remove()
 
     handle = optimizer.register_step_pre_hook(nudge)

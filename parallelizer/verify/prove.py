@@ -22,11 +22,12 @@ from parallelizer.config import Setup
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
-from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
+from parallelizer.verify.compare import Difference, Verdict, judge, unequal
 from parallelizer.verify.divergence import Divergence, governing_rule
 from parallelizer.verify.locate import locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.verify.observe import ModuleFailed, Observation, sharded, unsharded
+from parallelizer.verify.rounding import nudge_size
 from parallelizer.verify.subject import Subject
 from parallelizer.verify.tiny import shrink, subject_of
 
@@ -254,4 +255,4 @@ def _quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject"]
+__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject"]
