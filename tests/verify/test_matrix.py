@@ -8,12 +8,11 @@ import random
 import pytest
 
 from parallelizer.show.markdown import replace_between, table
+from parallelizer.show.matrix import document, listing, markdown, summary
 from parallelizer.verify.matrix import (
     Cell,
     Row,
     columns,
-    document,
-    markdown,
     models,
     presets,
     prove_cell,
@@ -51,10 +50,13 @@ def test_a_table_counts_and_explains_what_is_not_green() -> None:
         Cell(row, "b", False, 3.0, "cp=2", "the loss is off"),
         Cell(row, "c", False, None, "tp=2", "rank 1"),
     ]
+    assert summary(cells) == "1 of 3 cells are proven; the worst error is 0.25 of its bound."
     text = markdown(cells, ["a", "b", "c"])
-    assert text.startswith("1 of 3 cells are proven; the worst error is 0.25 of its bound")
     assert "| model, plan | 0.25 | **not equal** | **failed** |" in text
     assert "on b: the loss is off" in text
+    short = listing(cells, 40)
+    assert "model, plan\n  a 0.25, b not equal, c failed\n" in short and "on b: the loss is off" in short
+    assert max(map(len, short.split("\n"))) <= 40
     assert not document(cells)["passed"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import statistics
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from parallelizer.diagnostics import PlanError
-from parallelizer.show.proof import text, verify_document
+from parallelizer.show.proof import text, verify_document, write
 from parallelizer.verify import prove as module
 from parallelizer.verify.locate import locate
 from parallelizer.verify.prove import Proof, prove, prove_subject
@@ -90,6 +92,15 @@ def test_the_document_of_a_failed_proof_is_as_documented(failed: Proof) -> None:
         "tp",
     )
     assert divergence["rule"]["key"] == "layers.*.ffn_norm"
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_the_report_fits_the_terminal(failed: Proof, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = io.StringIO()
+    write(dataclasses.replace(failed, changes=("dim 256 -> 64",) * 9), stream, seconds=1.0)
+    lines = stream.getvalue().splitlines()
+    assert columns - 20 < max(map(len, lines)) <= columns and lines[-1].startswith("NOT proven")
 
 
 def test_the_loss_of_a_plan_without_its_norm_rule_is_right(failed: Proof) -> None:
