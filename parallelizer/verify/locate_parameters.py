@@ -12,6 +12,7 @@ from parallelizer.plan import DATA_AXES, Mesh
 from parallelizer.verify.compare import unequal
 from parallelizer.verify.describe import axes_of, data_first, describe, factor_words, ratio
 from parallelizer.verify.divergence import Comparison, Divergence, at_step, between, found, on_ranks
+from parallelizer.verify.observe import STEPS
 from parallelizer.verify.rounding import relative_error
 from parallelizer.verify.slices import Locals, above_one, line, separating_axis
 
@@ -107,6 +108,19 @@ def updates(case: Comparison, step: int) -> Iterator[Divergence]:
             f"{name} after step {step} has other bits on rank {b} than on rank {a}, which holds a copy{why}"
         )
         yield found(case, name, "optimizer", between(case.mesh, a, b), text)
+
+
+def states(case: Comparison) -> Iterator[Divergence]:
+    """Every parameter is right after the last step, and what the optimizer keeps of it is not."""
+    compared = case.compared("optimizer state", STEPS - 1)
+    for key, whole in case.reference.states.items():
+        name, _, state = key.partition(":")
+        if not compared[key].passed:
+            words = describe(case.ranks[0].states.get(key), whole, case.mesh)
+            text = (
+                f"the optimizer's {state} of {name} {words} after the last step, and the parameter is right"
+            )
+            yield found(case, name, "optimizer", None, text)
 
 
 def buffers(case: Comparison) -> Iterator[Divergence]:

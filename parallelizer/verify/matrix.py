@@ -94,13 +94,13 @@ def rows() -> list[Row]:
 
 
 def columns(full_mesh: bool = False) -> list[str]:
-    """The presets that fit into the ranks of a cell."""
-    return [p for p in presets() if _ranks(p, full_mesh) <= (FULL_RANKS if full_mesh else RANKS)]
-
-
-def _ranks(preset: str, full_mesh: bool) -> int:
-    mesh = from_config(*compose_config([f"parallel={preset}"])).mesh
-    return (mesh if full_mesh else small_mesh(mesh)).world_size
+    """The presets that fit into the ranks of a cell. With the real sizes, those that have an axis above 2: the
+    others are what they are in the small matrix.
+    """
+    meshes = {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
+    if full_mesh:
+        return [p for p, m in meshes.items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS]
+    return [p for p, m in meshes.items() if small_mesh(m).world_size <= RANKS]
 
 
 def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: dict[str, Cell] | None = None) -> Cell:
