@@ -131,7 +131,7 @@ def _computation(small: Setup) -> str:
     """All that a proof's figures depend on."""
     plan, work = small.plan, small.workload
     parts = (
-        small.model,
+        {key: value for key, value in small.model.items() if key != "tiny"},
         small.mesh.sizes,
         plan.rules,
         plan.layouts,

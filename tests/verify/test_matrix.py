@@ -12,12 +12,15 @@ from parallelizer.show.matrix import document, listing, markdown, summary
 from parallelizer.verify.matrix import (
     Cell,
     Row,
+    _computation,
+    _setup,
     columns,
     models,
     presets,
     prove_cell,
     rows,
 )
+from parallelizer.verify.tiny import shrink
 
 SLICE = 4
 CELLS = [(row, preset) for row in rows() for preset in columns()]
@@ -39,6 +42,15 @@ def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:
 
 def test_the_matrix_of_real_meshes_has_those_that_the_small_one_shrinks() -> None:
     assert set(columns(full_mesh=True)) == {"cp4", "fsdp4", "tp4", "tp8_cp2"}
+
+
+def test_models_and_presets_that_shrink_to_the_same_share_a_proof() -> None:
+    def computation(model: str, preset: str, plan: str = "llama") -> str:
+        return _computation(shrink(_setup(Row(model, plan), preset))[0])
+
+    assert computation("llama3_8b", "tp2") == computation("llama3_405b", "tp4")
+    others = {computation("llama_debug", "tp2"), computation("llama3_8b", "cp2")}
+    assert len(others | {computation("llama3_8b", "tp2"), computation("llama3_8b", "tp2", "llama_tp")}) == 4
 
 
 def test_a_table_counts_and_explains_what_is_not_green() -> None:
