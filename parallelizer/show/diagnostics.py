@@ -24,12 +24,17 @@ def write(diagnostics: Iterable[Diagnostic], stream: TextIO, *, summary: bool = 
     """Print diagnostics in order of position, with colour on a terminal only, and a line that counts them."""
     ordered = in_order(diagnostics)
     color = stream.isatty()
-    width = max(MIN_WIDTH, min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH))
+    width = width_of_terminal()
     for diagnostic in ordered:
         stream.write(render(diagnostic, color=color, width=width) + "\n\n")
     if summary and ordered:
         stream.write(counts(ordered) + "\n")
     stream.flush()
+
+
+def width_of_terminal() -> int:
+    """The columns that text is wrapped at: the terminal's within limits, 100 where there is none."""
+    return max(MIN_WIDTH, min(shutil.get_terminal_size((100, 24)).columns, MAX_WIDTH))
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False, width: int = 100) -> str:

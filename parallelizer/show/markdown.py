@@ -14,11 +14,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def replace_between(path: str | Path, marker: str, text: str) -> None:
     """Put `text` between `<!-- marker:begin -->` and `<!-- marker:end -->` of a page. Raises ValueError when
-    it has no such place.
+    it has no such place, OSError when it cannot be read or written.
     """
-    page, (begin, end) = Path(path), (f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->")
-    before, found, rest = page.read_text().partition(begin)
+    before, after = around(path, marker)
+    Path(path).write_text(f"{before}\n{text.strip()}\n{after}")
+
+
+def around(path: str | Path, marker: str) -> tuple[str, str]:
+    """A page up to the beginning of a place, and from its end. Raises as `replace_between`."""
+    begin, end = f"<!-- {marker}:begin -->", f"<!-- {marker}:end -->"
+    before, found, rest = Path(path).read_text().partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"{page} has no place `{begin} ... {end}`")
-    page.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}")
+        raise ValueError(f"{path} has no place `{begin} ... {end}`")
+    return before + begin, end + after

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import Any, TextIO
 
 from parallelizer.diagnostics import Diagnostic, in_order
 from parallelizer.fold import fold_paths
 from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.verify.compare import MARGIN, Difference
+from parallelizer.verify.compare import Difference
 from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof
+from parallelizer.verify.rounding import MARGIN
 
 CODE = "not-equal"
 
 
 def write(proof: Proof, stream: TextIO, *, seconds: float | None = None) -> None:
     """Print what was run, by which rule it is judged, the worst three parameters, and the verdict."""
-    color, width = stream.isatty(), min(shutil.get_terminal_size((100, 24)).columns, 120)
+    color, width = stream.isatty(), show_diagnostics.width_of_terminal()
     for line in _head(proof):
-        stream.write(line + "\n")
+        stream.write(_fitted(line, width) + "\n")
     if proof.divergence is not None or not proof.passed:
         stream.write("\n" + show_diagnostics.render(failure(proof), color=color, width=width) + "\n\n")
     if proof.unequal:
         stream.write("replicas that hold different bits:\n")
         stream.writelines(f"  {glob}\n" for glob in fold_paths(key.split(" ")[0] for key in proof.unequal))
-    stream.write(_last(proof) + (f" ({seconds:.1f} s)\n" if seconds is not None else "\n"))
+    stream.write(_fitted(_last(proof) + (f" ({seconds:.1f} s)" if seconds is not None else ""), width) + "\n")
     stream.flush()
 
 
@@ -92,6 +93,19 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
         "diagnostics": found,
     }
+
+
+def _fitted(line: str, width: int) -> str:
+    """The line, or several of them, the second and others indented."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=indent + "    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def _head(proof: Proof) -> list[str]:

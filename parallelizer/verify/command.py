@@ -43,10 +43,16 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
     from parallelizer.simulate.world import WorldError
     from parallelizer.verify.prove import prove
 
+    if wrong := _misused(arguments):
+        sys.stderr.write(f"parallelizer verify: error: {wrong}\n")
+        return 2
     if arguments.matrix:
         from parallelizer.verify import matrix
 
-        return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
+        try:
+            return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
+        except PlanError as error:
+            return _refused(error.diagnostics, arguments.json)
     try:
         proof = prove(
             setup(),
@@ -81,6 +87,21 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         show_diagnostics.write(proof.diagnostics, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
     return 0 if proof.passed else 1
+
+
+def _misused(arguments: argparse.Namespace) -> str | None:
+    """Options that do not go together, in words."""
+    if not arguments.matrix:
+        return "--write is for --matrix" if arguments.write else None
+    given = {
+        "overrides": bool(arguments.overrides),
+        "--force": arguments.force,
+        "--dtype": arguments.dtype != "float64",
+        "--seed": arguments.seed != 0,
+        "--config-dir": arguments.config_dir is not None,
+    }
+    extra = [name for name, is_given in given.items() if is_given]
+    return f"--matrix proves what is shipped, and takes no {' or '.join(extra)}" if extra else None
 
 
 def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:

@@ -8,14 +8,19 @@ from dataclasses import dataclass
 
 import torch
 
+from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import Mesh
 from parallelizer.verify.observe import STEPS, Observation
+from parallelizer.verify.rounding import (
+    LIMIT,
+    MARGIN,
+    least_norm,
+    norm_of,
+    nudge_size,
+    relative_error,
+    terms_of,
+)
 from parallelizer.verify.slices import batch_index
-
-MARGIN = 16.0
-"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every
-sum, the calibrating run that of linears and of the batch only.
-"""
 
 
 @dataclass(frozen=True)
@@ -63,29 +68,6 @@ class Verdict:
         return list(once.values())[:count]
 
 
-def relative_error(value: torch.Tensor | None, reference: torch.Tensor | None) -> float:
-    """||value - reference|| / ||reference||, in float64; infinite where one is missing, of another shape or
-    not finite.
-    """
-    if value is None or reference is None:
-        return 0.0 if value is None and reference is None else math.inf
-    if value.shape != reference.shape:
-        return math.inf
-    value, reference = value.double(), reference.double()
-    norm = reference.norm().item()
-    error = (value - reference).norm().item()
-    if not math.isfinite(error):
-        return math.inf
-    return error / norm if norm else (0.0 if error == 0 else math.inf)
-
-
-def nudge_size(dtype: torch.dtype) -> float:
-    """The relative error that a calibrating run's first gradients are given: far above rounding, far below
-    anything wrong.
-    """
-    return 4096 * torch.finfo(dtype).eps
-
-
 def judge(
     reference: Observation,
     other_order: Observation,
@@ -103,25 +85,29 @@ def judge(
     nudged gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
     rounding where the gradient is small. Initial values and buffers are no sums: they must be equal. Whole
     parameters are rank 0's, and their bits are looked at on every rank.
+
+    Raises PlanError when the run in another order of summation is no such thing: nothing is proven by bounds
+    that everything keeps.
     """
     eps = torch.finfo(dtype).eps
     first = [
-        e / (eps * math.sqrt(n))
-        for what, _, step, e, n in _sums([other_order], reference, None, tokens)
-        if not _after_update(what, step) and math.isfinite(e)
+        (e / (eps * math.sqrt(n)), what, name)
+        for what, name, step, e, n in _sums([other_order], reference, None, tokens, dtype)
+        if not _after_update(what, step)
     ]
-    constant = MARGIN * max([1.0, *first])
+    _check_calibration(*max(first))
+    constant = MARGIN * max([1.0, *(needed for needed, _, _ in first)])
     growth = {
         (what, name, step): max(1.0, e / nudge_size(dtype))
         if _after_update(what, step) and math.isfinite(e)
         else 1.0
-        for what, name, step, e, _ in _sums([nudged], reference, None, tokens)
+        for what, name, step, e, _ in _sums([nudged], reference, None, tokens, dtype)
     }
     differences = [
         Difference(
             what, name, step, error, constant * eps * math.sqrt(n) * growth.get((what, name, step), 1.0)
         )
-        for what, name, step, error, n in _sums(ranks, reference, mesh, tokens)
+        for what, name, step, error, n in _sums(ranks, reference, mesh, tokens, dtype)
     ]
     for what, mine, theirs in (
         ("initial value", ranks[0].start, reference.start),
@@ -131,6 +117,17 @@ def judge(
             Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()
         ]
     return Verdict(tuple(differences), constant, tuple(unequal(ranks)))
+
+
+def _check_calibration(needed: float, what: str, name: str) -> None:
+    """The unsharded run in another order of summation must be the same but for rounding."""
+    if needed <= LIMIT:
+        return
+    where = f"{what} of {name}" if name else what
+    message = f"the unsharded run does not repeat: in another order of summation its {where} differs by "
+    message += f"{needed:.1g} times what rounding explains" if math.isfinite(needed) else "what is no number"
+    advice = "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow"
+    raise PlanError([Diagnostic("model-failed", message, None, advice)])
 
 
 def _after_update(what: str, step: int) -> bool:
@@ -154,39 +151,57 @@ def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str
 
 
 def _sums(
-    ranks: Sequence[Observation], reference: Observation, mesh: Mesh | None, tokens: int
+    ranks: Sequence[Observation],
+    reference: Observation,
+    mesh: Mesh | None,
+    tokens: int,
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, str, int, float, int]]:
     """(what, name, step, error, n) of everything that a sum went into. Without a mesh the one run has the
     batch turned around.
     """
     run = ranks[0]
+
+    def error(value: torch.Tensor | None, theirs: torch.Tensor | None, whole: float) -> float:
+        return relative_error(value, theirs, whole, least_norm(dtype, terms_of(theirs, tokens)))
+
     for step in range(STEPS):
+        all_gradients = norm_of(reference.gradients[step].values())
+        all_parameters = norm_of(reference.parameters[step].values())
         for what, of, theirs in (
             ("loss", [r.losses for r in ranks], reference.losses),
             ("gradient norm", [r.norms for r in ranks], reference.norms),
         ):
             yield what, "", step, max(_scalar_error(mine[step], theirs[step]) for mine in of), tokens
         for name, gradient in reference.gradients[step].items():
-            n = tokens * (gradient.shape[-1] if gradient is not None and gradient.ndim else 1)
+            n = terms_of(gradient, tokens)
             yield (
                 "gradient",
                 name,
                 step,
-                max(relative_error(r.gradients[step].get(name), gradient) for r in ranks),
+                max(error(r.gradients[step].get(name), gradient, all_gradients) for r in ranks),
                 n,
             )
             yield (
                 "parameter",
                 name,
                 step,
-                relative_error(run.parameters[step].get(name), reference.parameters[step][name]),
+                error(run.parameters[step].get(name), reference.parameters[step][name], all_parameters),
                 n,
             )
     for key, state in reference.states.items():
-        n = tokens * (state.shape[-1] if state.ndim else 1)
-        yield "optimizer state", key, STEPS - 1, relative_error(run.states.get(key), state), n
+        alike = norm_of(
+            s for k, s in reference.states.items() if k.partition(":")[2] == key.partition(":")[2]
+        )
+        yield (
+            "optimizer state",
+            key,
+            STEPS - 1,
+            error(run.states.get(key), state, alike),
+            terms_of(state, tokens),
+        )
     if reference.logits is not None:
-        n = tokens * reference.logits.shape[-1]
+        n = terms_of(reference.logits, tokens)
         for rank, seen in enumerate(ranks):
             if mesh is None:
                 yield "logits", "", STEPS - 1, relative_error(seen.logits, reference.logits), n

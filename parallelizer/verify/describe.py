@@ -29,6 +29,8 @@ def describe(
         return "is not finite"
     if not mine.any():
         return "is zero"
+    if not whole.any():
+        return "is not zero, as the reference is"
     factor = ratio(mine, whole, proportional)
     if factor is not None:
         return f"is {factor_words(factor, mesh)} the reference"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from parallelizer.compiler import Program
 from parallelizer.plan import Mesh, Rule
-from parallelizer.verify.compare import Verdict
+from parallelizer.verify.compare import Difference, Verdict
 from parallelizer.verify.observe import Observation
 
 
@@ -45,8 +45,9 @@ class Comparison:
     def bound(self) -> float:
         return max((d.bound for d in self.verdict.of("gradient")), default=1e-9)
 
-    def bounds(self, what: str, step: int) -> dict[str, float]:
-        return {d.name: d.bound for d in self.verdict.of(what) if d.step == step}
+    def compared(self, what: str, step: int) -> dict[str, Difference]:
+        """The differences of one kind in one step, by name."""
+        return {d.name: d for d in self.verdict.of(what) if d.step == step}
 
 
 def found(case: Comparison, name: str, phase: str, axis: str | None, text: str) -> Divergence:
@@ -58,10 +59,15 @@ def found(case: Comparison, name: str, phase: str, axis: str | None, text: str) 
 def governing_rule(program: Program, module: str, axis: str | None) -> Rule | None:
     """The rule that governs a module on an axis: its own, one that leaves it without a style, or that of the
     nearest module around it. For a data axis the fsdp rule that takes in the module, unless context
-    parallelism is what the axis is for.
+    parallelism is what the axis is for; without an axis that too where there is no other.
     """
     parts = set(axis.split(" x ")) if axis else set()
-    data = bool(parts) and parts <= {"dp_replicate", "dp_shard"}
+    if parts:
+        return _nearest(program, module, parts, data=parts <= {"dp_replicate", "dp_shard"})
+    return _nearest(program, module, parts, data=False) or _nearest(program, module, parts, data=True)
+
+
+def _nearest(program: Program, module: str, parts: set[str], *, data: bool) -> Rule | None:
     at: str | None = module
     while at is not None:
         uses = [

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from parallelizer.compiler import Program
 from parallelizer.verify.compare import Verdict
-from parallelizer.verify.divergence import Comparison, Divergence, at_step
+from parallelizer.verify.divergence import Comparison, Divergence, at_step, found
 from parallelizer.verify.locate_outputs import output_gradients, outputs
-from parallelizer.verify.locate_parameters import buffers, gradients, initial_values, updates
+from parallelizer.verify.locate_parameters import buffers, gradients, initial_values, states, updates
 from parallelizer.verify.observe import STEPS, Observation
 
 
@@ -40,8 +40,19 @@ def _all(case: Comparison) -> Iterator[Divergence]:
         yield from gradients(case, step)
         yield from _norm(case, step)
         yield from updates(case, step)
+    yield from states(case)
     yield from outputs(case, STEPS, "evaluation", " in evaluation")
+    yield from _logits(case)
     yield from buffers(case)
+
+
+def _logits(case: Comparison) -> Iterator[Divergence]:
+    if any(not d.passed for d in case.verdict.of("logits")):
+        text = "the logits in evaluation, put back in the original order, are not the reference's, and every"
+        text += (
+            " module's output is right: the order, or what the model does behind its last module, is wrong"
+        )
+        yield found(case, ".", "evaluation", None, text)
 
 
 def _norm(case: Comparison, step: int) -> Iterator[Divergence]:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import torch
 
 from parallelizer.plan import DATA_AXES, Mesh
-from parallelizer.verify.compare import relative_error, unequal
+from parallelizer.verify.compare import unequal
 from parallelizer.verify.describe import axes_of, data_first, describe, factor_words, ratio
 from parallelizer.verify.divergence import Comparison, Divergence, at_step, between, found, on_ranks
+from parallelizer.verify.observe import STEPS
+from parallelizer.verify.rounding import relative_error
 from parallelizer.verify.slices import Locals, above_one, line, separating_axis
 
 
@@ -41,17 +43,21 @@ def initial_values(case: Comparison) -> Iterator[Divergence]:
 
 def gradients(case: Comparison, step: int) -> Iterator[Divergence]:
     """Every output is right and a parameter's gradient is not: what reduces it is wrong."""
-    mesh, bounds = case.mesh, case.bounds("gradient", step)
+    mesh, compared = case.mesh, case.compared("gradient", step)
     references = case.reference.gradients[step]
     factors = {n: ratio(case.ranks[0].gradients[step].get(n), g) for n, g in references.items()}
     everywhere = len({None if f is None else round(f, 6) for f in factors.values()}) == 1
     for name, whole in reversed(list(references.items())):
         every = [r.gradients[step].get(name) for r in case.ranks]
         mine = every[0]
-        if max(relative_error(m, whole) for m in every) <= bounds.get(name, 0.0):
+        if compared[name].passed:
             continue
         what = f"the gradient of {name}{at_step(step)}"
-        axis = None if whole is None else _summing_axis(whole, every, mesh, max(100 * bounds[name], 1e-12))
+        axis = (
+            None
+            if whole is None
+            else _summing_axis(whole, every, mesh, max(100 * compared[name].bound, 1e-12))
+        )
         if axis:
             text = f"{what} differs from rank to rank of {axis}, and its sum is right: its reduction over {axis} is missing"
             yield found(case, name, "backward", axis, text)
@@ -84,10 +90,10 @@ def gradients(case: Comparison, step: int) -> Iterator[Divergence]:
 def updates(case: Comparison, step: int) -> Iterator[Divergence]:
     """The gradients and their norm are right, and a parameter is not what the step should have made it."""
     still = _standing_still(case, step)
-    bounds = case.bounds("parameter", step)
+    compared = case.compared("parameter", step)
     for name, whole in case.reference.parameters[step].items():
         mine = case.ranks[0].parameters[step].get(name)
-        if relative_error(mine, whole) > bounds.get(name, 0.0):
+        if not compared[name].passed:
             if still:
                 ranks = f"rank{'s' if len(still) > 1 else ''} {', '.join(map(str, still))}"
                 text = f"{name} is as it was before step {step} on {ranks}: no optimizer step was made there"
@@ -102,6 +108,19 @@ def updates(case: Comparison, step: int) -> Iterator[Divergence]:
             f"{name} after step {step} has other bits on rank {b} than on rank {a}, which holds a copy{why}"
         )
         yield found(case, name, "optimizer", between(case.mesh, a, b), text)
+
+
+def states(case: Comparison) -> Iterator[Divergence]:
+    """Every parameter is right after the last step, and what the optimizer keeps of it is not."""
+    compared = case.compared("optimizer state", STEPS - 1)
+    for key, whole in case.reference.states.items():
+        name, _, state = key.partition(":")
+        if not compared[key].passed:
+            words = describe(case.ranks[0].states.get(key), whole, case.mesh)
+            text = (
+                f"the optimizer's {state} of {name} {words} after the last step, and the parameter is right"
+            )
+            yield found(case, name, "optimizer", None, text)
 
 
 def buffers(case: Comparison) -> Iterator[Divergence]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,18 @@ import torch
 
 from parallelizer.compose import compose_config
 from parallelizer.config import Setup, config_folder, from_config
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.launch import LaunchError
 from parallelizer.plan import BATCH_AXES
-from parallelizer.show.markdown import replace_between, table
+from parallelizer.show.diagnostics import width_of_terminal
+from parallelizer.show.markdown import around, replace_between
 from parallelizer.simulate.world import WorldError
 from parallelizer.verify.prove import prove
 from parallelizer.verify.tiny import shrink, small_mesh
 
-MARKER = "matrix"
+MARKER, FULL_MARKER = "matrix", "full-matrix"
+"""The places of a page that the tables are written to."""
+
 RANKS, FULL_RANKS = 8, 16
 """The most ranks of a cell: with axes shrunk to 2, and with the preset's own sizes."""
 
@@ -91,13 +94,13 @@ def rows() -> list[Row]:
 
 
 def columns(full_mesh: bool = False) -> list[str]:
-    """The presets that fit into the ranks of a cell."""
-    return [p for p in presets() if _ranks(p, full_mesh) <= (FULL_RANKS if full_mesh else RANKS)]
-
-
-def _ranks(preset: str, full_mesh: bool) -> int:
-    mesh = from_config(*compose_config([f"parallel={preset}"])).mesh
-    return (mesh if full_mesh else small_mesh(mesh)).world_size
+    """The presets that fit into the ranks of a cell. With the real sizes, those that have an axis above 2: the
+    others are what they are in the small matrix.
+    """
+    meshes = {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
+    if full_mesh:
+        return [p for p, m in meshes.items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS]
+    return [p for p, m in meshes.items() if small_mesh(m).world_size <= RANKS]
 
 
 def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: dict[str, Cell] | None = None) -> Cell:
@@ -128,7 +131,7 @@ def _computation(small: Setup) -> str:
     """All that a proof's figures depend on."""
     plan, work = small.plan, small.workload
     parts = (
-        small.model,
+        {key: value for key, value in small.model.items() if key != "tiny"},
         small.mesh.sizes,
         plan.rules,
         plan.layouts,
@@ -155,69 +158,44 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is
     proven.
     """
+    from parallelizer.show import matrix as show
+
     torch.set_num_threads(1)
-    across, cells, known = columns(full_mesh), list[Cell](), dict[str, Cell]()
-    for row in rows():
-        for preset in across:
-            cells.append(prove_cell(row, preset, full_mesh, known))
-            _progress(cells[-1])
-    text = f"{len(known)} proofs: {markdown(cells, across)}"
+    marker = FULL_MARKER if full_mesh else MARKER
     if page is not None:
-        replace_between(page, MARKER, text)
+        _check_page(page, marker)
+    across, cells, known = columns(full_mesh), list[Cell](), dict[str, Cell]()
+    every = [(row, preset) for row in rows() for preset in across]
+    for number, (row, preset) in enumerate(every, start=1):
+        cells.append(prove_cell(row, preset, full_mesh, known))
+        _progress(cells[-1], f"{number}/{len(every)}")
+    counted = f"{len(known)} proofs: {show.summary(cells)}"
+    text = f"{counted}\n\n{show.markdown(cells, across)}"
+    if page is not None:
+        replace_between(page, marker, text)
     if as_json:
-        json.dump(document(cells), sys.stdout, indent=1)
+        json.dump(show.document(cells), sys.stdout, indent=1)
         sys.stdout.write("\n")
+    elif sys.stdout.isatty():
+        print(f"{show.listing(cells, width_of_terminal())}\n\n{counted}")
     else:
         print(text)
     return 0 if all(c.passed for c in cells) else 1
 
 
-def markdown(cells: Sequence[Cell], across: Sequence[str]) -> str:
-    """The table: in each cell the worst error as a share of its bound."""
-    by_row: dict[Row, list[Cell]] = {}
-    for cell in cells:
-        by_row.setdefault(cell.row, []).append(cell)
-    lines = [[row.name, *map(_text, of_row)] for row, of_row in by_row.items()]
-    ran = {c.preset: c.ran for c in cells}
-    head = ["model, plan", *(f"{p} ({ran[p]})" for p in across)]
-    green, shares = sum(c.passed for c in cells), [c.share for c in cells if c.passed and c.share is not None]
-    worst = f"; the worst error is {max(shares):.2f} of its bound" if shares else ""
-    wrong = "".join(f"\n\n- {c.row.name} on {c.preset}: {c.reason}" for c in cells if not c.passed)
-    return f"{green} of {len(cells)} cells are proven{worst}.\n\n{table(head, lines)}{wrong}"
+def _check_page(page: str, marker: str) -> None:
+    """Before the minutes that the proofs take."""
+    try:
+        around(page, marker)
+        reason = "" if os.access(page, os.W_OK) else f"{page} may not be written"
+    except (OSError, ValueError) as error:
+        reason = f"{page}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    if reason:
+        advice = f"name a page with the lines `<!-- {marker}:begin -->` and `<!-- {marker}:end -->`"
+        raise PlanError([Diagnostic("page-unwritable", reason, None, advice)])
 
 
-def document(cells: Iterable[Cell]) -> dict[str, Any]:
-    """What `verify --matrix --json` prints."""
-    every = list(cells)
-    return {
-        "passed": all(c.passed for c in every),
-        "cells": [
-            {
-                "row": c.row.name,
-                "model": c.row.model,
-                "plan": c.row.plan,
-                "preset": c.preset,
-                "mesh": c.ran,
-                "passed": c.passed,
-                "share": c.share if c.share is None or c.share < float("inf") else sys.float_info.max,
-                "reason": c.reason,
-            }
-            for c in every
-        ],
-    }
+def _progress(cell: Cell, count: str) -> None:
+    from parallelizer.show.matrix import in_a_word
 
-
-def _text(cell: Cell) -> str:
-    if cell.passed and cell.share is not None:
-        return f"{cell.share:.2f}"
-    return (
-        "**not equal**"
-        if cell.share is not None
-        else "refused"
-        if cell.reason.startswith("refused")
-        else "**failed**"
-    )
-
-
-def _progress(cell: Cell) -> None:
-    print(f"{cell.row.name} on {cell.preset}: {_text(cell)}", file=sys.stderr, flush=True)
+    print(f"[{count}] {cell.row.name} on {cell.preset}: {in_a_word(cell)}", file=sys.stderr, flush=True)

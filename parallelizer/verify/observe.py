@@ -14,7 +14,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
@@ -24,14 +23,13 @@ from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
 from parallelizer.state import restore_buffers, state_of
 from parallelizer.step import forward, train_step
-from parallelizer.torch_private import tree_leaves
+from parallelizer.verify.recording import Tensors, local_part, recording
+from parallelizer.verify.rounding import least_norm, norm_of, terms_of
 from parallelizer.verify.subject import Subject
 
 STEPS = 2
 UNCLIPPED = 1e30
 """The bound of the first step's gradient norm: clipping would let one wrong gradient scale all others."""
-
-Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
@@ -56,15 +54,6 @@ class Observation:
     outputs: list[Tensors] = field(default_factory=list)
     output_gradients: list[Tensors] = field(default_factory=list)
     bits: list[dict[str, str]] = field(default_factory=list)
-
-
-class ModuleFailed(RuntimeError):
-    """A module's forward raised: which, and what, in one line."""
-
-    def __init__(self, module: str, error: Exception) -> None:
-        first = (str(error).strip().splitlines() or [""])[0]
-        super().__init__(module, f"{type(error).__name__}: {first}".rstrip(": "))
-        self.module, self.reason = self.args
 
 
 Modes = Sequence[TorchFunctionMode]
@@ -112,7 +101,7 @@ def _observe(
     seen = Observation()
     optimizer = subject.optimizer(model)
     if nudge:
-        _nudge_first_step(optimizer, nudge)
+        _nudge_first_step(optimizer, nudge, subject.tokens)
     params = dict(model.named_parameters())
     seen.start = {n: full(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
@@ -121,7 +110,7 @@ def _observe(
         if flip:
             whole = {k: v.flip(0) for k, v in whole.items()}
         parts = rank_parts(whole, subject.accumulate, subject.plan, mesh)
-        with _recording(model, seen):
+        with recording(model, seen.outputs, seen.output_gradients):
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
         seen.losses.append(done.loss.item())
         seen.norms.append(done.grad_norm.item())
@@ -130,7 +119,7 @@ def _observe(
         seen.parameters.append({n: full(p, model, n) for n, p in params.items()})
         seen.bits.append(_digests(params))
     seen.states = _states(optimizer, model, mesh)
-    with torch.no_grad(), _recording(model, seen):
+    with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
         logits = forward(model, rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0])
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
@@ -138,21 +127,28 @@ def _observe(
             (unshard(logits, mesh) if mesh is not None and subject.plan.batch else logits).detach().clone()
         )
     restore_buffers(model)
-    seen.buffers = {n: _local(b.detach()) for n, b in model.named_buffers()}
+    seen.buffers = {n: local_part(b.detach()) for n, b in model.named_buffers()}
     return seen
 
 
-def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float) -> None:
+def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int) -> None:
     """Put noise of this size, relative to each gradient's own, on the gradients that the first step is made
-    with.
+    with; relative to all gradients where one is only rounding.
     """
     generator = torch.Generator().manual_seed(0)
 
     def nudge(*_: Any) -> None:
-        for param in [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]:
-            # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
-            noise = torch.randn(param.shape, generator=generator, dtype=param.dtype) * (param.grad != 0)
-            param.grad.add_(noise * (size * param.grad.norm() / max(1, param.numel()) ** 0.5))
+        params = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        whole = norm_of(p.grad for p in params)
+        for param in params:
+            noise = torch.randn(param.shape, generator=generator, dtype=param.dtype)
+            norm = param.grad.norm().item()
+            if norm <= least_norm(param.dtype, terms_of(param, tokens)) * whole:
+                norm = whole
+            else:
+                # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
+                noise *= param.grad != 0
+            param.grad.add_(noise * (size * norm / max(1, param.numel()) ** 0.5))
         handle.remove()
 
     handle = optimizer.register_step_pre_hook(nudge)
@@ -219,7 +215,7 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
     found = {}
     for name, param in params.items():
         where = []
-        local = _local(param.detach())
+        local = local_part(param.detach())
         if isinstance(param, DTensor):
             coordinate = param.device_mesh.get_coordinate() or ()
             axes = param.device_mesh.mesh_dim_names or ()
@@ -231,74 +227,6 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
         bits = hashlib.sha256(local.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
-
-
-@contextmanager
-def _recording(model: nn.Module, seen: Observation) -> Iterator[None]:
-    """Keep each module's first output tensor and its gradient, of its first call. Raises ModuleFailed."""
-    outputs: Tensors = {}
-    gradients: Tensors = {}
-    seen.outputs.append(outputs)
-    seen.output_gradients.append(gradients)
-
-    def keep(path: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            first = next(
-                (t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()),
-                None,
-            )
-            if first is None or path in outputs:
-                return
-            outputs[path] = _local(first.detach())
-            if first.requires_grad:
-                first.register_hook(lambda gradient: _keep(path, gradient))
-
-        return hook
-
-    def _keep(path: str, gradient: torch.Tensor) -> None:
-        gradients.setdefault(path, _local(gradient.detach()))
-
-    handles = [module.register_forward_hook(keep(path)) for path, module in model.named_modules() if path]
-    inside, more = _following(model)
-    handles += more
-    try:
-        yield
-    except Exception as error:
-        if inside:
-            raise ModuleFailed(inside[-1], error) from error
-        raise
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _following(model: nn.Module) -> tuple[list[str], list[RemovableHandle]]:
-    """The modules whose forward is under way, outermost first, kept up to date; empty in backward, where a
-    checkpoint begins forwards that it does not end.
-    """
-    inside: list[str] = []
-
-    def begin(path: str) -> Any:
-        def hook(module: nn.Module, args: Any) -> None:
-            if inside or module is model:
-                inside.append(path)
-
-        return hook
-
-    def end(module: nn.Module, args: Any, output: Any) -> None:
-        if inside:
-            inside.pop()
-
-    modules = dict(model.named_modules())
-    # Before every other hook of the module, and behind all that there are: these may be what fails.
-    handles = [
-        module.register_forward_pre_hook(begin(path), prepend=True) for path, module in modules.items()
-    ]
-    return inside, handles + [module.register_forward_hook(end) for module in modules.values()]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).clone()
 
 
 @contextmanager

@@ -22,18 +22,23 @@ from parallelizer.config import Setup
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.plan import Mesh, Option, StyleDefaults
 from parallelizer.simulate.world import in_children
-from parallelizer.verify.compare import MARGIN, Difference, Verdict, judge, nudge_size, unequal
+from parallelizer.verify.compare import Difference, Verdict, judge, unequal
 from parallelizer.verify.divergence import Divergence, governing_rule
 from parallelizer.verify.locate import locate
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
-from parallelizer.verify.observe import ModuleFailed, Observation, sharded, unsharded
+from parallelizer.verify.observe import Observation, sharded, unsharded
+from parallelizer.verify.recording import ModuleFailed
+from parallelizer.verify.rounding import nudge_size
 from parallelizer.verify.subject import Subject
-from parallelizer.verify.tiny import shrink, subject_of
+from parallelizer.verify.tiny import SMALL, shrink, subject_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and
 only reported.
 """
+
+MAX_RANKS = 64
+"""Processes that one machine is given, as `launch.max_cpu_ranks` says for the recipe."""
 
 START_TIMEOUT = 120.0
 COLLECTIVE_TIMEOUT = 60.0
@@ -100,8 +105,9 @@ def prove(
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
     `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
-    real = setup.compile(setup.build_model(), force=force)
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
+    _check_ranks(small.mesh)
+    real = setup.compile(setup.build_model(), force=force)
     proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
@@ -138,6 +144,16 @@ def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype
     return dataclasses.replace(
         proof, divergence=locate(program, reference, ranks, verdict), unequal=tuple(unequal(ranks))
     )
+
+
+def _check_ranks(mesh: Mesh) -> None:
+    """One machine runs all ranks of a proof."""
+    if mesh.world_size > MAX_RANKS:
+        message = f"{mesh.world_size:,} ranks are more than the {MAX_RANKS} that a proof may start"
+        advice = (
+            f"leave out --full-mesh: every axis above {SMALL} becomes {SMALL}, which proves the same plan"
+        )
+        raise PlanError([Diagnostic("too-many-ranks", message, None, advice)])
 
 
 def _in_precision(subject: Subject, dtype: str) -> Subject:
@@ -254,4 +270,4 @@ def _quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject"]
+__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject"]

@@ -68,28 +68,36 @@ def holds(
     rank: int,
     bound: float,
     packing: Packing | None = None,
+    least: float = 0.0,
 ) -> bool:
-    """Whether a local tensor is a part of the whole that this rank may hold."""
+    """Whether a local tensor is a part of the whole that this rank may hold. Errors are relative to `least`
+    where that is more than the tensor's own norm.
+    """
     # A part whose own values are small, a gradient of a masked token say, is as exact as the whole is.
     typical = (
         whole.double().norm().item() / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
     )
     for part in slices(whole, local.shape, mesh, rank, packing):
         if (local.double() - part.double()).norm().item() <= bound * max(
-            typical, part.double().norm().item()
+            typical, part.double().norm().item(), least
         ):
             return True
     return False
 
 
 def wrong_ranks(
-    whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float, packing: Packing | None = None
+    whole: torch.Tensor,
+    mine: Locals,
+    mesh: Mesh,
+    bound: float,
+    packing: Packing | None = None,
+    least: float = 0.0,
 ) -> list[int]:
-    """The ranks whose tensor is no part of the whole that their place allows."""
+    """The ranks whose tensor is no part of the whole that their place allows; `least` as in `holds`."""
     return [
         r
         for r, local in enumerate(mine)
-        if local is not None and not holds(whole, local, mesh, r, bound, packing)
+        if local is not None and not holds(whole, local, mesh, r, bound, packing, least)
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -45,9 +45,20 @@ def shrink(
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
+    changes += _changes("train.", setup.workload, workload, ("batch_size", "seq_len"))
+    if not tiny and setup.model:
+        changes.append("the model not at all, its config has no `tiny`")
     return dataclasses.replace(setup, mesh=mesh, model={**setup.model, **tiny}, workload=workload), tuple(
         changes
     )
+
+
+def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -> list[str]:
+    return [
+        f"{prefix}{name} {getattr(before, name)} -> {getattr(after, name)}"
+        for name in names
+        if getattr(before, name) != getattr(after, name)
+    ]
 
 
 def subject_of(setup: Setup) -> Subject:

@@ -51,6 +51,33 @@ class Mlp(nn.Module):
         return self.head(self.down(F.silu(gate) * up))
 
 
+class Attention(nn.Module):
+    """One layer of attention without positions, every projection with a bias: that of the keys has no
+    gradient but rounding, because softmax takes no notice of what is added to all scores.
+    """
+
+    def __init__(self, hidden: int = 16, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, hidden)
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden) for _ in range(4))
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden, VOCAB, bias=False)
+        nn.init.zeros_(self.k.bias)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        q, k, v = (proj(x).unflatten(-1, (-1, 4)).transpose(1, 2) for proj in (self.q, self.k, self.v))
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(self.dropout(x + self.o(heads.transpose(1, 2).flatten(2))))
+
+
+ATTENTION_PLAN = """
+version: 1
+rules:
+  "[qkv]": colwise
+  o: rowwise
+"""
+
 MLP_PLAN = """
 version: 1
 rules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ def test_a_proven_plan_exits_with_0_and_nothing_on_stderr(capfd: pytest.CaptureF
     assert err == ""
     assert "dp_shard=2 x tp=2, 4 ranks, in float64" in out
     assert "shrunk: dp_shard 8 -> 2, tp 8 -> 2" in out
+    assert "train.batch_size 16 -> 4, train.seq_len 256 -> 12" in " ".join(out.split())
     assert "error <= c*eps*sqrt(n)" in out and "worst three parameters:" in out
     assert "proven: the sharded run equals the unsharded one" in out
 
@@ -53,6 +55,38 @@ def test_a_refused_plan_exits_with_1_and_its_diagnostics(
         assert not document["passed"] and document["diagnostics"]
     else:
         assert out == "" and "attension" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--write", "docs/proving.md"], "--write is for --matrix"),
+        (["--matrix", "parallel=tp2"], "takes no overrides"),
+        (["--matrix", "--force", "--seed", "3"], "takes no --force or --seed"),
+    ],
+)
+def test_options_that_do_not_go_together_exit_with_2(
+    options: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *options]) == 2
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "words"), [(None, "No such file"), ("# A page", "has no place")])
+def test_a_page_without_a_place_for_the_matrix_is_told_before_the_proofs(
+    text: str | None, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    if text:
+        page.write_text(text)
+    assert main(["verify", "--matrix", "--write", str(page)]) == 1
+    out, err = capfd.readouterr()
+    assert out == "" and "error[page-unwritable]" in err and words in " ".join(err.split())
+
+
+def test_more_ranks_than_a_machine_is_given_are_not_started(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "parallel=fsdp1024_cp2_tp8", "--full-mesh"]) == 1
+    assert "16,384 ranks are more than the 64" in " ".join(capfd.readouterr().err.split())
 
 
 def test_ranks_that_fail_are_told_in_a_line(

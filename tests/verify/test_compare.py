@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from parallelizer.diagnostics import PlanError
 from parallelizer.plan import Mesh
-from parallelizer.verify.compare import Difference, Verdict, judge, nudge_size, relative_error, unequal
+from parallelizer.verify.compare import Difference, Verdict, judge, unequal
 from parallelizer.verify.observe import Observation
+from parallelizer.verify.rounding import nudge_size
 
 ONE = Mesh({"tp": 2})
 
@@ -106,12 +108,10 @@ def test_replicas_with_other_bits_are_named_with_their_ranks() -> None:
     assert unequal(ranks, 0) == {}
 
 
-def test_relative_error_of_nothing_against_nothing_is_none() -> None:
-    zero = torch.zeros(3)
-    assert relative_error(None, None) == 0
-    assert relative_error(zero, zero) == 0
-    assert relative_error(zero + 1, zero) == math.inf
-    assert relative_error(None, zero) == math.inf
+@pytest.mark.parametrize("factor", [1 + 1e-8, math.nan])
+def test_a_calibrating_run_that_is_another_computation_proves_nothing(factor: float) -> None:
+    with pytest.raises(PlanError, match="the unsharded run does not repeat"):
+        verdict(other=scale(factor))
 
 
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:

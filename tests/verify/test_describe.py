@@ -56,3 +56,7 @@ def test_of_axes_of_one_size_a_data_axis_is_meant_if_all_gradients_are_off() -> 
     assert data_first(["dp_shard", "tp"], everywhere=True) == "dp_shard"
     assert data_first(["dp_shard", "tp"], everywhere=False) == "tp"
     assert data_first([], everywhere=True) is None
+
+
+def test_a_difference_from_zero_has_no_size() -> None:
+    assert describe(WHOLE * 1e-20, WHOLE * 0, MESH) == "is not zero, as the reference is"

@@ -1,8 +1,11 @@
-"""Training that is uneven: frozen parameters, shards of unequal size or none, labels that are ignored."""
+"""Training that is uneven: frozen parameters, shards of unequal size or none, labels that are ignored,
+gradients that cancel to zero.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +14,11 @@ from torch import nn
 from parallelizer.diagnostics import PlanError
 from parallelizer.show.proof import verify_document
 from parallelizer.testing import assert_equivalent
+from parallelizer.verify import observe
 from parallelizer.verify.prove import Proof
 from recipes.losses import cross_entropy
 from recipes.models.llama import Llama
+from tests.verify import faults, subjects
 
 pytestmark = pytest.mark.ranks
 
@@ -89,6 +94,36 @@ def test_a_rank_without_a_label_is_proven() -> None:
 def test_no_label_at_all_is_told_and_not_judged() -> None:
     with pytest.raises(PlanError, match="the loss is nan in step 0 of the unsharded run"):
         prove({"tp": 2}, ignored=lambda labels: labels)
+
+
+def biased(**options: Any) -> Proof:
+    return assert_equivalent(
+        lambda: subjects.Attention(**options),
+        subjects.plan(subjects.ATTENTION_PLAN),
+        {"tp": 2},
+        loss=subjects.token_loss,
+        batch=subjects.token_batch,
+    )
+
+
+def test_a_gradient_that_cancels_to_rounding_is_proven_and_hides_nothing() -> None:
+    proof = biased()
+    assert proof.verdict.constant < 1000
+    assert max(d.share for d in proof.verdict.of("gradient")) < 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        faults.on_ranks(patch, observe, "apply", _apply_and_scale_a_gradient)
+        with pytest.raises(AssertionError, match=r"k\.weight"):
+            biased()
+
+
+def _apply_and_scale_a_gradient(right: Any, program: Any, model: nn.Module, mesh: Any) -> None:
+    right(program, model, mesh)
+    model.get_parameter("k.weight").register_hook(lambda gradient: gradient * (1 + 1e-10))
+
+
+def test_a_model_that_draws_random_numbers_is_told_and_not_judged() -> None:
+    with pytest.raises(PlanError, match="the unsharded run does not repeat"):
+        biased(dropout=0.5)
 
 
 @pytest.mark.slow

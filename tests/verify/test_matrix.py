@@ -8,17 +8,19 @@ import random
 import pytest
 
 from parallelizer.show.markdown import replace_between, table
+from parallelizer.show.matrix import document, listing, markdown, summary
 from parallelizer.verify.matrix import (
     Cell,
     Row,
+    _computation,
+    _setup,
     columns,
-    document,
-    markdown,
     models,
     presets,
     prove_cell,
     rows,
 )
+from parallelizer.verify.tiny import shrink
 
 SLICE = 4
 CELLS = [(row, preset) for row in rows() for preset in columns()]
@@ -38,10 +40,17 @@ def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:
     assert len(models()) >= 4 and len(presets()) >= 15
 
 
-def test_the_real_mesh_has_fewer_columns() -> None:
-    assert set(columns(full_mesh=True)) == {
-        p for p in presets() if p not in ("fsdp1024_cp2_tp8", "fsdp8_tp8", "hsdp2x16_tp8")
-    }
+def test_the_matrix_of_real_meshes_has_those_that_the_small_one_shrinks() -> None:
+    assert set(columns(full_mesh=True)) == {"cp4", "fsdp4", "tp4", "tp8_cp2"}
+
+
+def test_models_and_presets_that_shrink_to_the_same_share_a_proof() -> None:
+    def computation(model: str, preset: str, plan: str = "llama") -> str:
+        return _computation(shrink(_setup(Row(model, plan), preset))[0])
+
+    assert computation("llama3_8b", "tp2") == computation("llama3_405b", "tp4")
+    others = {computation("llama_debug", "tp2"), computation("llama3_8b", "cp2")}
+    assert len(others | {computation("llama3_8b", "tp2"), computation("llama3_8b", "tp2", "llama_tp")}) == 4
 
 
 def test_a_table_counts_and_explains_what_is_not_green() -> None:
@@ -51,10 +60,13 @@ def test_a_table_counts_and_explains_what_is_not_green() -> None:
         Cell(row, "b", False, 3.0, "cp=2", "the loss is off"),
         Cell(row, "c", False, None, "tp=2", "rank 1"),
     ]
+    assert summary(cells) == "1 of 3 cells are proven; the worst error is 0.25 of its bound."
     text = markdown(cells, ["a", "b", "c"])
-    assert text.startswith("1 of 3 cells are proven; the worst error is 0.25 of its bound")
     assert "| model, plan | 0.25 | **not equal** | **failed** |" in text
     assert "on b: the loss is off" in text
+    short = listing(cells, 40)
+    assert "model, plan\n  a 0.25, b not equal, c failed\n" in short and "on b: the loss is off" in short
+    assert max(map(len, short.split("\n"))) <= 40
     assert not document(cells)["passed"]
 
 

@@ -26,6 +26,13 @@ def test_a_rank_may_hold_its_rows_its_tokens_and_a_chunk_of_any_dimension() -> N
             assert holds(WHOLE, part(rank, dim), MESH, rank, BOUND)
 
 
+def test_what_is_only_rounding_is_right_in_relation_to_the_whole() -> None:
+    nothing = torch.zeros_like(WHOLE)
+    assert not holds(nothing, nothing + 1e-18, Mesh({"tp": 2}), 0, BOUND)
+    assert holds(nothing, nothing + 1e-18, Mesh({"tp": 2}), 0, BOUND, least=1.0)
+    assert not holds(nothing, nothing + 1e-9, Mesh({"tp": 2}), 0, BOUND, least=1.0)
+
+
 def test_another_ranks_part_is_wrong() -> None:
     for rank in range(8):
         for other in range(8):

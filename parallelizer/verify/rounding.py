@@ -1,0 +1,66 @@
+"""Errors, and which of them rounding explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+MARGIN = 16.0
+"""How much more than the calibrating run's constant is still rounding: sharding changes the order of every
+sum, the calibrating run that of linears and of the batch only.
+"""
+
+LIMIT = 1e4
+"""The largest constant of a calibrating run that a proof is made with. Seen are constants below 1; a model
+that draws random numbers has 1e14, and everything would pass.
+"""
+
+
+def relative_error(
+    value: torch.Tensor | None, reference: torch.Tensor | None, whole: float = 0.0, least: float = 0.0
+) -> float:
+    """||value - reference|| / ||reference||, in float64; infinite where one is missing, of another shape or
+    not finite.
+
+    What cancels to zero, the gradient of a key's bias say, is only rounding on both sides. So where the
+    reference is at most `least * whole`, the error is relative to `whole`, the norm of all that is of its
+    kind.
+    """
+    if value is None or reference is None:
+        return 0.0 if value is None and reference is None else math.inf
+    if value.shape != reference.shape:
+        return math.inf
+    value, reference = value.double(), reference.double()
+    norm = reference.norm().item()
+    error = (value - reference).norm().item()
+    if not math.isfinite(error):
+        return math.inf
+    if norm <= least * whole:
+        norm = whole
+    return error / norm if norm else (0.0 if error == 0 else math.inf)
+
+
+def least_norm(dtype: torch.dtype, terms: int) -> float:
+    """The share of the whole up to which a sum of so many terms is only rounding."""
+    return MARGIN * torch.finfo(dtype).eps * math.sqrt(terms)
+
+
+def norm_of(tensors: Iterable[torch.Tensor | None]) -> float:
+    """The norm of all of them together."""
+    return math.hypot(*(t.double().norm().item() for t in tensors if t is not None))
+
+
+def terms_of(tensor: torch.Tensor | None, tokens: int) -> int:
+    """The terms of the longest sum behind a quantity: the tokens of the global batch times the width that it
+    came through.
+    """
+    return tokens * (tensor.shape[-1] if tensor is not None and tensor.ndim else 1)
+
+
+def nudge_size(dtype: torch.dtype) -> float:
+    """The relative error that a calibrating run's first gradients are given: far above rounding, far below
+    anything wrong.
+    """
+    return 4096 * torch.finfo(dtype).eps
