@@ -4,7 +4,7 @@ win nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from parallelizer.diagnostics import Related
 from parallelizer.fold import fold_alternatives
@@ -94,7 +94,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
             "unmatched-glob",
             f"{_shown(rule)} matches no module",
             rule.span,
-            f"did you mean {hint}?" if near else hint,
+            _reach(rule.key, near) + (f"did you mean {hint}?" if near else hint),
         )
         return
     dead = rule.glob.unmatched(names)
@@ -110,6 +110,12 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
         meant = fold_alternatives(parse_glob(likely).alternatives)
         hint = f"did you mean {', '.join(f'`{text}`' for text in meant)}?"
     state.find("unmatched-alternative", f"{shown}, {what} no module", rule.span, hint)
+
+
+def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:
+    """Why a `*` matched nothing where `**` would."""
+    likely = near[0][0] if near else ""
+    return "`*` stays inside one segment; " if "*" in key and "**" in likely and "**" not in key else ""
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:

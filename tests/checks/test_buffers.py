@@ -23,7 +23,9 @@ def work(tokens: int = 16, **more: Entry) -> Workload:
 
 
 def text(buffers: str) -> str:
-    return RULES + f"buffers: {buffers}"
+    """The rules with some buffers; the tables of angles are listed unless others are."""
+    listed = "" if "model:" in buffers else ", model: {'rope.*': 0}}"
+    return RULES + f"buffers: {buffers[:-1] + listed if listed else buffers}"
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_entries_that_are_made_need_not_be_in_the_batch() -> None:
             return y
 
     plan = 'rules: {model.layers.*.attention.inner: context-parallel, "": fsdp}\n'
-    plan += "buffers: {batch: {input_ids: 1, labels: 1, positions: positions}}"
+    plan += "buffers: {batch: {input_ids: 1, labels: 1, positions: positions}, model: {'model.rope.*': 0}}"
     assert findings(plan, WithPositions, CP, workload=work()) == ()
 
 
