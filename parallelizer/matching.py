@@ -113,9 +113,10 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
 
 
 def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:
-    """Why a `*` matched nothing where `**` would."""
+    """Why a `*` that was to cross segments matched nothing."""
     likely = near[0][0] if near else ""
-    return "`*` stays inside one segment; " if "*" in key and "**" in likely and "**" not in key else ""
+    crosses = "**" in likely or (key.startswith("*") and likely.count(".") > key.count("."))
+    return "`*` stays inside one segment; " if "*" in key and "**" not in key and crosses else ""
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:

@@ -120,7 +120,7 @@ def test_a_module_is_meant_before_a_parameter() -> None:
         ("nothing.at.all: colwise", "unmatched-glob", "nothing.at.all", "`nothing.at.all` matches no module",
          "`python -m parallelizer plan` lists the modules"),
         ("'*up': colwise", "unmatched-glob", "'*up'", "`*up` matches no module",
-         "`*` stays inside one segment; did you mean `**.up` (matches 1)?"),
+         "`*` stays inside one segment; did you mean `inner.*up` (matches 1)?"),
         ("'*.up.wieght': {style: shard-params, params: shard(0)}", "unmatched-glob", "'*.up.wieght'",
          "`*.up.wieght` matches no module", "did you mean `*.up.weight` (matches 1)?"),
         ('"inner.{up,dwn}": colwise', "unmatched-alternative", '"inner.{up,dwn}"',
@@ -137,6 +137,21 @@ def test_a_rule_that_matches_nothing_is_an_error_with_a_suggestion(
     found = finding(rules(rule), MLP, TP)
     assert (found.code, found.severity, found.message, found.help) == (code, "error", message, help_text)
     assert marked(rules(rule), found) == mark
+
+
+def test_a_star_that_was_to_cross_segments_is_told_what_does() -> None:
+    """As somebody writes who comes from regular expressions, on an encoder of Hugging Face's."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ModuleList(
+                nn.ModuleDict({"attention": nn.ModuleDict({"self": nn.ModuleDict({"query": nn.Linear(4, 4)})})})
+                for _ in range(12)
+            )
+
+    found = finding("rules: {'*self.query': colwise}", Encoder, TP)
+    assert found.help == "`*` stays inside one segment; did you mean `**.self.query` (matches 12)?"
 
 
 def test_optional_lets_a_rule_match_nothing() -> None:
