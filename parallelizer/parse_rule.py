@@ -253,7 +253,9 @@ class _Body:
                 message = f"{name.text} has no option {quoted(key.text)}"
                 self.findings.error("unknown-option", message, key.span, help_text)
             else:
-                read[key.text] = Option(options.parse(declared, value, self.findings), key.span)
+                read[key.text] = Option(
+                    options.parse(declared, value, self.findings), key.span, _key_spans(value)
+                )
         if name.text == "shard-params" and not {"params", "divide"} & read.keys():
             message = "shard-params does not say which parameters"
             self.findings.error("missing-option", message, name.span, "write params: {weight: shard(0)}")
@@ -273,3 +275,12 @@ class _Body:
                 "a plan has no import paths: a style of one's own is registered in Python, see `imports`"
             )
         self.findings.error("unknown-style", f"there is no style {quoted(name.text)}", name.span, help_text)
+
+
+def _key_spans(node: Node, inside: str = "") -> dict[str, Span]:
+    """Where the keys of a map stand, those of maps in it as `outer.inner`."""
+    spans = {}
+    for key, value in node if isinstance(node, MappingNode) else ():
+        spans[inside + key.text] = key.span
+        spans.update(_key_spans(value, f"{inside}{key.text}."))
+    return spans

@@ -123,9 +123,9 @@ def test_a_module_is_meant_before_a_parameter() -> None:
          "`*` stays inside one segment; did you mean `inner.*up` (matches 1)?"),
         ("'*.up.wieght': {style: shard-params, params: shard(0)}", "unmatched-glob", "'*.up.wieght'",
          "`*.up.wieght` matches no module", "did you mean `*.up.weight` (matches 1)?"),
-        ('"inner.{up,dwn}": colwise', "unmatched-alternative", '"inner.{up,dwn}"',
+        ('"inner.{up,dwn}": colwise', "unmatched-alternative", "dwn",
          "`inner.dwn`, one alternative of `inner.{up,dwn}`, matches no module", "did you mean `inner.down`?"),
-        ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", '"{inner.up,h.{0..63}.wq}"',
+        ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", "h.{0..63}.wq",
          "`h.{0..63}.wq`, alternatives of `{inner.up,h.{0..63}.wq}`, match no module", "take them out of the braces"),
         ('"inner.{up,dwn,don}": colwise', "unmatched-alternative", '"inner.{up,dwn,don}"',
          "`inner.{dwn,don}`, alternatives of `inner.{up,dwn,don}`, match no module", "did you mean `inner.down`?"),
@@ -146,7 +146,9 @@ def test_a_star_that_was_to_cross_segments_is_told_what_does() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.ModuleList(
-                nn.ModuleDict({"attention": nn.ModuleDict({"self": nn.ModuleDict({"query": nn.Linear(4, 4)})})})
+                nn.ModuleDict(
+                    {"attention": nn.ModuleDict({"self": nn.ModuleDict({"query": nn.Linear(4, 4)})})}
+                )
                 for _ in range(12)
             )
 

@@ -34,7 +34,7 @@ def text(buffers: str) -> str:
         ("{batch: {input_ids: 1, labels: 1}, model: {rop.*: 0}}", "unknown-buffer", "rop.*",
          "`rop.*` matches no buffer of the model", "did you mean `rope.*`?"),
         ("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 2}}", "unknown-dim", "'rope.*'",
-         "rope.cos has 2 dimensions, not one of number 2", None),
+         "rope.cos has 2 dimensions, not one of number 2", "its shape is [20, 1]"),
         ("{batch: {input_ids: 1, labels: 2}}", "unknown-dim", "labels", "labels has 2 dimensions, not one of number 2",
          "its shape is [batch, sequence]"),
         ("{batch: {input_ids: 1, labels: 1, lables: 1}}", "unknown-buffer", "lables", "the batch has no entry 'lables'",
