@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parallelizer import options
+from parallelizer import foreign_words, options
 from parallelizer.diagnostics import Findings, PlanError, Related, Span, quoted
 from parallelizer.glob import Glob, GlobError, parse_glob
 from parallelizer.plan import SLOTS, Option, Rule, StyleUse
@@ -250,6 +250,8 @@ class _Body:
             declared = declaration.options.get(key.text)
             if declared is None:
                 help_text = did_you_mean(key.text, (*declaration.options, "optional"), "it has")
+                if meant := foreign_words.option(key.text):
+                    help_text = f"a plan writes it `{meant}`; {help_text}"
                 message = f"{name.text} has no option {quoted(key.text)}"
                 self.findings.error("unknown-option", message, key.span, help_text)
             else:
@@ -270,7 +272,9 @@ class _Body:
             )
             return
         help_text = did_you_mean(name.text, known, "the styles are")
-        if "." in name.text:
+        if meant := foreign_words.style(name.text):
+            help_text = f"a plan writes it `{meant}`"
+        elif "." in name.text:
             help_text = (
                 "a plan has no import paths: a style of one's own is registered in Python, see `imports`"
             )
