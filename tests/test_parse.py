@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from parallelizer.config import config_folder
 from parallelizer.diagnostics import Findings, Span
 from parallelizer.load import load
 from parallelizer.parse import parse_layouts, parse_plan, section
@@ -17,8 +18,9 @@ GOOD = sorted(path.stem for path in (PLANS / "good").glob("*.yaml"))
 
 
 def find(name: str, span: Span | None) -> str:
-    """A plan of `tests/plans/good`."""
-    return str(PLANS / "good" / f"{name}.yaml")
+    """A plan of `tests/plans/good`, or a shipped one that it extends."""
+    own = PLANS / "good" / f"{name}.yaml"
+    return str(own if own.is_file() else config_folder() / "plans" / own.name)
 
 
 def parsed(text: str, parent: Plan | None = None) -> tuple[Plan, Findings]:
