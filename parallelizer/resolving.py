@@ -12,6 +12,7 @@ from typing import Any
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.diagnostics import Diagnostic, Related, Span
+from parallelizer.layouts import unknown_layout
 from parallelizer.mesh import folded_name
 from parallelizer.plan import AXES, SLOTS, Flow, Option, Placement, Rule, StyleDefaults, StyleUse
 from parallelizer.program import Application, Compilation, Slot, tensor_placements
