@@ -137,6 +137,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         return quick.run(arguments, lambda: _setup(arguments))
     import torch
 
+    from parallelizer.checks.idle_rules import idle_rules
     from parallelizer.checks.layout_flow import check_layout_flow
     from parallelizer.show.documents import validate_document
 
@@ -147,7 +148,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
-        found = (*program.diagnostics, *check_layout_flow(setup, program, model))
+        found = (*program.diagnostics, *idle_rules(program), *check_layout_flow(setup, program, model))
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:

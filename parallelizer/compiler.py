@@ -15,7 +15,7 @@ from parallelizer import checks
 from parallelizer.diagnostics import PlanError, has_errors, in_order
 from parallelizer.matching import match
 from parallelizer.mesh import describe
-from parallelizer.plan import SLOTS, Mesh, Plan, StyleDefaults
+from parallelizer.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
 from parallelizer.program import Application, Compilation, Program, tensor_placements
 from parallelizer.resolving import resolve, shard_data
 from parallelizer.styles import io, tensor
@@ -43,17 +43,19 @@ def compile(
     workload: Workload | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
     redistribute: str = "greedy",
+    max_unsharded: Option | None = None,
     force: bool = False,
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
-    `workload` lets batch, sequence and attention heads be checked; `defaults` are a preset's options by
-    style; `redistribute` is how DTensors of several axes move, `greedy` or `min-cost`. Raises PlanError with
-    every diagnostic that a stage found; the model is left as it was. With `force` the findings of `check` are
-    handed on in the program instead, for whoever wants to know whether a refusal was right.
+    `workload` lets batch, sequence, positions and attention heads be checked; `defaults` are a preset's options
+    by style; `redistribute` is how DTensors of several axes move, `greedy` or `min-cost`; `max_unsharded` is the
+    share of parameters that may lie whole without a rule. Raises PlanError with every diagnostic that a stage
+    found; the model is left as it was. With `force` the findings of `check` are handed on in the program instead,
+    for whoever wants to know whether a refusal was right.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
-    state = Compilation(plan, model, sizes, workload, defaults or {})
+    state = Compilation(plan, model, sizes, workload, defaults or {}, max_unsharded)
     state.modules = dict(model.named_modules())
     state.parameters = dict(model.named_parameters())
     for stage in PASSES:
@@ -65,6 +67,12 @@ def compile(
     return Program(
         plan, sizes, tuple(state.applications), in_order(state.diagnostics), redistribute=redistribute
     )
+
+
+def look(state: Compilation) -> None:
+    """What a model must be for anything else to be asked of it."""
+    for one in checks.FIRST:
+        state.diagnostics.extend(one(state))
 
 
 def check(state: Compilation) -> None:
@@ -81,6 +89,7 @@ def order(state: Compilation) -> None:
 
 
 PASSES: tuple[tuple[Callable[[Compilation], None], ...], ...] = (
+    (look,),
     (match, resolve, shard_data, order),
     (check,),
 )

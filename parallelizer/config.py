@@ -24,7 +24,7 @@ from parallelizer.source import MappingNode, SequenceNode
 from parallelizer.styles.declare import STYLES
 from parallelizer.suggest import did_you_mean
 
-PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute")
+PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute", "max_unsharded")
 """What a preset may say."""
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -50,6 +50,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     optim, hardware = reading.get("optim"), reading.get("hardware")
     clip = _clip(reading)
     redistribute = _redistribute(reading)
+    share = _max_unsharded(reading)
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
@@ -68,6 +69,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
         origins=reading.origins,
         redistribute=redistribute,
         warnings=warnings,
+        max_unsharded=share,
     )
 
 
@@ -97,6 +99,18 @@ def _redistribute(reading: Reading) -> str:
         help_text = did_you_mean(str(mode), REDISTRIBUTE, "there are")
         reading.error("unknown-value", message, "parallel.redistribute", help_text)
     return str(mode)
+
+
+def _max_unsharded(reading: Reading) -> Option | None:
+    """The share of parameters that may lie whole without a rule; None for any."""
+    key = "parallel.max_unsharded"
+    share = reading.get(key)
+    if share is None:
+        return None
+    if isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share <= 1:
+        return Option(float(share), reading.span(key))
+    reading.error("wrong-type", f"{key} is {quoted(str(share))}", key, "a share from 0 to 1, or null for any")
+    return None
 
 
 def _import(reading: Reading) -> None:

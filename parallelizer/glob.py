@@ -314,6 +314,26 @@ def _offset(pieces: _Pieces, index: int) -> int:
     raise IndexError(index)
 
 
+def outer_braces(text: str) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """The braces of a well-formed glob that stand in no others: where they begin and end, and where each of their
+    choices does. Ranges such as `{0..3}` are left out.
+    """
+    depth, opening, starts = 0, 0, [0]
+    for token in re.finditer(rf"{CHARACTER_SET.pattern}|[{{}},]", text):
+        mark, at = token[0], token.start()
+        if mark == "{":
+            depth += 1
+            if depth == 1:
+                opening, starts = at, [at + 1]
+        elif mark == "," and depth == 1:
+            starts.append(at + 1)
+        elif mark == "}":
+            depth -= 1
+            if depth == 0 and len(starts) > 1:
+                ends = [start - 1 for start in starts[1:]] + [at]
+                yield opening, at + 1, list(zip(starts, ends, strict=True))
+
+
 # --- matching ----------------------------------------------------------------------
 
 

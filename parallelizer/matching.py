@@ -4,11 +4,12 @@ win nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from parallelizer.diagnostics import Related
+from parallelizer.diagnostics import Related, Span
 from parallelizer.fold import fold_alternatives
-from parallelizer.glob import parse_glob
+from parallelizer.glob import outer_braces, parse_glob
 from parallelizer.parse_rule import slot_of
 from parallelizer.plan import Rule
 from parallelizer.program import Compilation, Slot
@@ -94,7 +95,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
             "unmatched-glob",
             f"{_shown(rule)} matches no module",
             rule.span,
-            f"did you mean {hint}?" if near else hint,
+            _reach(rule.key, near) + (f"did you mean {hint}?" if near else hint),
         )
         return
     dead = rule.glob.unmatched(names)
@@ -109,7 +110,31 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
     if likely:  # two misspellings may be meant to be the same name: folded anew, it stands once
         meant = fold_alternatives(parse_glob(likely).alternatives)
         hint = f"did you mean {', '.join(f'`{text}`' for text in meant)}?"
-    state.find("unmatched-alternative", f"{shown}, {what} no module", rule.span, hint)
+    place = _choice(rule, names) or rule.span
+    state.find("unmatched-alternative", f"{shown}, {what} no module", place, hint)
+
+
+def _choice(rule: Rule, names: list[str]) -> Span | None:
+    """Where the one choice of the glob's outer braces stands that leads to nothing; None if there is not one."""
+    span, key = rule.span, rule.key
+    quotes = {len(key): 0, len(key) + 2: 1}.get(span.end_column - span.column)
+    dead = [
+        (start, end)
+        for opening, closing, choices in outer_braces(key)
+        for start, end in choices
+        if not parse_glob(key[:opening] + key[start:end] + key[closing:]).select(names)
+    ]
+    if quotes is None or len(dead) != 1:
+        return None
+    first = span.column + quotes
+    return replace(span, column=first + dead[0][0], end_column=first + max(dead[0][1], dead[0][0] + 1))
+
+
+def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:
+    """Why a `*` that was to cross segments matched nothing."""
+    likely = near[0][0] if near else ""
+    crosses = "**" in likely or (key.startswith("*") and likely.count(".") > key.count("."))
+    return "`*` stays inside one segment; " if "*" in key and "**" not in key and crosses else ""
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:

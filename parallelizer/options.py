@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from parallelizer import foreign_words
 from parallelizer.diagnostics import Findings
 from parallelizer.placement import PlacementError, parse_flow, parse_placement
 from parallelizer.plan import AXES, Flow, Placement
@@ -151,8 +152,15 @@ def placement(node: Node, findings: Findings) -> Placement | None:
         return parse_placement(node.text, node.part)
     except PlacementError as error:
         span = node.part(error.start, error.end)
-        findings.error("unknown-placement", str(error), span, PLACEMENT_HELP)
+        findings.error(
+            "unknown-placement", str(error), span, _placement_help(node.text[error.start : error.end])
+        )
         return None
+
+
+def _placement_help(text: str) -> str:
+    meant = foreign_words.placement(text)
+    return f"a plan writes it `{meant}`" if meant else PLACEMENT_HELP
 
 
 def _input(declared: OptionKind, node: Node, findings: Findings) -> dict[str, Flow]:
@@ -190,7 +198,8 @@ def _flows(node: Node, findings: Findings, *, output: bool) -> dict[str, Flow]:
             flows[name] = parse_flow(value.text, output=output, place=value.part)
         except PlacementError as error:
             span = value.part(error.start, error.end)
-            findings.error("unknown-placement", str(error), span, PLACEMENT_HELP)
+            help_text = _placement_help(value.text[error.start : error.end])
+            findings.error("unknown-placement", str(error), span, help_text)
     return flows
 
 

@@ -49,6 +49,11 @@ class Origins:
         written = self._written(key)
         return written[0].span if written is not None and written[0] is not None else None
 
+    def written(self, key: str) -> Node | None:
+        """What stands under `key` in the file that set it last; None for an override, and for what is in no file."""
+        found = None if self._override(key) else self._written(key)
+        return found[1] if found else None
+
     def node(self, key: str, value: Any) -> Node:
         """`value`, which the configuration has under `key`, as the node that it was written as.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parallelizer import options
+from parallelizer import foreign_words, options
 from parallelizer.diagnostics import Findings, PlanError, Related, Span, quoted
 from parallelizer.glob import Glob, GlobError, parse_glob
 from parallelizer.plan import SLOTS, Option, Rule, StyleUse
@@ -250,10 +250,14 @@ class _Body:
             declared = declaration.options.get(key.text)
             if declared is None:
                 help_text = did_you_mean(key.text, (*declaration.options, "optional"), "it has")
+                if meant := foreign_words.option(key.text):
+                    help_text = f"a plan writes it `{meant}`; {help_text}"
                 message = f"{name.text} has no option {quoted(key.text)}"
                 self.findings.error("unknown-option", message, key.span, help_text)
             else:
-                read[key.text] = Option(options.parse(declared, value, self.findings), key.span)
+                read[key.text] = Option(
+                    options.parse(declared, value, self.findings), key.span, _key_spans(value)
+                )
         if name.text == "shard-params" and not {"params", "divide"} & read.keys():
             message = "shard-params does not say which parameters"
             self.findings.error("missing-option", message, name.span, "write params: {weight: shard(0)}")
@@ -268,8 +272,19 @@ class _Body:
             )
             return
         help_text = did_you_mean(name.text, known, "the styles are")
-        if "." in name.text:
+        if meant := foreign_words.style(name.text):
+            help_text = f"a plan writes it `{meant}`"
+        elif "." in name.text:
             help_text = (
                 "a plan has no import paths: a style of one's own is registered in Python, see `imports`"
             )
         self.findings.error("unknown-style", f"there is no style {quoted(name.text)}", name.span, help_text)
+
+
+def _key_spans(node: Node, inside: str = "") -> dict[str, Span]:
+    """Where the keys of a map stand, those of maps in it as `outer.inner`."""
+    spans = {}
+    for key, value in node if isinstance(node, MappingNode) else ():
+        spans[inside + key.text] = key.span
+        spans.update(_key_spans(value, f"{inside}{key.text}."))
+    return spans

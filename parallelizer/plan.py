@@ -67,10 +67,14 @@ class Flow:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a style as written: its value, already of the declared kind, and where it stands."""
+    """One option of a style as written: its value, already of the declared kind, and where it stands.
+
+    `parts` says where the keys of a value stand that is a map, `outer.inner` those of a map in it.
+    """
 
     value: Any
     span: Span
+    parts: Mapping[str, Span] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

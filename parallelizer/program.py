@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.plan import Mesh, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
+from parallelizer.plan import Mesh, Option, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
 from parallelizer.styles.base import ParamPlacements
 from parallelizer.styles.packing import Packing
 from parallelizer.workload import Workload
@@ -85,6 +85,7 @@ class Compilation:
     mesh: Mesh
     workload: Workload | None
     defaults: Mapping[str, StyleDefaults]
+    max_unsharded: Option | None = None
     modules: dict[str, nn.Module] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     winners: dict[str, dict[Slot, tuple[Rule, StyleUse]]] = field(default_factory=dict)

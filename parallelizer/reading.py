@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from parallelizer.diagnostics import Findings, Span, quoted
 from parallelizer.origins import NOWHERE, Origins
-from parallelizer.source import MappingNode
+from parallelizer.source import MappingNode, Scalar
 
 
 @dataclass
@@ -63,11 +64,25 @@ class Reading:
         before = len(self.findings.items)
         value = self.get(key, default)
         if is_whole(value) and value >= 1:
+            self._as_written(key, value)
             return int(value)
         if len(self.findings.items) == before:
             shown = quoted(value) if isinstance(value, str) else "missing" if value is None else str(value)
             self.error("wrong-type", f"{what} is {shown}", key, "it is a whole number from 1")
         return None
+
+    def _as_written(self, key: str, value: int) -> None:
+        """Report a number that YAML reads as another than is written: `012` is 10, `12:30` is 750."""
+        node = self.origins.written(key)
+        if isinstance(node, Scalar) and node.plain and _RETYPED.fullmatch(node.text):
+            message = f"YAML reads `{node.text}` as the number {value}"
+            self.findings.error(
+                "yaml-retyped", message, node.span, "write the digits of the number that is meant"
+            )
+
+
+_RETYPED = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+)")
+"""Octal and sexagesimal numbers of YAML 1.1. (Hexadecimal and binary ones are written on purpose.)"""
 
 
 def is_whole(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.layouts import unknown_layout
 from parallelizer.mesh import folded_name
 from parallelizer.plan import AXES, SLOTS, Flow, Option, Placement, Rule, StyleDefaults, StyleUse
@@ -128,9 +128,12 @@ def _failure(state: Compilation, error: StyleError, winner: Winner, axis: str | 
     option = winner.written.get(error.option or "")
     set_here = state.mesh.spans.get(axis or "") if error.code == "not-divisible" else None
     related = (Related(set_here, f"{axis}={state.mesh.sizes[axis or '']} is set here"),) if set_here else ()
-    return Diagnostic(
-        error.code, error.message, option.span if option else winner.use.span, error.help, related=related
-    )
+    place = option.span if option else winner.use.span
+    if isinstance(error.part, Span):
+        place = error.part
+    elif error.part is not None and option is not None:
+        place = option.parts.get(error.part, place)
+    return Diagnostic(error.code, error.message, place, error.help, related=related)
 
 
 def _resolved(value: Any, state: Compilation, use: StyleUse) -> Any:

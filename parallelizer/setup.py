@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from parallelizer.diagnostics import Diagnostic, PlanError, in_order
 from parallelizer.located import function_at
 from parallelizer.origins import Origins
-from parallelizer.plan import Mesh, Plan, StyleDefaults
+from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ class Setup:
 
     `device_choice` is auto, cpu or cuda. `optim` and `hardware` are those configs in plain Python, `clip`
     bounds the gradient norm. `warnings` are findings about the configuration that do not forbid the launch.
+    `max_unsharded` is the share of parameters that may lie whole on every rank without a rule that says so.
     """
 
     plan: Plan
@@ -47,6 +48,7 @@ class Setup:
     origins: Origins = field(default_factory=Origins)
     redistribute: str = "greedy"
     warnings: tuple[Diagnostic, ...] = ()
+    max_unsharded: Option | None = None
 
     @cached_property
     def device(self) -> str:
@@ -129,6 +131,7 @@ class Setup:
                 workload=self.workload,
                 defaults=self.defaults,
                 redistribute=self.redistribute,
+                max_unsharded=self.max_unsharded,
                 force=force,
             )
         except PlanError as error:

@@ -28,12 +28,18 @@ def test_validate_says_what_is_wrong_on_stderr(capsys: Captured) -> None:
 
 
 def test_validate_in_json(capsys: Captured) -> None:
-    assert main(["validate", "--json", "parallel=tp2"]) == 0
+    assert main(["validate", "--json", "parallel=fsdp2_cp2_tp2"]) == 0
     assert json.loads(capsys.readouterr().out) == {"valid": True, "diagnostics": []}
     assert main(["validate", "--json", "parallel=tp22"]) == 1
     printed = capsys.readouterr()
     [found] = json.loads(printed.out)["diagnostics"]
     assert found["code"] == "unknown-preset" and printed.err == ""
+
+
+def test_validate_notes_rules_that_do_nothing_on_this_mesh(capsys: Captured) -> None:
+    assert main(["validate", "parallel=fsdp4"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.endswith("on dp_shard=4: valid\n") and "note[idle-rule]" in printed.err
 
 
 def test_overrides_stand_anywhere(capsys: Captured) -> None:

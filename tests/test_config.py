@@ -14,6 +14,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from parallelizer.compose import compose_config
 from parallelizer.config import PARALLEL_KEYS, config_folder, from_config
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import AXES, PARTIAL, REPLICATE, shard
@@ -326,3 +327,38 @@ def test_the_shipped_presets_and_plans_are_there() -> None:
     base = OmegaConf.load(folder / "parallel" / "base.yaml")
     assert tuple(base) == PARALLEL_KEYS
     assert tuple(base.mesh) == AXES
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("010", 8), ("012", 10), ("0_12", 10), ("1:30", 90), ("12:30:45", 45045), ("+010", 8)],
+)
+def test_a_size_that_yaml_reads_as_another_number_is_refused(
+    written: str, read: int, working_directory: Path
+) -> None:
+    (working_directory / "parallel").mkdir()
+    (working_directory / "parallel" / "ours.yaml").write_text(f"defaults: [base]\nmesh: {{tp: {written}}}\n")
+    with pytest.raises(PlanError) as caught:
+        from_config(*compose_config(["parallel=ours"], str(working_directory)))
+    [found] = [d for d in caught.value.diagnostics if d.code == "yaml-retyped"]
+    assert found.message == f"YAML reads `{written}` as the number {read}"
+    assert found.span is not None and (found.span.line, found.span.column) == (2, 12)
+
+
+@pytest.mark.parametrize("written", ["8", "1_0", "0x8", "0b1000"])
+def test_a_size_that_is_read_as_it_is_written_is_fine(written: str, working_directory: Path) -> None:
+    (working_directory / "parallel").mkdir()
+    (working_directory / "parallel" / "ours.yaml").write_text(f"defaults: [base]\nmesh: {{tp: {written}}}\n")
+    assert from_config(*compose_config(["parallel=ours"], str(working_directory))).mesh.sizes["tp"] in (8, 10)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, "a", True, [0.1]])
+def test_a_share_is_a_number_from_0_to_1(share: Any) -> None:
+    [found] = refused(parallel__max_unsharded=share)
+    assert found.code == "wrong-type" and "parallel.max_unsharded is" in found.message
+
+
+def test_a_share_is_handed_on() -> None:
+    limit = setup(parallel__max_unsharded=0.02).max_unsharded
+    assert limit is not None and limit.value == 0.02
+    assert setup().max_unsharded is None

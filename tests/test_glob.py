@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer import glob
-from parallelizer.glob import MAX_ALTERNATIVES, MAX_LENGTH, GlobError, parse_glob
+from parallelizer.glob import MAX_ALTERNATIVES, MAX_LENGTH, GlobError, outer_braces, parse_glob
 from tests.module_paths import PATHS, llama
 
 # --- matching ------------------------------------------------------------------------------------
@@ -404,3 +404,19 @@ def test_any_text_is_a_glob_or_a_glob_error_inside_it(text: str, paths: list[str
 def test_the_module_does_not_import_torch() -> None:
     command = "import sys, parallelizer.glob; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "choices"),
+    [
+        ("a.b", []),
+        ("a.{b,c}", [["b", "c"]]),
+        ("{a,b{c,d}}.e.{f,g,h}", [["a", "b{c,d}"], ["f", "g", "h"]]),
+        ("{0..3}.{a,}", [["a", ""]]),
+        ("[{,}].{a,b}", [["a", "b"]]),
+    ],
+)
+def test_the_choices_of_outer_braces_are_found_in_the_text(text: str, choices: list[list[str]]) -> None:
+    found = list(outer_braces(text))
+    assert [[text[start:end] for start, end in spans] for _, _, spans in found] == choices
+    assert all((text[opening], text[closing - 1]) == ("{", "}") for opening, closing, _ in found)

@@ -119,9 +119,13 @@ def test_a_module_is_meant_before_a_parameter() -> None:
         ("iner.up: colwise", "unmatched-glob", "iner.up", "`iner.up` matches no module", "did you mean `inner.up` (matches 1)?"),
         ("nothing.at.all: colwise", "unmatched-glob", "nothing.at.all", "`nothing.at.all` matches no module",
          "`python -m parallelizer plan` lists the modules"),
-        ('"inner.{up,dwn}": colwise', "unmatched-alternative", '"inner.{up,dwn}"',
+        ("'*up': colwise", "unmatched-glob", "'*up'", "`*up` matches no module",
+         "`*` stays inside one segment; did you mean `inner.*up` (matches 1)?"),
+        ("'*.up.wieght': {style: shard-params, params: shard(0)}", "unmatched-glob", "'*.up.wieght'",
+         "`*.up.wieght` matches no module", "did you mean `*.up.weight` (matches 1)?"),
+        ('"inner.{up,dwn}": colwise', "unmatched-alternative", "dwn",
          "`inner.dwn`, one alternative of `inner.{up,dwn}`, matches no module", "did you mean `inner.down`?"),
-        ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", '"{inner.up,h.{0..63}.wq}"',
+        ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", "h.{0..63}.wq",
          "`h.{0..63}.wq`, alternatives of `{inner.up,h.{0..63}.wq}`, match no module", "take them out of the braces"),
         ('"inner.{up,dwn,don}": colwise', "unmatched-alternative", '"inner.{up,dwn,don}"',
          "`inner.{dwn,don}`, alternatives of `inner.{up,dwn,don}`, match no module", "did you mean `inner.down`?"),
@@ -133,6 +137,23 @@ def test_a_rule_that_matches_nothing_is_an_error_with_a_suggestion(
     found = finding(rules(rule), MLP, TP)
     assert (found.code, found.severity, found.message, found.help) == (code, "error", message, help_text)
     assert marked(rules(rule), found) == mark
+
+
+def test_a_star_that_was_to_cross_segments_is_told_what_does() -> None:
+    """As somebody writes who comes from regular expressions, on an encoder of Hugging Face's."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ModuleList(
+                nn.ModuleDict(
+                    {"attention": nn.ModuleDict({"self": nn.ModuleDict({"query": nn.Linear(4, 4)})})}
+                )
+                for _ in range(12)
+            )
+
+    found = finding("rules: {'*self.query': colwise}", Encoder, TP)
+    assert found.help == "`*` stays inside one segment; did you mean `**.self.query` (matches 12)?"
 
 
 def test_optional_lets_a_rule_match_nothing() -> None:

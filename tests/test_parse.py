@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.diagnostics import Findings, PlanError, Span
+from parallelizer.config import config_folder
+from parallelizer.diagnostics import Findings, Span
 from parallelizer.load import load
 from parallelizer.parse import parse_layouts, parse_plan, section
 from parallelizer.plan import PARTIAL, REPLICATE, SLOTS, Flow, Plan, Rule, shard
 from parallelizer.source import MappingNode, read
-from tests import marked
 
 PLANS = Path(__file__).parent / "plans"
 GOOD = sorted(path.stem for path in (PLANS / "good").glob("*.yaml"))
-BAD = sorted((PLANS / "bad").glob("*.yaml"))
 
 
 def find(name: str, span: Span | None) -> str:
-    """A plan of `tests/plans/good`."""
-    return str(PLANS / "good" / f"{name}.yaml")
+    """A plan of `tests/plans/good`, or a shipped one that it extends."""
+    own = PLANS / "good" / f"{name}.yaml"
+    return str(own if own.is_file() else config_folder() / "plans" / own.name)
 
 
 def parsed(text: str, parent: Plan | None = None) -> tuple[Plan, Findings]:
@@ -34,27 +34,9 @@ def rules_of(plan: Plan) -> dict[str, Rule]:
     return {rule.key: rule for rule in plan.rules}
 
 
-@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_every_mistake_is_found_in_its_columns_and_nothing_else(path: Path) -> None:
-    with pytest.raises(PlanError) as caught:
-        load("bad", lambda name, span: str(path))
-    marked.check(path.read_text(), caught.value.diagnostics)
-
-
 @pytest.mark.parametrize("name", GOOD)
 def test_good_plans_parse(name: str) -> None:
     assert load(name, find).rules
-
-
-def test_the_marks_of_the_test_plans_are_themselves_understood() -> None:
-    text = "a: b\n#  ^ some-code: a message | a help\nruls: 1\n#<<< other-code: text\n"
-    assert marked.marks(text) == [
-        marked.Mark(1, 4, 5, "some-code", "a message", "a help"),
-        marked.Mark(3, 1, 4, "other-code", "text", ""),
-    ]
-    assert all(marked.marks(path.read_text()) for path in BAD)
-    with pytest.raises(AssertionError, match="expected and not found"):
-        marked.check(text, [])
 
 
 def test_every_option_becomes_a_value_of_its_kind() -> None:

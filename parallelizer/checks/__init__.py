@@ -12,15 +12,22 @@ from parallelizer.checks.batch_size import batch_size
 from parallelizer.checks.buffers import buffers
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.initializers import initializers
+from parallelizer.checks.lazy_modules import lazy_modules
 from parallelizer.checks.placed_twice import placed_twice
+from parallelizer.checks.positions import positions
+from parallelizer.checks.running_statistics import running_statistics
 from parallelizer.checks.sequence_length import sequence_length
 from parallelizer.checks.tied_parameters import tied_parameters
 from parallelizer.checks.unreduced_gradients import unreduced_gradients
+from parallelizer.checks.unsharded_share import unsharded_share
 from parallelizer.checks.unused_axes import unused_axes
 
 if TYPE_CHECKING:
     from parallelizer.diagnostics import Diagnostic
     from parallelizer.program import Compilation
+
+FIRST: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (lazy_modules,)
+"""What must hold before rules are matched."""
 
 CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     unused_axes,
@@ -33,5 +40,8 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     fsdp_shards,
     initializers,
     attention_heads,
+    positions,
+    running_statistics,
+    unsharded_share,
 )
 """In the order they run; each sees everything, none sees another's findings."""

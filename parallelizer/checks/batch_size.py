@@ -34,6 +34,15 @@ def batch_size(state: Compilation) -> Iterator[Diagnostic]:
             f"a global batch of {work.batch_size} sequences does not divide into {shares} "
             f"equal parts ({' x '.join(sizes) or 'one'})",
             work.spans.get("batch_size"),
-            f"train.batch_size={near} would",
+            f"train.batch_size={near} would{_degrees(work.batch_size, work.accumulate)}",
             related=related,
         )
+
+
+def _degrees(rows: int, accumulate: int) -> str:
+    """The numbers of data ranks that would fit this batch."""
+    if rows < 1 or rows % accumulate:
+        return ""
+    share = rows // accumulate
+    fits = [n for n in range(1, share + 1) if share % n == 0]
+    return f"; this one fits {', '.join(map(str, fits[:12]))}{', ...' if len(fits) > 12 else ''} data ranks"

@@ -91,6 +91,7 @@ def _model_buffers(state: Compilation) -> Iterator[Diagnostic]:
                     "unknown-dim",
                     f"{path} has {own[path].ndim} dimensions, not one of number {buffer.dim}",
                     buffer.span,
+                    f"its shape is {list(own[path].shape)}",
                 )
             elif (
                 buffer.dim is not None

@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parallelizer.diagnostics import Diagnostic
-from parallelizer.plan import DATA_AXES
+from parallelizer.fold import fold_paths
+from parallelizer.plan import DATA_AXES, full_name
 
 if TYPE_CHECKING:
+    from parallelizer.diagnostics import Span
     from parallelizer.program import Application, Compilation
 
 
 def fsdp_shards(state: Compilation) -> Iterator[Diagnostic]:
-    """Units run a forward of their own, and `reshard_after_forward` as a number is for data axes only, which
-    it must divide.
+    """Units run a forward of their own, `reshard_after_forward` as a number is for data axes only, which it must
+    divide, and what is to be sharded off dimension 0 has a dimension that divides.
     """
     for application in state.applications:
         if application.slot == "fsdp":
             yield from _container(state, application)
             yield from _reshard(state, application)
+    yield from _uneven(state)
 
 
 def _container(state: Compilation, application: Application) -> Iterator[Diagnostic]:
@@ -57,4 +60,25 @@ def _reshard(state: Compilation, application: Application) -> Iterator[Diagnosti
             f"reshard_after_forward={number} beside {', '.join(other)}",
             span,
             "a number is possible where no axis but the data axes is above 1: write true or false",
+        )
+
+
+def _uneven(state: Compilation) -> Iterator[Diagnostic]:
+    """Parameters that were to be sharded on a dimension of their own, of which none divides; once for each rule."""
+    by_rule: dict[Span, list[tuple[Application, str]]] = {}
+    for application in state.applications:
+        for name, reason in application.reasons.items():
+            if reason.startswith("no dimension"):
+                by_rule.setdefault(application.rule.span, []).append((application, name))
+    for whole in by_rule.values():
+        application, _ = whole[0]
+        names = fold_paths([full_name(a.module, name) for a, name in whole])
+        ranks = state.mesh.size(*state.mesh.fsdp_axes)
+        yield Diagnostic(
+            "fsdp-uneven",
+            f"{', '.join(names[:3])} {'has' if len(whole) == 1 else 'have'} no dimension left that divides by {ranks}, "
+            "and so lie whole on every rank",
+            application.spans.get("shard_dim", application.rule.span),
+            "leave shard_dim at 0, where torch pads, or say with min_size that small ones stay whole",
+            "warning",
         )

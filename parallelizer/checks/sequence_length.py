@@ -40,9 +40,18 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
             "sequence-not-divisible",
             f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
             work.spans.get("seq_len"),
-            f"train.seq_len={near} would",
+            f"train.seq_len={near} would{_degrees(work.seq_len, cp, tp, 'tp' in axes)}",
             related=related,
         )
+
+
+def _degrees(length: int, cp: int, tp: int, sharded: bool) -> str:
+    """The degrees that would fit this length: of tp where it shards the sequence, otherwise of cp."""
+    if sharded and length % (2 * cp if cp > 1 else 1) == 0:
+        axis, fits = "tp", [n for n in range(1, 2 * tp + 1) if length % (max(cp, 1) * n) == 0]
+    else:
+        axis, fits = "cp", [n for n in range(1, 2 * cp + 1) if n == 1 or length % (2 * n) == 0]
+    return f"; with this length {axis} may be {', '.join(map(str, fits))}" if len(fits) > 1 else ""
 
 
 def _along_sequence(state: Compilation) -> bool:

@@ -33,17 +33,66 @@ _BARE = """
 """
 
 
+_COUNTING = """
+    import torch
+    from torch import nn
+    from torch.nn.functional import scaled_dot_product_attention
+
+
+    class Attend(nn.Module):
+        def forward(self, x):
+            return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.places, self.attend = nn.Embedding(256, 32), nn.Embedding(512, 32), Attend()
+
+        def forward(self, input_ids):
+            places = self.places(torch.arange(input_ids.shape[1], device=input_ids.device))
+            return self.attend((self.embed(input_ids) + places)[:, None])
+"""
+
+
 def model(target: str) -> str:
     """A model config of one's own that takes tokens."""
-    return f"""
-        _target_: {target}
-        plan: llama
-        loss: recipes.losses.cross_entropy
-        batch: {{input_ids: {{shape: [batch, sequence]}}, labels: {{shape: [batch, sequence]}}}}
-    """
+    return (
+        f"_target_: {target}\n"
+        "plan: llama\n"
+        "loss: recipes.losses.cross_entropy\n"
+        "batch: {input_ids: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
+    )
 
 
 CODES: tuple[Code, ...] = (
+    Code(
+        "lazy-module",
+        "a module has parameters without a shape",
+        """A lazy module learns its sizes from its first forward. Until then nothing can be said of what
+        divides, and there is nothing to shard; after it every rank would have made its own.""",
+        Example(
+            'rules: {"": fsdp}',
+            ["model=lazy"],
+            {"conf/model/lazy.yaml": f"{model('torch.nn.LazyLinear')}out_features: 8"},
+        ),
+    ),
+    Code(
+        "local-positions",
+        "the model makes positions or masks from the length that a rank sees",
+        """Under context parallelism a rank sees the length of its own part, and its part is two chunks from
+        the head and the tail of the sequence. Counted from 0 in there, every rank gives its tokens the
+        positions of the first ones, and a causal mask of that length hides and shows the wrong keys. Shapes
+        fit, the loss falls, and it is wrong.""",
+        Example(
+            """
+            rules: {attend: context-parallel, "": fsdp}
+            buffers: {batch: {input_ids: 1, labels: 1}}
+            """,
+            ["model=counting", "parallel=cp2"],
+            {"conf/model/counting.yaml": model("counting.Counting"), "counting.py": _COUNTING},
+        ),
+    ),
     Code(
         "missing-buffers",
         "the sequence is split, and a tensor that carries it is not",
@@ -90,6 +139,18 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "rank-local-buffers",
+        "running statistics would differ from rank to rank",
+        """A batch norm updates its running statistics from the tokens of its own rank. Gradients are reduced
+        and buffers are not: the copies drift apart, evaluation depends on the rank, and a checkpoint holds
+        those of one of them.""",
+        Example(
+            'rules: {"": fsdp}',
+            ["model=normed", "parallel=fsdp2"],
+            {"conf/model/normed.yaml": f"{model('torch.nn.BatchNorm1d')}num_features: 8"},
+        ),
+    ),
+    Code(
         "tied-parameters",
         "a shared parameter is not placed alike by those who share it",
         """An output layer that is the embedding again is one parameter under two names. Placed in two ways,
@@ -102,6 +163,20 @@ CODES: tuple[Code, ...] = (
             """,
             ["model=tied", "parallel=tp2"],
             {"conf/model/tied.yaml": model("tied.Tied"), "tied.py": _TIED},
+        ),
+    ),
+    Code(
+        "unlisted-buffer",
+        "forward reads a buffer by position, and it is not split with the sequence",
+        """A table of rotary angles has a row for each position. Under context parallelism a rank must see the
+        rows of its own tokens; unless the plan's `buffers` list it, it takes the first rows, and all but the
+        first chunk are rotated by the angles of other positions.""",
+        Example(
+            """
+            rules: {layers.*.attention.inner: context-parallel, "": fsdp}
+            buffers: {batch: {input_ids: 1, labels: 1}}
+            """,
+            ["parallel=cp2"],
         ),
     ),
     Code(

@@ -14,6 +14,18 @@ CODES: tuple[Code, ...] = (
         Example(overrides=["parallel=fsdp4", "train.batch_size=6"]),
     ),
     Code(
+        "fsdp-uneven",
+        "a parameter that fsdp was to shard lies whole on every rank",
+        """With `shard_dim: largest` a parameter is sharded along its largest dimension that divides by the
+        data ranks. Off dimension 0 torch does not pad. Where none divides the parameter stays whole, with its
+        gradient and its optimizer state, which is correct and may be most of the memory.""",
+        Example(
+            'rules: {"": {style: fsdp, shard_dim: largest}}',
+            ["parallel.mesh.dp_shard=3", "train.batch_size=3"],
+        ),
+        "warning",
+    ),
+    Code(
         "heads-not-divisible",
         "attention heads do not divide by tp",
         """Projections are split by features, but a rank must hold whole heads. Features may divide where

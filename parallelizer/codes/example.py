@@ -38,6 +38,7 @@ def shipped(text: str) -> str:
 
 
 def _findings(example: Example) -> Sequence[Diagnostic]:
+    from parallelizer.checks.idle_rules import idle_rules
     from parallelizer.compose import OverrideSyntaxError
     from parallelizer.config import from_config
 
@@ -60,7 +61,7 @@ def _findings(example: Example) -> Sequence[Diagnostic]:
         torch.set_num_threads(1)  # it forks, and an OpenMP region before a fork hangs the child
         return (*program.diagnostics, *check_layout_flow(setup, program, model))
     if not example.traced:
-        return program.diagnostics
+        return (*program.diagnostics, *idle_rules(program))
     from parallelizer.show.dry_run import trace_step
 
     return trace_step(setup, program, model)[1]

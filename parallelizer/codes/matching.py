@@ -6,6 +6,15 @@ from parallelizer.codes.declare import Code, Example
 
 CODES: tuple[Code, ...] = (
     Code(
+        "idle-rule",
+        "a rule does nothing on this mesh",
+        """Every axis that its styles stand on has size 1. One plan serves many meshes, so this is a note and
+        mostly as it should be; it tells of a preset that was meant to have the axis above 1, and of a rule
+        that was given to the command for nothing.""",
+        Example('rules: {output: colwise, "": fsdp}', ["parallel=fsdp2"]),
+        "note",
+    ),
+    Code(
         "shadowed-rule",
         "a rule never wins",
         """On one module and one slot the later rule wins. A rule that loses everywhere is dead text: whoever
@@ -133,5 +142,19 @@ CODES: tuple[Code, ...] = (
               layers.*.atention.w[qkv]: colwise
               "": fsdp
         """),
+    ),
+    Code(
+        "unsharded-parameters",
+        "more of the model lies whole on every rank than is allowed",
+        """`max_unsharded` bounds the share of parameters that no rule shards and no rule calls `replicate`.
+        It is off unless a preset sets it. A model that has grown a module since its plan was written trains
+        as before, with that module whole on every rank; with the bound it does not start.""",
+        Example(
+            """
+            rules:
+              layers.*.feed_forward.w[13]: colwise
+            """,
+            ["parallel=tp2", "parallel.max_unsharded=0.02"],
+        ),
     ),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from textwrap import fill
 
 from parallelizer.codes import FAMILIES, Code
 from parallelizer.show.codes import rendered, shortened_lines
 
 WIDTH = 100
+
+Result = Callable[[Code], list[str]]
 
 COMMAND = "python -m parallelizer.codes > docs/diagnostics.md"
 
@@ -27,14 +29,18 @@ def page() -> str:
     return "\n".join([HEAD, *_contents(), *(line for block in blocks() for line in block)]) + "\n"
 
 
-def blocks(traced: bool = True) -> Iterator[list[str]]:
-    """The page's lines, code by code; without `traced`, those of what only a traced step shows are left out."""
+def blocks(traced: bool = True, result: Result | None = None) -> Iterator[list[str]]:
+    """The page's lines, code by code; without `traced`, those of what only a traced step shows are left out.
+
+    `result` gives what was found in a code's example; by default it is run.
+    """
+    result = result or (lambda code: rendered(code, WIDTH))
     for family in FAMILIES:
         if family.codes:
             yield [f"## {family.name.capitalize()}", "", family.about, ""]
         for code in family.codes:
             if traced or not code.example.traced:
-                yield _section(code)
+                yield _section(code, result)
 
 
 def _contents() -> Iterator[str]:
@@ -45,7 +51,7 @@ def _contents() -> Iterator[str]:
     yield ""
 
 
-def _section(code: Code) -> list[str]:
+def _section(code: Code, result: Result) -> list[str]:
     lines = [f"### {code.name}", "", f"*{code.severity}*: {code.summary}", "", fill(code.paragraph, 110), ""]
     example = code.example
     if not example.runs:
@@ -61,4 +67,4 @@ def _section(code: Code) -> list[str]:
     for path, text in example.laid_out.items():
         kind = "python" if path.endswith(".py") else "yaml"
         lines += [f"```{kind}", f"# {path}", *shortened_lines(text), "```", ""]
-    return [*lines, "```console", f"$ {example.shown_command}", *rendered(code, WIDTH), "```", ""]
+    return [*lines, "```console", f"$ {example.shown_command}", *result(code), "```", ""]

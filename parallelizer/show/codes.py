@@ -103,9 +103,13 @@ def example_lines(code: Code, width: int, color: bool = False) -> list[str]:
 def rendered(code: Code, width: int, color: bool = False) -> list[str]:
     """The findings of the code in its example, as a command prints them."""
     with found(code.example) as diagnostics:
-        own = [d for d in diagnostics if d.code == code.name]
-        text = "\n\n".join(shipped(render(d, color=color, width=width)) for d in own)
-    return text.split("\n")
+        return own_lines(code, diagnostics, width, color)
+
+
+def own_lines(code: Code, diagnostics: Sequence[Diagnostic], width: int, color: bool = False) -> list[str]:
+    """Those of some findings that carry the code, as text; the example's files must still lie where they did."""
+    own = [d for d in diagnostics if d.code == code.name]
+    return "\n\n".join(shipped(render(d, color=color, width=width)) for d in own).split("\n")
 
 
 def shortened_lines(text: str) -> Sequence[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from parallelizer.diagnostics import Span
 from parallelizer.plan import Flow, Placement
 from parallelizer.styles.declare import OptionKind, StyleDeclaration, declare
 from parallelizer.styles.packing import Packing
@@ -58,13 +59,21 @@ class Sharding:
 
 
 class StyleError(Exception):
-    """A style cannot stand on this module. `option` names the option that is wrong, if one is."""
+    """A style cannot stand on this module.
+
+    `option` names the option that is wrong, if one is; `part` a key in its value, or the place of something in it.
+    """
 
     def __init__(
-        self, code: str, message: str, help_text: str | None = None, option: str | None = None
+        self,
+        code: str,
+        message: str,
+        help_text: str | None = None,
+        option: str | None = None,
+        part: str | Span | None = None,
     ) -> None:
         super().__init__(message)
-        self.code, self.message, self.help, self.option = code, message, help_text, option
+        self.code, self.message, self.help, self.option, self.part = code, message, help_text, option, part
 
 
 StyleFunction = Callable[[Target], Sharding | ParallelStyle]
@@ -136,6 +145,7 @@ def named_inputs(target: Target) -> dict[str, Flow]:
                 f"forward of {target.path or 'the root'} ({type(target.module).__name__}) has no parameter {name!r}",
                 f"it takes {', '.join(named) or 'nothing'}",
                 "input",
+                name,
             )
         bound[name] = flow
     return bound

@@ -191,6 +191,7 @@ def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
                 f"`{flow}` wants a partial tensor",
                 "partial is a way to arrive, not to leave",
                 option,
+                flow.wanted.span,
             )
 
 
@@ -235,6 +236,7 @@ def _check_split(flows: Mapping[str, Flow], option: str) -> None:
                 f"`{flow}` does not say how to split or gather the sequence over cp",
                 "write shard(1) -> replicate, or replicate -> shard(1)",
                 option,
+                next((p.span for p in (flow.arrives, flow.wanted) if p is not None), None),
             )
 
 

@@ -50,12 +50,17 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
             f"{target.path or 'the root'} ({type(target.module).__name__}) has no parameter {name!r}",
             f"it has {', '.join(own) or 'none of its own'}",
             "params",
+            name,
         )
     placements = {a or target.axis: p for a, p in by_axis.items()}
     for axis, placement in placements.items():
         if placement.kind == "partial":
             raise StyleError(
-                "unknown-placement", "a parameter is never partial", "replicate or shard(dim)", "params"
+                "unknown-placement",
+                "a parameter is never partial",
+                "replicate or shard(dim)",
+                "params",
+                placement.span,
             )
         if placement.dim is not None and not -own[name].ndim <= placement.dim < own[name].ndim:
             raise StyleError(
@@ -63,6 +68,7 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
                 f"{name} has {own[name].ndim} dimensions, not one of number {placement.dim}",
                 f"its shape is {list(own[name].shape)}",
                 "params",
+                placement.span,
             )
         if axis not in TENSOR_AXES:
             raise StyleError(
@@ -70,6 +76,7 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
                 f"parameters are not placed on {axis}",
                 f"write {' or '.join(TENSOR_AXES)}; fsdp shards over the data axes",
                 "params",
+                f"{name}.{axis}" if target.param is None else axis,
             )
     return {a: shard(p.dim % own[name].ndim) if p.dim is not None else p for a, p in placements.items()}
 

@@ -94,7 +94,11 @@ def sequence(target: Target) -> Sharding:
         return Sharding(ShardParams(params, axis=target.axis, gradients=Replicate), (target.axis,), params)
     if layout.kind != "shard" or layout.dim is None:
         raise StyleError(
-            "unknown-placement", f"sequence cannot run on {layout}", "shard(1) or replicate", "layout"
+            "unknown-placement",
+            f"sequence cannot run on {layout}",
+            "shard(1) or replicate",
+            "layout",
+            layout.span,
         )
     local = target.options.get("local")
     style = SequenceParallel(sequence_dim=layout.dim, use_local_output=False if local is None else local)
@@ -128,7 +132,7 @@ def _linear(
     if not isinstance(module, nn.Linear | nn.Embedding):
         raise StyleError(
             "style-module",
-            f"{target.options['style']} knows nn.Linear and nn.Embedding; {target.path} is a {type(module).__name__}",
+            f"{target.options['style']} knows nn.Linear and nn.Embedding, not {target.path} ({type(module).__name__})",
             "use shard-params and say which dimension: {style: shard-params, params: {weight: shard(0)}}",
         )
     own = {n for n, _ in module.named_parameters(recurse=False)}
@@ -161,6 +165,7 @@ def _check_packed_layouts(target: Target, flow_in: Flow, flow_out: Flow) -> None
             f"the packed features of {target.path} cannot lie as {flow}",
             "leave them as shard(-1)",
             option,
+            flow.span if flow else None,
         )
 
 
@@ -168,7 +173,13 @@ def _one_input(target: Target, wanted: Placement) -> Flow:
     """The one input of a linear or an embedding: as written, wanted as the style needs it."""
     flows = named_inputs(target)
     if len(flows) > 1:
-        raise StyleError("unknown-input", f"{type(target.module).__name__} has one input", None, "input")
+        raise StyleError(
+            "unknown-input",
+            f"{type(target.module).__name__} has one input",
+            f"name {(forward_names(target.module) or ('it',))[0]} only",
+            "input",
+            list(flows)[1],
+        )
     flow = next(iter(flows.values()), Flow())
     if flow.wanted is not None and flow.wanted != wanted:
         raise StyleError(
@@ -176,6 +187,7 @@ def _one_input(target: Target, wanted: Placement) -> Flow:
             f"{target.options['style']} wants its input as {wanted}, the rule says {flow.wanted}",
             f"write `input: {flow.arrives}`",
             "input",
+            flow.wanted.span,
         )
     return Flow(flow.arrives or wanted, wanted)
 
@@ -183,7 +195,13 @@ def _one_input(target: Target, wanted: Placement) -> Flow:
 def _one_output(target: Target, natural: Placement) -> Flow:
     flows: Mapping[str, Flow] = target.options.get("output") or {}
     if len(flows) > 1 or (flows and next(iter(flows)) not in ("", "0")):
-        raise StyleError("unknown-input", f"{type(target.module).__name__} has one output", None, "output")
+        raise StyleError(
+            "unknown-input",
+            f"{type(target.module).__name__} has one output",
+            "write a placement alone, as in `output: replicate`",
+            "output",
+            next(name for name in flows if name not in ("", "0")),
+        )
     flow = next(iter(flows.values()), Flow())
     check_flows(target, flows, "output")
     return Flow(None, flow.wanted or natural)

@@ -23,7 +23,9 @@ def work(tokens: int = 16, **more: Entry) -> Workload:
 
 
 def text(buffers: str) -> str:
-    return RULES + f"buffers: {buffers}"
+    """The rules with some buffers; the tables of angles are listed unless others are."""
+    listed = "" if "model:" in buffers else ", model: {'rope.*': 0}}"
+    return RULES + f"buffers: {buffers[:-1] + listed if listed else buffers}"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def text(buffers: str) -> str:
         ("{batch: {input_ids: 1, labels: 1}, model: {rop.*: 0}}", "unknown-buffer", "rop.*",
          "`rop.*` matches no buffer of the model", "did you mean `rope.*`?"),
         ("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 2}}", "unknown-dim", "'rope.*'",
-         "rope.cos has 2 dimensions, not one of number 2", None),
+         "rope.cos has 2 dimensions, not one of number 2", "its shape is [20, 1]"),
         ("{batch: {input_ids: 1, labels: 2}}", "unknown-dim", "labels", "labels has 2 dimensions, not one of number 2",
          "its shape is [batch, sequence]"),
         ("{batch: {input_ids: 1, labels: 1, lables: 1}}", "unknown-buffer", "lables", "the batch has no entry 'lables'",
@@ -60,7 +62,7 @@ def test_entries_that_are_made_need_not_be_in_the_batch() -> None:
             return y
 
     plan = 'rules: {model.layers.*.attention.inner: context-parallel, "": fsdp}\n'
-    plan += "buffers: {batch: {input_ids: 1, labels: 1, positions: positions}}"
+    plan += "buffers: {batch: {input_ids: 1, labels: 1, positions: positions}, model: {'model.rope.*': 0}}"
     assert findings(plan, WithPositions, CP, workload=work()) == ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.findings import finding, findings, marked, mesh_of
+from tests.styles.models import Mlp, around
 from tests.test_step import llama
 
 NUMBER = 'rules:\n  "": {style: fsdp, reshard_after_forward: 2}\n  output: colwise'
@@ -41,3 +42,19 @@ def test_a_container_is_no_unit() -> None:
     found = finding(text, llama(), mesh_of(dp_shard=2))
     assert (found.code, found.help) == ("style-module", "give the rule to the modules inside: `layers.*`")
     assert marked(text, found) == "layers"
+
+
+def test_a_parameter_that_divides_nowhere_is_told_of_where_it_was_to_be_sharded() -> None:
+    text = 'rules: {"": {style: fsdp, shard_dim: largest}}'
+    [found] = findings(text, around(Mlp), mesh_of(dp_shard=5))
+    assert (found.code, found.severity) == ("fsdp-uneven", "warning")
+    assert "inner.{up,down}.{weight,bias}" in found.message and "divides by 5" in found.message
+    assert marked(text, found) == "shard_dim"
+
+
+def test_what_divides_or_is_padded_or_small_is_fine() -> None:
+    largest = 'rules: {"": {style: fsdp, shard_dim: largest}}'
+    assert findings(largest, around(Mlp), mesh_of(dp_shard=2)) == ()
+    assert findings('rules: {"": fsdp}', around(Mlp), mesh_of(dp_shard=5)) == ()
+    small = 'rules: {"": {style: fsdp, shard_dim: largest, min_size: 10_000}}'
+    assert findings(small, around(Mlp), mesh_of(dp_shard=5)) == ()

@@ -61,7 +61,7 @@ def test_lengths_that_divide(tokens: int, sizes: dict[str, int], text: str) -> N
             {"cp": 2, "tp": 4},
             "extends: llama",
             "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)",
-            "train.seq_len=8 or 16 would",
+            "train.seq_len=8 or 16 would; with this length tp may be 1, 2, 3, 6",
         ),
     ],
 )

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from parallelizer.codes import CODES, FAMILIES, Code
-from parallelizer.codes.example import found
 from parallelizer.diagnostics import Diagnostic
 from tests.codes import used
+from tests.codes.ran import run
 from tests.codes.triggers import TRIGGERS
 
 RUN = [code for code in CODES.values() if code.example.runs]
@@ -39,13 +39,12 @@ def test_a_code_that_cannot_be_told_from_the_source_fails() -> None:
     ids=lambda code: code.name,
 )
 def test_every_example_triggers_its_code_and_no_other_error(code: Code) -> None:
-    with found(code.example) as diagnostics:
-        own = [d for d in diagnostics if d.code == code.name]
-        assert own and all(d.severity == code.severity for d in own), describe(diagnostics)
-        assert all(d.span is not None for d in own), describe(diagnostics)
-        assert [d.code for d in diagnostics if d.severity == "error" and d.code != code.name] == []
-        for d in own:
-            assert d.help and d.message and points_at_something(d)
+    ran = run(code)
+    own = [d for d in ran.diagnostics if d.code == code.name]
+    assert own and all(d.severity == code.severity for d in own), describe(ran.diagnostics)
+    assert all(d.span is not None for d in own), describe(ran.diagnostics)
+    assert [d.code for d in ran.diagnostics if d.severity == "error" and d.code != code.name] == []
+    assert all(d.help and d.message for d in own) and ran.points
 
 
 @pytest.mark.parametrize("name", OTHER)
@@ -77,20 +76,6 @@ def test_the_registry_needs_no_torch() -> None:
     text = "import sys, parallelizer.codes; print(any(m in sys.modules for m in ('torch', 'hydra')))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-
-
-def points_at_something(found: Diagnostic) -> bool:
-    """Whether the characters that a finding marks are there, in its file or in its override."""
-    span = found.span
-    if span is None:
-        return False
-    if span.file.startswith("<override "):
-        lines = [span.file.removeprefix("<override ").removesuffix(">")]
-    else:
-        lines = Path(span.file).read_text().split("\n")
-    return (
-        len(lines[span.line - 1]) + 1 >= span.column and span.end_column >= span.column
-    )  # a file as a whole has no columns
 
 
 def describe(diagnostics: tuple[Diagnostic, ...]) -> list[str]:

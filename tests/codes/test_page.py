@@ -7,9 +7,10 @@ import io
 
 import pytest
 
-from parallelizer.codes import CODES
+from parallelizer.codes import CODES, Code
 from parallelizer.codes.page import COMMAND, blocks, page
 from parallelizer.config import config_folder
+from tests.codes.ran import run
 
 PAGE = config_folder().parent / "docs" / "diagnostics.md"
 
@@ -17,7 +18,7 @@ PAGE = config_folder().parent / "docs" / "diagnostics.md"
 def test_the_page_is_up_to_date() -> None:
     """But for what only a traced step shows, which the slow test below traces."""
     written = PAGE.read_text()
-    stale = [block[0] for block in blocks(traced=False) if "\n".join(block) not in written]
+    stale = [block[0] for block in blocks(False, result) if "\n".join(block) not in written]
     assert not stale, f"run: {COMMAND}"
     assert all(f"\n### {name}\n" in written for name in CODES)
     assert [name for name in headings(written) if name not in CODES] == []
@@ -30,7 +31,7 @@ def test_the_whole_page_is_up_to_date() -> None:
 
 def test_a_page_with_another_text_is_found_stale() -> None:
     written = PAGE.read_text().replace("there is no style of this name", "there is no such style")
-    assert [b[0] for b in blocks(traced=False) if "\n".join(b) not in written] == ["### unknown-style"]
+    assert [b[0] for b in blocks(False, result) if "\n".join(b) not in written] == ["### unknown-style"]
 
 
 def test_nothing_on_the_page_is_of_this_machine() -> None:
@@ -40,8 +41,12 @@ def test_nothing_on_the_page_is_of_this_machine() -> None:
 def test_making_the_page_prints_nothing_else() -> None:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        next(iter(blocks(traced=False)))
+        next(iter(blocks(False, result)))
     assert printed.getvalue() == ""
+
+
+def result(code: Code) -> list[str]:
+    return list(run(code).lines)
 
 
 def headings(text: str) -> list[str]:

@@ -256,16 +256,16 @@ def test_calls() -> None:
 @pytest.mark.parametrize(
     ("rule", "code", "mark"),
     [
-        ("block: {style: prepare-input, input: {y: replicate}}", "unknown-input", "input"),
-        ("block: {style: prepare-input, input: {x: shard(1) -> partial}}", "unknown-placement", "input"),
-        ("block: {style: prepare-output, output: partial}", "unknown-placement", "output"),
+        ("block: {style: prepare-input, input: {y: replicate}}", "unknown-input", "y"),
+        ("block: {style: prepare-input, input: {x: shard(1) -> partial}}", "unknown-placement", "partial"),
+        ("block: {style: prepare-output, output: partial}", "unknown-placement", "partial"),
         ("block: prepare-input", "missing-option", "prepare-input"),
         ("block: prepare-io", "missing-option", "prepare-io"),
         ("block: {style: prepare-input, input: replicate, axis: pp}", "unknown-axis", "axis"),
         ("block: {style: prepare-output, output: replicate, axis: dp_shard}", "unknown-axis", "axis"),
-        ("block: {style: prepare-input, axis: cp, input: replicate}", "wrong-layout", "input"),
-        ("block: {style: prepare-input, axis: cp, input: shard(1) -> shard(2)}", "wrong-layout", "input"),
-        ("block: {style: prepare-output, axis: cp, output: replicate}", "wrong-layout", "output"),
+        ("block: {style: prepare-input, axis: cp, input: replicate}", "wrong-layout", "replicate"),
+        ("block: {style: prepare-input, axis: cp, input: shard(1) -> shard(2)}", "wrong-layout", "shard(1)"),
+        ("block: {style: prepare-output, axis: cp, output: replicate}", "wrong-layout", "replicate"),
     ],
 )
 def test_what_cannot_be_laid_out_is_refused_where_it_is_written(rule: str, code: str, mark: str) -> None:

@@ -1,0 +1,68 @@
+"""Rules that only ever meet axes of size 1. One plan serves many meshes, so the rules of files are told of in one note;
+a rule of the command line, which was written for this mesh, gets one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.plan import AXES, DATA_AXES
+from parallelizer.styles.declare import STYLES
+
+if TYPE_CHECKING:
+    from parallelizer.plan import Rule, StyleUse
+    from parallelizer.program import Program
+
+
+def idle_rules(program: Program) -> Iterator[Diagnostic]:
+    """Notes on rules that do nothing at all, because every axis that they stand on has size 1."""
+    busy = {id(application.rule) for application in program}
+    shadowed = {d.span for d in program.diagnostics if d.code == "shadowed-rule"}
+    shared: dict[str, list[Rule]] = {}
+    for rule in program.plan.rules:
+        axes = {axis for use in rule.uses for axis in _axes(use)}
+        if id(rule) in busy or rule.span in shadowed or rule.optional or not axes:
+            continue
+        if any(program.mesh.sizes[axis] > 1 for axis in axes):
+            continue
+        sizes = ", ".join(f"{a}=1" for a in AXES if a in axes)
+        if not rule.span.file.startswith("<override "):
+            shared.setdefault(sizes, []).append(rule)
+        else:
+            yield _note(f"{_shown(rule)} does nothing on this mesh: {sizes}", rule)
+    if shared:
+        parts = [f"{_listed(rules)} ({sizes})" for sizes, rules in shared.items()]
+        first = next(iter(shared.values()))[0]
+        yield _note(f"on this mesh nothing is done by {'; '.join(parts)}", first)
+
+
+def _note(message: str, rule: Rule) -> Diagnostic:
+    help_text = "fine if the preset is meant to have these axes at 1; with a larger one the rule takes effect"
+    return Diagnostic("idle-rule", message, rule.span, help_text, "note")
+
+
+def _shown(rule: Rule) -> str:
+    return f"`{rule.key}`" if rule.key else 'the rule of the root (`""`)'
+
+
+def _listed(rules: Sequence[Rule]) -> str:
+    more = f" and {len(rules) - 1} more" if len(rules) > 1 else ""
+    return _shown(rules[0]) + more
+
+
+def _axes(use: StyleUse) -> tuple[str, ...]:
+    """The axes that a style stands on; none for one that works without any."""
+    declared = STYLES[use.style]
+    if use.style == "fsdp":
+        return DATA_AXES  # without them its mixed precision may hold, and then it is applied
+    written = use.options.get("axis")
+    axes = {written.value if written else declared.axis, *_named(use.options)} - {None}
+    return tuple(a for a in AXES if a in axes)
+
+
+def _named(options: Mapping[str, object]) -> set[str]:
+    """The axes that placements of `params` name themselves."""
+    params = getattr(options.get("params"), "value", None)
+    return {axis for by_axis in params.values() for axis in by_axis if axis} if params else set()

@@ -1,0 +1,31 @@
+"""Lazy modules have no parameters yet: nothing can be said of their sizes, and nothing sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch.nn.parameter import is_lazy
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.fold import fold_paths
+
+if TYPE_CHECKING:
+    from parallelizer.program import Compilation
+
+
+def lazy_modules(state: Compilation) -> Iterator[Diagnostic]:
+    """Every parameter and buffer has a shape."""
+    lacking = {
+        path: type(module).__name__
+        for path, module in state.modules.items()
+        if any(is_lazy(t) for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+    }
+    if lacking:
+        kinds = sorted(set(lacking.values()))
+        yield Diagnostic(
+            "lazy-module",
+            f"{', '.join(fold_paths(list(lacking))[:3]) or 'the root'} ({', '.join(kinds[:3])}) has parameters without a shape",
+            None,
+            "build the model with the sizes that a first forward would find out",
+        )

@@ -1,0 +1,93 @@
+"""Positions that a model makes or looks up itself: there must be enough of them, and under context parallelism
+each rank must get those of its own part of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.fold import fold_paths
+from parallelizer.glob import parse_glob
+from parallelizer.position_reads import Source, position_sources
+
+if TYPE_CHECKING:
+    from parallelizer.diagnostics import Span
+    from parallelizer.program import Application, Compilation
+
+
+def positions(state: Compilation) -> Iterator[Diagnostic]:
+    """Tables have a row for each token of the sequence; with cp above 1 they are split with it, and nothing is made
+    from the length that a rank sees.
+    """
+    work = state.workload
+    if work is None or not any(p.is_meta for p in state.parameters.values()):
+        return
+    given = [name for name, buffer in state.plan.batch.items() if buffer.make == "positions"]
+    sources = position_sources(state.model, work, given)
+    buffers = [name for name, _ in state.model.named_buffers()]
+    listed = {name for glob in state.plan.buffers for name in parse_glob(glob).select(buffers)}
+    yield from _too_short(sources, listed, work.seq_len, work.spans.get("seq_len"))
+    attention = next((a for a in state.applications if a.slot == "attention"), None)
+    inside = any(a.slot == "io" and "cp" in a.axes for a in state.applications)
+    # Where a rule splits the sequence somewhere inside, forward begins with all of it.
+    if state.mesh.sizes["cp"] > 1 and attention is not None and not inside:
+        # A glob that matches no buffer is reported, and may be meant for one of these.
+        if all(parse_glob(glob).select(buffers) for glob in state.plan.buffers):
+            yield from _unlisted(sources, listed, attention, state.plan.file)
+        yield from _local(sources, attention)
+
+
+def _too_short(
+    sources: tuple[Source, ...], listed: set[str], seq_len: int, span: Span | None
+) -> Iterator[Diagnostic]:
+    """Tables that the check of the plan's `buffers` does not see."""
+    short = {
+        s.name: s.rows for s in sources if s.rows is not None and s.rows < seq_len and s.name not in listed
+    }
+    for name, rows in short.items():
+        yield Diagnostic(
+            "sequence-too-long",
+            f"{name} has {rows:,} positions, the sequence has {seq_len:,}",
+            span,
+            f"shorten train.seq_len to {rows:,} at most, or give the model a longer table",
+        )
+
+
+def _unlisted(
+    sources: tuple[Source, ...], listed: set[str], attention: Application, file: str
+) -> Iterator[Diagnostic]:
+    by_dim: dict[int, dict[str, None]] = {}
+    for source in sources:
+        if source.kind == "buffer" and source.name not in listed and source.dim is not None:
+            by_dim.setdefault(source.dim, {})[source.name] = None
+    for dim, names in by_dim.items():
+        folded = fold_paths(names)
+        entries = ", ".join(f'`"{name}": {dim}`' for name in folded)
+        yield Diagnostic(
+            "unlisted-buffer",
+            f"forward reads {', '.join(folded)} by position, and nothing splits {'it' if len(names) == 1 else 'them'} "
+            "with the sequence",
+            attention.rule.span,
+            f"add {entries} to buffers.model of {file}",
+        )
+
+
+def _local(sources: tuple[Source, ...], attention: Application) -> Iterator[Diagnostic]:
+    for source in sources:
+        where = source.module or "the model's forward"
+        if source.kind == "made":
+            message = f"{where} makes positions or a mask from the length that a rank sees ({source.name})"
+            help_text = (
+                "take positions as an input of forward and write `<its name>: positions` in buffers.batch; "
+                "leave a causal mask to `is_causal`"
+            )
+        elif source.kind == "parameter" and not any(s.kind in ("made", "given") for s in sources):
+            message = (
+                f"{where} reads the first rows of {source.name}, whichever part of the sequence a rank has"
+            )
+            help_text = "look it up by positions that are an input of forward: `<its name>: positions` in buffers.batch"
+        else:
+            continue
+        yield Diagnostic("local-positions", message, attention.rule.span, help_text)

@@ -1,0 +1,179 @@
+"""Where a model's forward gets positions from: tensors that it makes from the sequence's length, and tables that
+it reads by position.
+
+The model runs once on the meta device, on a sequence of a length that no dimension of the model has. What is made
+from that length, or cut to it, is followed from function to function until it meets an activation; names play no
+part. A position that never meets one has no effect and is not told of.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from parallelizer.styles.base import forward_names
+from parallelizer.workload import Workload
+
+LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 7, 5, 3)
+"""Lengths of a sequence that dimensions of models seldom have; short, because a table may be."""
+
+_MAKERS = (torch.arange, torch.linspace)
+_SHAPERS = (torch.tril, torch.triu, torch.Tensor.tril, torch.Tensor.triu)
+_RUNNING = (torch.cumsum, torch.Tensor.cumsum, torch.cumprod, torch.Tensor.cumprod)
+_CUTS = (
+    torch.Tensor.__getitem__,
+    torch.narrow,
+    torch.Tensor.narrow,
+    torch.index_select,
+    torch.Tensor.index_select,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What tells tokens their positions. `kind` is `made` (by the function `name`), `buffer` or `parameter` (the
+    model's, read along `dim`, which has `rows` of them); `module` is where that happens.
+    """
+
+    kind: str
+    name: str
+    module: str
+    dim: int | None = None
+    rows: int | None = None
+
+
+def position_sources(model: nn.Module, workload: Workload, given: Sequence[str] = ()) -> tuple[Source, ...]:
+    """What gives positions to the activations of one forward, each once, in order of execution.
+
+    `given` are batch entries that hold positions. The model is on meta and left as it is. Nothing is found in a
+    model that does not run there, or runs at special lengths only.
+    """
+    length = _length(model, workload)
+    if length is None:
+        return ()
+    names = forward_names(model)
+    made = {name: torch.empty(2, length, dtype=torch.int64, device="meta") for name in given}
+    batch = made | workload.example(2, length, "meta")
+    batch = {k: v for k, v in batch.items() if names is None or k in names}
+    watch = _Watch(length)
+    try:
+        model = copy.deepcopy(model)  # its forward may leave things behind
+        watch.adopt(model, batch, given)
+        with torch.no_grad(), watch:
+            model(**batch)
+    except Exception:
+        # What keeps a model from running is the trace's to tell; here it means that nothing is known.
+        return ()
+    return tuple(watch.used)
+
+
+def _length(model: nn.Module, workload: Workload) -> int | None:
+    """A length that can be told from every other size."""
+    tensors = (*model.parameters(), *model.buffers())
+    sizes = {size for tensor in tensors for size in tensor.shape}
+    sizes |= {n for entry in workload.entries.values() for n in entry.shape if isinstance(n, int)}
+    return next((n for n in LENGTHS if n <= workload.seq_len and n not in sizes), None)
+
+
+class _Watch(TorchFunctionMode):
+    """Follows positions and activations through one forward."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.inside: list[str] = [""]
+        self.positions: dict[int, frozenset[Source]] = {}
+        self.activations: set[int] = set()
+        self.tables: dict[int, tuple[str, str]] = {}
+        self.used: dict[Source, None] = {}
+        self.held: list[torch.Tensor] = []  # so that nothing else gets an id
+
+    def adopt(self, model: nn.Module, batch: Mapping[str, torch.Tensor], given: Iterable[str]) -> None:
+        """Take note of what the forward begins with."""
+        for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
+            self.tables.update({id(tensor): (kind, name) for name, tensor in named})
+        for name, tensor in batch.items():
+            if name in given:
+                self.positions[id(tensor)] = frozenset({Source("given", name, "")})
+            else:
+                self.activations.add(id(tensor))
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, path=path: self.inside.append(path))
+            module.register_forward_hook(lambda *_: self._leave(), always_call=True)
+
+    def _leave(self) -> None:
+        self.inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        taken = [*_tensors(args), *_tensors(kwargs.values())]
+        made = list(_tensors((result,)))
+        if not made:
+            return result
+        sources = frozenset().union(*(self.positions.get(id(t), frozenset()) for t in taken))
+        active = any(id(t) in self.activations for t in taken)
+        new = [*self._made(func, taken, made[0], active), *self._read(func, taken, made[0], sources)]
+        sources |= frozenset(new)
+        if active and sources:
+            self.used.update(dict.fromkeys(s for s in sorted(sources, key=str) if s not in self.used))
+            sources = frozenset()  # from here on it is an activation like any other
+        for tensor in made:
+            self.held.append(tensor)
+            if sources:
+                self.positions[id(tensor)] = sources
+            if active:
+                self.activations.add(id(tensor))
+        return result
+
+    def _made(
+        self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, active: bool
+    ) -> Iterator[Source]:
+        """Positions out of nothing but the length."""
+        square = result.ndim >= 2 and result.shape[-1] == result.shape[-2] == self.length
+        counted = func in _MAKERS and result.shape == (self.length,)
+        shaped = func in _SHAPERS and square and not active
+        summed = func in _RUNNING and result.ndim <= 2 and result.shape[-1:] == (self.length,)
+        if counted or shaped or summed:
+            yield Source("made", _name(func), self.inside[-1])
+
+    def _read(
+        self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[Source]
+    ) -> Iterator[Source]:
+        """A table of the model's that is cut to the length, or looked up by positions."""
+        if func is F.embedding and len(taken) > 1 and by and id(taken[1]) in self.tables:
+            kind, name = self.tables[id(taken[1])]
+            yield Source(kind, name, self.inside[-1], 0, taken[1].shape[0])
+        elif func in _CUTS and taken and id(taken[0]) in self.tables and self.length in result.shape:
+            kind, name = self.tables[id(taken[0])]
+            table = taken[0]
+            dim = next((d for d in range(table.ndim) if _is_cut(table, result, d, self.length)), 0)
+            yield Source(kind, name, self.inside[-1], dim, table.shape[dim])
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among some values, and in lists and tuples of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _is_cut(table: torch.Tensor, result: torch.Tensor, dim: int, length: int) -> bool:
+    """Whether a table's dimension is what became the sequence."""
+    if table.ndim == result.ndim:
+        return result.shape[dim] == length
+    return table.shape[dim] not in result.shape
+
+
+def _name(func: Any) -> str:
+    name: str = resolve_name(func) or getattr(func, "__name__", str(func))
+    return name.replace("torch._VariableFunctionsClass.", "torch.").replace("torch.Tensor.", "Tensor.")

@@ -1,0 +1,62 @@
+"""Rules that do nothing because their axes have size 1."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.checks.idle_rules import idle_rules
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.diagnostics import Diagnostic
+
+
+def idle(*overrides: str) -> list[Diagnostic]:
+    setup = from_config(*compose_config(overrides))
+    return list(idle_rules(setup.compile(setup.build_model())))
+
+
+def test_the_rules_of_a_plan_are_told_of_in_one_note() -> None:
+    [found] = idle("parallel=single")
+    assert (found.code, found.severity) == ("idle-rule", "note")
+    assert found.message == (
+        "on this mesh nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1); "
+        "`layers.*` and 1 more (dp_replicate=1, dp_shard=1, cp=1)"
+    )
+    assert found.span is not None and (found.span.line, found.span.column) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("fsdp2_cp2_tp2", None),
+        ("tp8_cp2", None),
+        (
+            "hsdp2x2",
+            "nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
+        ),
+        ("cp2", "nothing is done by `tok_embeddings` and 8 more (tp=1)"),
+    ],
+)
+def test_a_rule_with_something_to_do_is_not_told_of(preset: str, message: str | None) -> None:
+    found = [d.message for d in idle(f"parallel={preset}")]
+    assert found == ([f"on this mesh {message}"] if message else [])
+
+
+def test_a_rule_of_the_command_line_gets_a_note_of_its_own() -> None:
+    found = idle("parallel=fsdp2_tp2", 'rules=["layers.0.attention: context-parallel"]')
+    assert [d.message for d in found if d.span and d.span.file.startswith("<override")] == [
+        "`layers.0.attention` does nothing on this mesh: cp=1"
+    ]
+
+
+def test_precision_and_styles_without_an_axis_are_something_to_do() -> None:
+    overrides = ["parallel=tp2", "train.dtype=bfloat16", 'rules=["layers.0: checkpoint"]']
+    assert [d.message for d in idle(*overrides)] == [
+        "on this mesh nothing is done by `layers.*.attention.inner` (cp=1)"
+    ]
+
+
+def test_axes_named_in_params_count() -> None:
+    rule = 'rules=["output: {style: shard-params, params: {weight: {ep: shard(0)}}}"]'
+    # On ep alone nothing happens; tp, which the style stands on too, is above 1.
+    assert "output" not in str([d.message for d in idle("parallel=tp2", rule)])
