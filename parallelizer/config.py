@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, quoted
-from parallelizer.layouts import layouts_in
+from parallelizer.layouts import layouts_in, unused_layouts
 from parallelizer.limits import grown_key
 from parallelizer.load import config_folder, find_along, load
 from parallelizer.mesh_sizes import read_mesh
@@ -55,6 +55,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
+    warnings += tuple(unused_layouts(plan.with_rules(rules)))
     plan = plan.with_rules(rules).with_layouts(layouts)
     return Setup(
         plan,

@@ -235,6 +235,8 @@ def _build(loader: yaml.SafeLoader, text: str, place: Place, trusted: bool) -> N
             stack[-1].entries[stack[-1].key.text] = (stack[-1].key, node)
             stack[-1].key = None
         elif isinstance(node, Scalar):
+            if not trusted:
+                _refuse_question_mark(event, text, place)
             _refuse_twice(node, stack[-1].entries)
             stack[-1].key = node
         else:
@@ -255,6 +257,18 @@ def _refuse_machinery(event: Any, text: str, place: Place) -> None:
         if looks_like_glob or yaml_mistakes.glob_start(text, start) != start:
             raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
         raise PlanError([yaml_mistakes.tag(start, text, place.span)])
+
+
+def _refuse_question_mark(key: Any, text: str, place: Place) -> None:
+    """Raise for a key with a `?` right before it: YAML passes over it in `{style: fsdp, ?axis: tp}`."""
+    start = Position.of(key.start_mark)
+    before = text[max(key.start_mark.index - start.column, 0) : key.start_mark.index]
+    if before.endswith("?"):
+        at = Position(start.line, len(before) - 1)
+        help_text = "leave it out, or put a text that begins with `?` in quotes"
+        raise _error(
+            "yaml-syntax", "YAML takes this `?` for the beginning of a key", place.span(at, 1), help_text
+        )
 
 
 def _refuse_twice(key: Scalar, entries: Mapping[str, tuple[Scalar, Node]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ def campaign(seed: int, indices: Iterable[int], apart_every: int = 0, most_failu
             tally.largest = max(tally.largest, (outcome.grown, index))
             if wrong:
                 tally.failures.append(Failure(seed, index, one, wrong, _smallest(one, wrong, folder)))
+                print(f"case {index}: {wrong[-300:]}", file=sys.stderr, flush=True)
                 if len(tally.failures) >= most_failures:
                     break
     return tally
