@@ -45,6 +45,23 @@ def model(target: str) -> str:
 
 CODES: tuple[Code, ...] = (
     Code(
+        "attention-left-out",
+        "some layers' attention has no context-parallel, where that of others has it",
+        """Under context parallelism each rank holds a part of the sequence. Attention that is left out sees the
+        tokens of its own rank alone: the step runs, the loss looks plausible, and the gradients are wrong.""",
+        Example(
+            """
+            rules:
+              layers.1.attention.inner: context-parallel
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
+    Code(
         "missing-buffers",
         "the sequence is split, and a tensor that carries it is not",
         """Under context parallelism each rank has a part of the sequence. The plan's `buffers` say which
