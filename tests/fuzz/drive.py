@@ -152,7 +152,7 @@ def warm_up() -> None:
 def _compile(path: str) -> None:
     """What the full check does with a plan before the step is traced."""
     from parallelizer.compiler import compile as compile_plan
-    from parallelizer.config import load_plan
+    from parallelizer.load import load_plan
 
     setup, model = _setup()
     with contextlib.suppress(PlanError):

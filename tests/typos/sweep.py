@@ -19,8 +19,9 @@ import yaml
 from parallelizer.cli import main
 from parallelizer.compiler import compile as compile_plan
 from parallelizer.compose import compose_config
-from parallelizer.config import from_config, load_plan
+from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
+from parallelizer.load import load_plan
 from parallelizer.setup import Setup
 from tests.typos.edits import Typo, typos
 from tests.typos.words import words_of
