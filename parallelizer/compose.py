@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from parallelizer.compose_mistakes import Attempt, explain
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.limits import check_files, check_overrides
 from parallelizer.load import config_folder
 from parallelizer.origins import Origins
 from parallelizer.override_mistakes import OverrideSyntaxError, explain_override
@@ -37,6 +38,8 @@ def compose_config(
     if not folders[-1].is_dir():
         message, help_text = f"there is no folder {config_dir}", "--config-dir names a folder of YAML files"
         raise PlanError([Diagnostic("config-not-found", message, None, help_text)])
+    check_overrides(overrides)
+    check_files(folders, overrides, config_name)
 
     def attempt(some: Sequence[str]) -> tuple[DictConfig, Origins]:
         with _also_searched(folders[1:]), initialize_config_dir(str(shipped), version_base="1.3"):

@@ -6,11 +6,12 @@ import importlib
 import traceback
 from collections.abc import Mapping, Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import options
 from parallelizer.diagnostics import Diagnostic, PlanError, quoted
-from parallelizer.layouts import layouts_in
+from parallelizer.layouts import layouts_in, unused_layouts
+from parallelizer.limits import grown_key
 from parallelizer.load import config_folder, find_along, load
 from parallelizer.mesh_sizes import read_mesh
 from parallelizer.model_config import read_model, read_workload
@@ -37,6 +38,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     is built.
     """
     reading = Reading(config, origins or Origins(folders=[config_folder()]))
+    _check_size(reading)
     _import(reading)
     _check_preset(reading)
     mesh = read_mesh(reading)
@@ -54,6 +56,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
+    warnings += tuple(unused_layouts(plan.with_rules(rules)))
     plan = plan.with_rules(rules).with_layouts(layouts)
     return Setup(
         plan,
@@ -76,6 +79,15 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
 def import_styles(config: DictConfig, origins: Origins) -> None:
     """Import what `imports` names, for the styles that it registers. Raises PlanError."""
     _import(Reading(config, origins))
+
+
+def _check_size(reading: Reading) -> None:
+    """Raise PlanError for interpolations that come to too much; nothing has been filled in before."""
+    grown = grown_key(OmegaConf.to_container(reading.config, resolve=False))
+    if grown is not None:
+        key, reason = grown
+        message = f"{key} comes to {reason} with its interpolations filled in"
+        raise PlanError([Diagnostic("yaml-limit", message, reading.span(key), "write the value itself")])
 
 
 def _clip(reading: Reading) -> float | None:

@@ -19,6 +19,7 @@ each segment of it. That is also what keeps `**.a.**.a.**` from taking exponenti
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,10 @@ MAX_LENGTH = 1000
 
 MAX_ALTERNATIVES = 4096
 """The most patterns that the braces of one glob may expand to."""
+
+
+MAX_SETS, MAX_MEMBERS = 8, 40
+"""How many sets of a glob, and characters of a set, are looked at one by one; what people write has a few."""
 
 
 class GlobError(ValueError):
@@ -83,6 +88,21 @@ class Glob:
             alternative for alternative, positions in self._found(path_tree(tuple(paths))) if not positions
         ]
 
+    def idle_characters(self, paths: Iterable[str]) -> list[tuple[str, str]]:
+        """The characters of sets that change nothing, each with its set: those that stand there twice, and those
+        with which the glob matches none of `paths`. Ranges (`[a-c]`) and negated sets are left alone.
+        """
+        paths, idle = tuple(paths), []
+        for found in itertools.islice(CHARACTER_SET.finditer(self.text), MAX_SETS):
+            members = _RANGE_IN_SET.sub("", found[0][1:-1])
+            if found[0].startswith("[!"):
+                continue
+            before, after = self.text[: found.start()], self.text[found.end() :]
+            for at, member in enumerate(members[:MAX_MEMBERS]):
+                if member in members[:at] or not parse_glob(f"{before}[{member}]{after}").select(paths):
+                    idle.append((member, found[0]))
+        return idle
+
     @cached_property
     def _literals(self) -> frozenset[str]:
         return frozenset(a for a in self.alternatives if not is_pattern(a))
@@ -116,6 +136,7 @@ class Glob:
 _RANGE = re.compile(r"\{(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.(-?[0-9]+))?\}")
 CHARACTER_SET = re.compile(r"\[!?+\]?+[^\]]*\]")
 """A set such as `[abc]`, with its brackets; a `]` that comes first belongs to it."""
+_RANGE_IN_SET = re.compile(r"[^]]-[^]]", re.DOTALL)
 _SPECIAL = re.compile(r"[\[\]{},\\\s]")
 
 _Piece = tuple[str, int]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from parallelizer.diagnostics import Diagnostic, Span, quoted
-from parallelizer.plan import Flow, Option, Placement
+from parallelizer.plan import Flow, Option, Placement, Plan
 from parallelizer.suggest import did_you_mean
 
 
@@ -21,6 +21,17 @@ def layouts_in(value: Any) -> Iterator[Placement]:
     elif isinstance(value, Mapping):
         for part in value.values():
             yield from layouts_in(part)
+
+
+def unused_layouts(plan: Plan) -> Iterator[Diagnostic]:
+    """A warning for every layout of a plan that none of its rules names: most of them are misspelt."""
+    used = {named.name for rule in plan.rules for use in rule.uses for option in use.options.values()
+            for named in layouts_in(option.value)}  # fmt: skip
+    for name, placement in plan.layouts.items():
+        if name not in used:
+            help_text = did_you_mean(name, sorted(str(n) for n in used), "the rules name")
+            message = f"no rule names the layout {quoted(name)}"
+            yield Diagnostic("unknown-layout", message, placement.span, help_text, "warning")
 
 
 def unknown_layout(named: Placement, layouts: Iterable[str], span: Span) -> Diagnostic:

@@ -15,6 +15,9 @@ from parallelizer.suggest import did_you_mean
 
 MAX_EXTENDS = 8
 
+PLAN_ENDINGS = (".yaml", ".yml")
+"""What the path of a plan ends with; a name has no ending."""
+
 Find = Callable[[str, Span | None], str]
 """Turns a plan's name, and the place where it was written, into a path. Raises PlanError."""
 
@@ -58,7 +61,7 @@ def find_along(folders: Iterable[Path]) -> Find:
     roots = list(folders)
 
     def find(name: str, span: Span | None) -> str:
-        if os.sep in name or name.endswith((".yaml", ".yml")):
+        if _is_path(name):
             return _existing(name, span)
         for root in roots:
             path = os.path.join(root, "plans", f"{name}.yaml")
@@ -86,7 +89,10 @@ def _existing(path: str, span: Span | None) -> str:
 def _load(name: str, find: Find, span: Span | None, children: _Chain, findings: Findings) -> Plan | None:
     """The plan and its parents; None, with the reason in `findings`, when there is nothing to read."""
     try:
+        if children:
+            _check_inside(name, children[-1][0], span)
         path = find(name, span)
+        _check_link(name, path, children[-1][0] if children else None, span)
         chain = (*children, (os.path.realpath(path), span))
         _check_chain(path, chain)
         node = read_file(path, path)
@@ -116,6 +122,47 @@ def _parent(extends: Node | None, find: Find, chain: _Chain, findings: Findings)
         message = f"`extends` takes the name or path of one plan, not {kind(extends)}"
         findings.error("wrong-type", message, extends.span, "as in `extends: llama`")
     return None
+
+
+def _is_path(name: str) -> bool:
+    return os.sep in name or name.endswith(PLAN_ENDINGS)
+
+
+def _check_inside(name: str, child: str, span: Span | None) -> None:
+    """Raise for a path that leads out of the working directory and out of the folder of the plan that says
+    it, before anything is asked about what is there. `child` is that plan's real path.
+    """
+    if _is_path(name) and not _is_below(os.path.abspath(name), os.getcwd(), os.path.dirname(child)):
+        raise _outside(name, span)
+
+
+def _check_link(name: str, path: str, child: str | None, span: Span | None) -> None:
+    """Raise for a link to something else than a plan: a plan must not show what it was not given.
+
+    Whoever names a plan on the command line may use a link to any YAML file; a plan that extends another, only
+    one that stays in the folders where plans are.
+    """
+    real = os.path.realpath(path)
+    if path.endswith(PLAN_ENDINGS) and not real.endswith(PLAN_ENDINGS):
+        message = f"{quoted(name)} is a link to a file that is no YAML file"
+        raise _error("file-unreadable", message, span, "name the plan itself")
+    if child is None:
+        return
+    folders = [os.getcwd(), os.path.dirname(child)]
+    if not _is_path(name):
+        folders.append(os.path.dirname(os.path.abspath(path)))
+    if not _is_below(real, *map(os.path.realpath, folders)):
+        raise _outside(name, span)
+
+
+def _is_below(path: str, *folders: str) -> bool:
+    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
+def _outside(name: str, span: Span | None) -> PlanError:
+    message = f"{quoted(name)} lies outside the folders that a plan may extend from"
+    help_text = "extend a plan by its name, or by a path below the working directory or beside this plan"
+    return _error("extends-outside", message, span, help_text)
 
 
 def _check_chain(path: str, chain: _Chain) -> None:

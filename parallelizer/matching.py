@@ -100,6 +100,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
         return
     dead = rule.glob.unmatched(names)
     if not dead:
+        _report_idle_characters(state, rule, names)
         return
     folded = fold_alternatives(dead)
     shown = ", ".join(f"`{text}`" for text in folded[:3]) + (", ..." if len(folded) > 3 else "")
@@ -135,6 +136,18 @@ def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:
     likely = near[0][0] if near else ""
     crosses = "**" in likely or (key.startswith("*") and likely.count(".") > key.count("."))
     return "`*` stays inside one segment; " if "*" in key and "**" not in key and crosses else ""
+
+
+def _report_idle_characters(state: Compilation, rule: Rule, names: list[str]) -> None:
+    """Report a character of a set that matches nothing: it is an alternative like those in braces."""
+    for character, inside in rule.glob.idle_characters(names):
+        twice = inside.count(character) > 1
+        state.find(
+            "unmatched-alternative",
+            f"`{character}` in `{inside}` of `{rule.key}` {'stands there twice' if twice else 'matches no module'}",
+            rule.span,
+            f"take it out of the set{'; a set has no commas and no blanks' if character in ', ' else ''}",
+        )
 
 
 def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallelizer import options
 from parallelizer.diagnostics import Findings, quoted
-from parallelizer.parse_rule import data_only, parse_rules
+from parallelizer.parse_rule import data_only, parse_rules, read_glob
 from parallelizer.placement import RESERVED, is_layout_name
 from parallelizer.plan import Buffer, Placement, Plan
 from parallelizer.source import MappingNode, Node, Scalar, kind
@@ -92,6 +92,8 @@ def _buffers(node: MappingNode, findings: Findings) -> tuple[dict[str, Buffer], 
 
 def _buffer(key: Scalar, value: Node, batch: bool, findings: Findings) -> Buffer | None:
     options.check_key(key, findings)
+    if not batch and read_glob(key, findings) is None:
+        return None
     dim = options.whole_number(value)
     if dim is not None:
         return Buffer(key.text, key.span, dim=dim)

@@ -118,7 +118,7 @@ def slot_of(use: StyleUse) -> tuple[str, str | None]:
 def _parse_rule(key: Scalar, value: Node, findings: Findings) -> Rule | None:
     before = len(findings.items)
     options.check_key(key, findings)
-    glob = _glob(key, findings)
+    glob = read_glob(key, findings)
     body = _Body(findings)
     body.read(value)
     body.check_slots()
@@ -127,7 +127,8 @@ def _parse_rule(key: Scalar, value: Node, findings: Findings) -> Rule | None:
     return Rule(glob, tuple(body.uses), key.span, frozenset(body.empties), body.optional)
 
 
-def _glob(key: Scalar, findings: Findings) -> Glob | None:
+def read_glob(key: Scalar, findings: Findings) -> Glob | None:
+    """The glob that a key is; None, reported at the narrowest wrong place, when it does not parse."""
     try:
         return parse_glob(key.text)
     except GlobError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors, in_order
-from parallelizer.layouts import unknown_layouts
+from parallelizer.layouts import unknown_layouts, unused_layouts
 from parallelizer.load import config_folder, find_along, load
 from parallelizer.override_mistakes import OverrideSyntaxError, override_span
 from parallelizer.plan import Option, Plan, StyleDefaults
@@ -84,6 +84,7 @@ def check_plan(plan: Plan, defaults: Iterable[StyleDefaults] = ()) -> Iterator[D
     written: list[Option] = [o for rule in plan.rules for use in rule.uses for o in use.options.values()]
     written += [option for default in defaults for option in default.options.values()]
     yield from unknown_layouts(written, plan.layouts)
+    yield from unused_layouts(plan)
 
 
 def _check_configuration(setup: Callable[[], Setup]) -> tuple[tuple[Diagnostic, ...], list[str]]:

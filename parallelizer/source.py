@@ -8,6 +8,7 @@ PyYAML's composer recurses.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -119,9 +120,12 @@ def read_file(path: str, shown: str) -> Node | None:
 
 
 def read_text(path: str, shown: str) -> str:
-    """The text of a file. Raises PlanError when it cannot be opened or is not UTF-8."""
+    """The text of a file. Raises PlanError when it cannot be opened, is no regular file, or is not UTF-8."""
     try:
-        with open(path, "rb") as stream:
+        # Not to wait for a writer, should it be a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ValueError("it is no regular file")
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -231,6 +235,8 @@ def _build(loader: yaml.SafeLoader, text: str, place: Place, trusted: bool) -> N
             stack[-1].entries[stack[-1].key.text] = (stack[-1].key, node)
             stack[-1].key = None
         elif isinstance(node, Scalar):
+            if not trusted:
+                _refuse_question_mark(event, text, place)
             _refuse_twice(node, stack[-1].entries)
             stack[-1].key = node
         else:
@@ -245,12 +251,23 @@ def _refuse_machinery(event: Any, text: str, place: Place) -> None:
         raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
     if getattr(event, "tag", None) is not None:
         written = yaml_mistakes.word_at(text, start)
-        glob = any(character in written for character in ".*") and not written.startswith("!!")
-        if glob or yaml_mistakes.glob_start(text, start) != start:
+        looks_like_glob = any(character in written for character in ".*") and not yaml_mistakes.is_tag(
+            written
+        )
+        if looks_like_glob or yaml_mistakes.glob_start(text, start) != start:
             raise PlanError([yaml_mistakes.unquoted(start, text, place.span)])
-        help_text = "a plan is data: leave the tag out, or quote a text that begins with `!`"
+        raise PlanError([yaml_mistakes.tag(start, text, place.span)])
+
+
+def _refuse_question_mark(key: Any, text: str, place: Place) -> None:
+    """Raise for a key with a `?` right before it: YAML passes over it in `{style: fsdp, ?axis: tp}`."""
+    start = Position.of(key.start_mark)
+    before = text[max(key.start_mark.index - start.column, 0) : key.start_mark.index]
+    if before.endswith("?"):
+        at = Position(start.line, len(before) - 1)
+        help_text = "leave it out, or put a text that begins with `?` in quotes"
         raise _error(
-            "yaml-tag", f"the tag `{written}` is not allowed", place.span(start, len(written)), help_text
+            "yaml-syntax", "YAML takes this `?` for the beginning of a key", place.span(at, 1), help_text
         )
 
 

@@ -55,7 +55,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
     line = _line(text, mark)
     here = line[mark.column : mark.column + 1]
     if context.startswith("while scanning a") and context.endswith(("alias", "anchor", "tag", "directive")):
-        return unquoted(began, text, span_of)
+        return (tag if is_tag(word_at(text, began)) else unquoted)(began, text, span_of)
     if here == "\t" or "\t" in line[: _indent(text, mark.line)]:
         tab = Position(mark.line, line.index("\t"))
         return at("yaml-syntax", "a tab stands where YAML wants blanks", tab, "indent with blanks")
@@ -124,6 +124,25 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
     if "unhashable key" in problem:
         return at("yaml-syntax", "this key is a list or a map", mark, "a key is text: put it in quotes")
     return at("yaml-syntax", problem, mark, "put a text with characters that YAML uses itself in quotes")
+
+
+_TAG = re.compile(r"!(<|[\w-]*!)")
+
+
+def is_tag(word: str) -> bool:
+    """Whether a word that begins with `!` is a tag in full, as `!!python/name:x.y`, `!<tag:x>` and `!e!x.y`
+    are: no glob that has lost its quotes.
+    """
+    return _TAG.match(word) is not None
+
+
+def tag(start: Position, text: str, span_of: SpanOf) -> Diagnostic:
+    """The diagnostic for a tag."""
+    written = shortened(word_at(text, start))
+    help_text = "a plan is data: leave the tag out, or quote a text that begins with `!`"
+    return Diagnostic(
+        "yaml-tag", f"the tag `{written}` is not allowed", span_of(start, len(written)), help_text
+    )
 
 
 def unquoted(start: Position, text: str, span_of: SpanOf) -> Diagnostic:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from parallelizer.checks.attention_covered import attention_covered
 from parallelizer.checks.attention_heads import attention_heads
 from parallelizer.checks.batch_size import batch_size
 from parallelizer.checks.buffers import buffers
@@ -40,8 +41,12 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     fsdp_shards,
     initializers,
     attention_heads,
+<<<<<<< HEAD
     positions,
     running_statistics,
     unsharded_share,
+=======
+    attention_covered,
+>>>>>>> 0881e33d88c934daad20b7a8ca9a8616933ba4fe
 )
 """In the order they run; each sees everything, none sees another's findings."""

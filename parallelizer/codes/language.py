@@ -67,6 +67,14 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "extends-outside",
+        "a plan extends a file that lies where no plans are",
+        """A plan is often written by somebody else. Could it extend any path, the message about what is wrong in
+        `/etc/passwd` would show its lines, and a link in a folder of plans would lead anywhere. So `extends`
+        takes a name, or a path below the working directory or beside the plan, links followed.""",
+        Example("extends: ../elsewhere/plan.yaml"),
+    ),
+    Code(
         "file-unreadable",
         "a file is there and cannot be read",
         """The plan, or one that it extends, exists, but this process may not open it, or it is no regular

@@ -122,9 +122,10 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "unmatched-alternative",
-        "one alternative of a glob's braces matches nothing",
+        "one alternative of a glob's braces, or one character of a set, matches nothing",
         """Braces promise that each of their names is there. When one of them matches nothing while the others
-        do, the rule looks as if it worked, and the modules under the misspelt name are left out.""",
+        do, the rule looks as if it worked, and the modules under the misspelt name are left out. The same
+        goes for the characters of a set such as `w[qkv]`.""",
         Example("""
             rules:
               layers.*.feed_forward.{w1,w4}: colwise

@@ -1,0 +1,43 @@
+"""Under context parallelism every layer's attention must see the whole sequence, not some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.fold import fold_paths
+
+if TYPE_CHECKING:
+    from parallelizer.program import Compilation
+
+
+def attention_covered(state: Compilation) -> Iterator[Diagnostic]:
+    """Modules that stand in other layers where one of the same class has `context-parallel` have it too.
+
+    Where one is left out, attention there sees the tokens of its own rank alone: the step runs, and its
+    gradients are wrong.
+    """
+    covered = {a.module: a for a in state.applications if a.slot == "attention"}
+    kinds = {(_layerless(path), type(state.modules[path])): a for path, a in covered.items()}
+    inside = tuple(f"{path}." for path in covered if path) or ("\0",)
+    around = {path[:at] for path in covered for at, character in enumerate(path) if character == "."}
+    left_out: dict[tuple[str, type], list[str]] = {}
+    for path, module in state.modules.items():
+        kind = (_layerless(path), type(module))
+        if kind in kinds and path not in covered and path not in around and not path.startswith(inside):
+            left_out.setdefault(kind, []).append(path)
+    for kind, paths in left_out.items():
+        rule = kinds[kind].rule
+        yield Diagnostic(
+            "attention-left-out",
+            f"`{rule.key}` leaves out {', '.join(fold_paths(paths)[:3])}, whose attention would see the tokens of one "
+            f"rank of cp={state.mesh.sizes['cp']} alone",
+            rule.span,
+            f"name all of them: `{kind[0]}`",
+        )
+
+
+def _layerless(path: str) -> str:
+    """The path with `*` for the number of a layer."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
