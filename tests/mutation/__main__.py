@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -11,9 +12,11 @@ from pathlib import Path
 
 import torch
 
+from parallelizer.show.markdown import replace_between
 from tests.mutation.generate import KINDS, mutants
 from tests.mutation.judge import Judge, Verdict
 from tests.mutation.sources import sources
+from tests.mutation.table import MARKER, markdown, wrong
 from tests.mutation.tree import write_tree
 
 
@@ -35,8 +38,18 @@ def main() -> int:
             _progress(verdict)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(v) for v in verdicts], indent=1))
-    print(len(verdicts), judge.proofs, time.perf_counter() - started)
-    return 0
+    command = shlex.join(["python", "-m", "tests.mutation", *_plan_of_the_run(arguments)])
+    text = markdown(verdicts, command, time.perf_counter() - started)
+    print(text)
+    if arguments.write:
+        replace_between(arguments.write, MARKER, text)
+    return 1 if wrong(verdicts) else 0
+
+
+def _plan_of_the_run(arguments: argparse.Namespace) -> list[str]:
+    """The options that choose mutants."""
+    chosen = [f"--plan={p}" for p in arguments.plan or ()] + [f"--kind={k}" for k in arguments.kind or ()]
+    return chosen + ([f"--seed={arguments.seed}"] if arguments.seed else [])
 
 
 def _arguments() -> argparse.Namespace:
@@ -44,7 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--plan", action="append", help="only this plan (again for more)")
     parser.add_argument("--kind", action="append", help=f"only kinds with this in their name: {', '.join(KINDS)}")
     parser.add_argument("--seed", type=int, default=0, help="of the letters (0)")
-    parser.add_argument("--cache", type=Path, default=Path("/tmp/parallelizer-mutants.json"),
+    parser.add_argument("--cache", type=Path, default=Path("/tmp/parallelizer-mutants"),
                         help="where proofs that were made are kept (%(default)s)")  # fmt: skip
     parser.add_argument("--json", type=Path, help="write every verdict there")
     parser.add_argument("--write", metavar="PAGE", help="the page to write the table into")

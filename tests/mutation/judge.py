@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from parallelizer.verify.prove import prove_subject, references_of
 from parallelizer.verify.tiny import subject_of
 from tests.mutation.generate import Mutant
 
-PATIENCE = 30.0
+PATIENCE = 15.0
 """Seconds until ranks that wait for each other are taken to wait for ever."""
 
 
@@ -67,14 +66,12 @@ class Verdict:
 
 
 class Judge:
-    """Judges mutants of plans, one after the other. Proofs that were made are kept in `cache`, a JSON file."""
+    """Judges mutants of plans, one after the other. What proofs found is kept in the folder `cache`."""
 
     def __init__(self, cache: Path | None = None) -> None:
         self.cache = cache
-        self.known: dict[str, dict[str, str]] = (
-            json.loads(cache.read_text()) if cache and cache.exists() else {}
-        )
-        self.proofs, self.seconds = 0, 0.0
+        if cache is not None:
+            cache.mkdir(parents=True, exist_ok=True)
 
     def judge(self, mutant: Mutant, original: str) -> Verdict:
         """`original` is the text of the plan that the mutant was made of."""
@@ -96,14 +93,13 @@ class Judge:
         key = hashlib.sha256(
             repr((mutant.text, mutant.preset, mutant.overrides, mutant.preset_text)).encode()
         )
-        name = key.hexdigest()[:24]
-        if name not in self.known:
-            started = time.perf_counter()
-            self.known[name] = asdict(Harm(_wrong(setup, _references(mutant)), "proof"))
-            self.proofs, self.seconds = self.proofs + 1, self.seconds + time.perf_counter() - started
-            if self.cache:
-                self.cache.write_text(json.dumps(self.known, indent=1))
-        return Harm(**self.known[name])
+        kept = self.cache / f"{key.hexdigest()[:24]}.json" if self.cache else None
+        if kept is not None and kept.exists():
+            return Harm(**json.loads(kept.read_text()))
+        harm = Harm(_wrong(setup, _references(mutant)), "proof")
+        if kept is not None:
+            kept.write_text(json.dumps(asdict(harm)))
+        return harm
 
 
 def _wrong(setup: Setup, references: list[Observation]) -> str:
