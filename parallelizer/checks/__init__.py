@@ -41,12 +41,9 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     fsdp_shards,
     initializers,
     attention_heads,
-<<<<<<< HEAD
     positions,
     running_statistics,
     unsharded_share,
-=======
     attention_covered,
->>>>>>> 0881e33d88c934daad20b7a8ca9a8616933ba4fe
 )
 """In the order they run; each sees everything, none sees another's findings."""

@@ -62,6 +62,13 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
                 attention.rule.span,
                 f"add `{name}: {dim}` to buffers.batch of {state.plan.file}",
             )
+        elif dim is not None and state.plan.batch[name].dim not in (dim, None):
+            yield Diagnostic(
+                "wrong-dim",
+                f"{name} is split in dimension {state.plan.batch[name].dim}, and its sequence is dimension {dim}",
+                state.plan.batch[name].span,
+                f"write `{name}: {dim}`: its shape is [{', '.join(map(str, entry.shape))}]",
+            )
     inputs = forward_names(state.model)
     if state.plan.buffers and inputs is not None and not any(n in inputs for n in state.plan.batch):
         first: Buffer = next(iter(state.plan.batch.values()))

@@ -47,7 +47,7 @@ def layout_flow(
     tensors without the plan, which tells whose fault a failure is.
     """
     report = _Report(program, model, flow)
-    found = [*report.arrivals(), *report.sums()]
+    found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions()]
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
         if not found or not runs_alone:
@@ -155,6 +155,45 @@ class _Report:
                 self._span(since, axis, ("output",)),
                 "gather the logits, `output: replicate`",
             )
+
+    def attentions(self) -> Iterator[Diagnostic]:
+        if self.flow.attentions:
+            where = self._folded(self.flow.attentions)
+            yield Diagnostic(
+                "local-attention",
+                f"attention in {where} sees only its own rank's part of the sequence, which is split over cp",
+                self._context_span(),
+                f"give `context-parallel` to {where} too",
+            )
+
+    def positions(self) -> Iterator[Diagnostic]:
+        tensors = [p for p in self.flow.positions if p.counted.tensor is not None]
+        for same in _grouped(tensors, lambda p: p.module.rpartition(".")[2]):
+            first = same[0]
+            names = ", ".join(dict.fromkeys(str(p.counted.tensor) for p in same))
+            listed = ", ".join(f"{p.counted.tensor}: {p.counted.dim}" for p in same)
+            yield Diagnostic(
+                "missing-buffers",
+                f"every rank of cp takes the first rows of {names}, and they meet other rows of the sequence in "
+                f"{self._folded([first.module])}",
+                self._context_span(),
+                f"add `{listed}` to buffers.model of {self.program.plan.file}",
+            )
+        made = [p for p in self.flow.positions if p.counted.tensor is None]
+        for same in _grouped(made, lambda p: p.counted.module):
+            first = same[0]
+            yield Diagnostic(
+                "local-positions",
+                f"{self._folded([first.counted.module])} counts positions from 0 on every rank of cp, and they meet "
+                f"other rows of the sequence in {self._folded([first.module])}",
+                self._context_span(),
+                "let forward take the positions, and add an entry for them to buffers.batch: `position_ids: positions`",
+            )
+
+    def _context_span(self) -> Span | None:
+        """The rule that makes attention context-parallel; without one, the first batch entry that is split."""
+        rule = next((a.rule.span for a in self.program.of_slot("attention")), None)
+        return rule or next((b.span for b in self.program.plan.batch.values()), None)
 
     def failure(self, failure: Failure) -> Diagnostic:
         where = self._folded([failure.module]) if failure.module else "the root"

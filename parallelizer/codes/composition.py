@@ -67,7 +67,23 @@ def model(target: str) -> str:
 
 CODES: tuple[Code, ...] = (
     Code(
-<<<<<<< HEAD
+        "attention-left-out",
+        "some layers' attention has no context-parallel, where that of others has it",
+        """Under context parallelism each rank holds a part of the sequence. Attention that is left out sees the
+        tokens of its own rank alone: the step runs, the loss looks plausible, and the gradients are wrong.""",
+        Example(
+            """
+            rules:
+              layers.1.attention.inner: context-parallel
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
+    Code(
         "lazy-module",
         "a module has parameters without a shape",
         """A lazy module learns its sizes from its first forward. Until then nothing can be said of what
@@ -92,22 +108,6 @@ CODES: tuple[Code, ...] = (
             """,
             ["model=counting", "parallel=cp2"],
             {"conf/model/counting.yaml": model("counting.Counting"), "counting.py": _COUNTING},
-=======
-        "attention-left-out",
-        "some layers' attention has no context-parallel, where that of others has it",
-        """Under context parallelism each rank holds a part of the sequence. Attention that is left out sees the
-        tokens of its own rank alone: the step runs, the loss looks plausible, and the gradients are wrong.""",
-        Example(
-            """
-            rules:
-              layers.1.attention.inner: context-parallel
-              "": fsdp
-            buffers:
-              batch: {input_ids: 1, labels: 1}
-              model: {"rope.*": 0}
-            """,
-            ["parallel=cp2"],
->>>>>>> 0881e33d88c934daad20b7a8ca9a8616933ba4fe
         ),
     ),
     Code(

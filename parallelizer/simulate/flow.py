@@ -1,7 +1,8 @@
 """How tensors really lie, followed through one forward and backward of the compiled program on a fake world.
 
 Data parallelism is left out, whose ranks may differ in everything until gradients are summed: what is
-followed is which values vary over the axes that cut the model itself.
+followed is which values vary over the axes that cut the model itself, and under context parallelism, what takes a
+part of the sequence for the whole of it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ from parallelizer.simulate.failure import hush, remedy, written_at
 from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
 from parallelizer.simulate.ledger import axes_by_ranks
 from parallelizer.simulate.modules import Running
+from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
+from parallelizer.simulate.sequence import Attentions, LocalPositions, Positions
 from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.world import enter_fake_world
+from parallelizer.state import state_of
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.workload import Workload
@@ -84,14 +88,17 @@ class Failure:
 
 @dataclass
 class Flow:
-    """What is not as it should be, each in order of execution; `loss` are the axes over which the loss varies.
-    `folded` is the run of layers of which only SHORT were followed.
+    """What is not as it should be, each in order of execution; `loss` are the axes over which the loss varies,
+    `attentions` the modules whose attention sees a part of the sequence. `folded` is the run of layers of which only
+    SHORT were followed.
     """
 
     arrivals: list[Arrival] = field(default_factory=list)
     sums: list[EqualSum] = field(default_factory=list)
     unreduced: list[Unreduced] = field(default_factory=list)
     loss: Tags = field(default_factory=dict)
+    positions: list[LocalPositions] = field(default_factory=list)
+    attentions: list[str] = field(default_factory=list)
     failure: Failure | None = None
     folded: Run | None = None
 
@@ -153,11 +160,14 @@ class _Step:
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor)
         with fake, varying:
-            with self._staged("forward"):
+            with (
+                self._staged("forward"),
+                _watch_sequence(self.program, self.model, batch, varying, self.flow),
+            ):
                 output = forward(self.model, batch)
             with self._staged("loss"):
                 total, _ = loss(output, batch)
-            self.flow.loss = dict(varying.tags(total))
+            self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
             with self._staged("backward"):
                 total.backward()
         _judge_gradients(self.model, varying, self.inputs, self.flow)
@@ -199,14 +209,52 @@ def _without_data_axes(program: Program) -> Program:
     )
 
 
+@contextmanager
+def _watch_sequence(
+    program: Program, model: nn.Module, batch: dict[str, torch.Tensor], varying: Varying, flow: Flow
+) -> Iterator[None]:
+    """Watch a forward under context parallelism whose batch comes in split. Where a rule splits or gathers inside
+    the model, nothing tells from outside how the sequence lies.
+    """
+    split = {n: b.dim for n, b in program.plan.batch.items() if b.dim is not None and n in batch}
+    inside = any(a.slot == "io" and SEQUENCE_AXIS in a.axes for a in program)
+    if program.mesh.sizes[SEQUENCE_AXIS] == 1 or inside or not split:
+        yield
+        return
+    for name in program.plan.batch:
+        if name in batch:
+            varying.vary(batch[name], [SEQUENCE_AXIS], "")
+
+    def swapped(*_: Any) -> None:  # the last before forward: the model's buffers are this rank's rows now
+        state = state_of(model)
+        for name in state.buffers.dims if state else ():
+            varying.vary(model.get_buffer(name), [SEQUENCE_AXIS], "")
+
+    handle = model.register_forward_pre_hook(swapped)
+    held = {torch_private.storage_key(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+    first, dim = next(iter(split.items()))
+    positions = Positions(batch[first].shape[dim], held, varying.where)
+    attentions = Attentions(varying, varying.where)
+    varying.saw = positions
+    try:
+        with attentions:
+            yield
+    finally:
+        varying.saw = None
+        handle.remove()
+        flow.positions, flow.attentions = positions.found, attentions.found
+
+
 def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:
     watched = {
-        ranks: axis for ranks, axis in axes_by_ranks(mesh).items() if axis in TENSOR_AXES and len(ranks) > 1
+        ranks: axis
+        for ranks, axis in axes_by_ranks(mesh).items()
+        if axis in (SEQUENCE_AXIS, *TENSOR_AXES) and len(ranks) > 1
     }
 
     def summed(axis: str) -> None:
         found = EqualSum(axis, running.current, current_phase())
-        if found not in flow.sums:
+        if axis in TENSOR_AXES and found not in flow.sums:
             flow.sums.append(found)
 
     return Varying(watched, lambda: running.current, summed)
@@ -218,7 +266,7 @@ def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: F
     """
     by_module: dict[str, list[Application]] = {}
     for a in program:
-        if a.arrives and a.axis in varying.watched:
+        if a.arrives and a.axis in varying.watched and a.axis in TENSOR_AXES:
             by_module.setdefault(a.module, []).append(a)
     inputs: dict[str, Tags] = {}
     for path, module in model.named_modules():
@@ -275,7 +323,7 @@ def _judge_gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags]
                 elif not placement.is_replicate():
                     held_in_parts.add(axis)
         tags, module = varying.tags(gradient), name.rpartition(".")[0]
-        for axis in sorted(varying.watched):
+        for axis in sorted(varying.watched & set(TENSOR_AXES)):
             if axis in tags and axis not in partial | held_in_parts:
                 flow.unreduced.append(Unreduced(name, axis, inputs.get(module, {}).get(axis)))
             if axis in partial and axis not in tags:

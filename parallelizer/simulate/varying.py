@@ -54,7 +54,8 @@ class Varying(TorchDispatchMode):
     """Tags what is computed while it is active. Tensors without a tag are equal on all ranks.
 
     `axes` names the axis of each group by its ranks, for the axes that are watched; `where` tells the running
-    module; `summed` is called with each axis over which something equal is summed.
+    module; `summed` is called with each axis over which something equal is summed, `saw` with each operator that
+    was run, what it read and made, and a function from a tensor to its tags.
     """
 
     def __init__(
@@ -62,8 +63,11 @@ class Varying(TorchDispatchMode):
         axes: Mapping[tuple[int, ...], str],
         where: Callable[[], str],
         summed: Callable[[str], None],
+        saw: Callable[[Any, list[torch.Tensor], list[torch.Tensor], Callable[[Any], Tags]], None]
+        | None = None,
     ) -> None:
         super().__init__()
+        self.saw = saw
         self.axes, self.watched = axes, frozenset(axes.values())
         self.where, self.summed = where, summed
         self.operator = ""
@@ -119,6 +123,8 @@ class Varying(TorchDispatchMode):
             )
             return result
         tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
+        if self.saw is not None and name not in _SHAPE_ONLY:
+            self.saw(func, read, _tensors(result), self.tags)
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         self._set(_tensors(result), tags, made_of=read[0] if view and read else None)
         for argument, value in zip(func._schema.arguments, args, strict=False):

@@ -8,7 +8,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,20 +112,30 @@ def prove(
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
 
-def prove_subject(subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64") -> Proof:
+def prove_subject(
+    subject: Subject,
+    *,
+    seed: int = 0,
+    force: bool = False,
+    dtype: str = "float64",
+    references: Sequence[Observation] | None = None,
+) -> Proof:
     """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on.
+
+    `references` are those of the same model, batches, seed and dtype, where somebody has them: they know of no
+    plan.
 
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
     rank.
     """
     torch.set_num_threads(1)
-    master = torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
+    master = _master(dtype)
     subject = _in_precision(subject, dtype)
     program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)
     if has_errors(program.diagnostics) and not force:
         raise PlanError(program.diagnostics)
     with _quiet():
-        reference, other, nudged = _references(subject, seed, master)
+        reference, other, nudged = references or references_of(subject, seed, dtype)
         _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
     verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
@@ -183,10 +193,18 @@ def _in_one_precision(program: Program, dtype: str) -> Program:
     return dataclasses.replace(program, applications=applications)
 
 
-def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observation]:
+def _master(dtype: str) -> torch.dtype:
+    return torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
+
+
+def references_of(subject: Subject, seed: int = 0, dtype: str = "float64") -> list[Observation]:
     """The unsharded run, the same in another order of summation, and the same with its first gradients
     nudged, side by side.
     """
+    return _references(subject, seed, _master(dtype))
+
+
+def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observation]:
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     return in_children(
         [
@@ -270,4 +288,4 @@ def _quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject"]
+__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject", "references_of"]

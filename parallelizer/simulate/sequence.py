@@ -1,0 +1,120 @@
+"""What takes a rank's part of the sequence for the whole of it, in a followed step under context parallelism.
+
+Two things do. Attention outside of the modules that context parallelism was given to reads keys that differ from
+rank to rank: its own rank's. And positions that every rank counts for itself, a range of the local length or the
+first rows of a table, are the same on every rank and meet rows that are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from parallelizer import torch_private
+from parallelizer.simulate.varying import Tags, Varying
+
+AXIS = "cp"
+_COUNTED = "_parallelizer_counted_by"
+_ROWS_OF = ("aten::slice", "aten::narrow", "aten::index_select")
+"""Operators that take some rows of a tensor along one dimension."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Positions that are the same on every rank, made in `module`: the first rows of the model's `tensor` along
+    `dim`, or, without one, numbers that the forward makes from the local length.
+    """
+
+    module: str
+    tensor: str | None = None
+    dim: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalPositions:
+    """Counted positions that meet a part of the sequence in `module`."""
+
+    module: str
+    counted: Counted
+
+
+class Positions:
+    """Follows positions that every rank counts alike, from where they are made to where they meet the sequence.
+
+    `length` is that of a rank's part of the sequence, `held` names the model's own tensors by their storage.
+    What is made by operators that read both is judged at the first that puts them together element by element,
+    along a dimension of that length.
+    """
+
+    def __init__(self, length: int, held: Mapping[int, str], where: Callable[[], str]) -> None:
+        self.length, self.held, self.where = length, held, where
+        self.found: list[LocalPositions] = []
+
+    def __call__(
+        self,
+        func: Any,
+        read: Sequence[torch.Tensor],
+        made: Sequence[torch.Tensor],
+        varies: Callable[[Any], Tags],
+    ) -> None:
+        """Look at one operator that was run."""
+        counted = [(t, c) for t in read if (c := getattr(t, _COUNTED, None)) and AXIS not in varies(t)]
+        if any(AXIS in varies(t) for t in read):
+            if torch.Tag.pointwise in func.tags:
+                self._meet(counted, [t for t in read if AXIS in varies(t)])
+            return
+        origin = counted[0][1] if counted else self._made(func._schema.name, read, made)
+        if origin is not None:
+            for tensor in made:
+                setattr(tensor, _COUNTED, origin)
+
+    def _meet(self, counted: Sequence[tuple[torch.Tensor, Counted]], rows: Sequence[torch.Tensor]) -> None:
+        for tensor, origin in counted:
+            dims = [-i for i, size in enumerate(reversed(tensor.shape), 1) if size == self.length]
+            if any(d >= -row.ndim and row.shape[d] == self.length for d in dims for row in rows):
+                found = LocalPositions(self.where(), origin)
+                if origin not in [f.counted for f in self.found]:
+                    self.found.append(found)
+
+    def _made(self, name: str, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> Counted | None:
+        if name == "aten::arange":
+            return Counted(self.where()) if made and made[0].shape[0] == self.length else None
+        if name not in _ROWS_OF or not read or not made or read[0].ndim != made[0].ndim:
+            return None
+        cut = [d for d, (a, b) in enumerate(zip(read[0].shape, made[0].shape, strict=True)) if a != b]
+        tensor = self.held.get(torch_private.storage_key(read[0]))
+        if tensor is None or len(cut) != 1 or made[0].shape[cut[0]] != self.length:
+            return None
+        return Counted(self.where(), tensor, cut[0])
+
+
+class Attentions(TorchFunctionMode):
+    """Notes the modules that call attention with keys that differ over the axis; `found` are their paths.
+
+    Where context parallelism stands, its own mode takes the call first, and this one never sees it.
+    """
+
+    def __init__(self, varying: Varying, where: Callable[[], str]) -> None:
+        super().__init__()
+        self.varying, self.where = varying, where
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.multi_head_attention_forward:
+            with self:
+                return torch_private.multi_head_attention_forward(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            key = args[1] if len(args) > 1 else kwargs.get("key")
+            if (
+                isinstance(key, torch.Tensor)
+                and AXIS in self.varying.tags(key)
+                and self.where() not in self.found
+            ):
+                self.found.append(self.where())
+        return func(*args, **kwargs)

@@ -1,0 +1,188 @@
+"""What `validate` says of a mutant, and whether it does harm: whether a proof finds another loss, gradient or update,
+or ranks that do not run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from parallelizer.checks.layout_flow import check_layout_flow
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config, load_plan
+from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
+from parallelizer.launch import LaunchError
+from parallelizer.program import Program
+from parallelizer.setup import Setup
+from parallelizer.simulate.world import WorldError
+from parallelizer.verify import prove as proving
+from parallelizer.verify.observe import Observation
+from parallelizer.verify.prove import prove_subject, references_of
+from parallelizer.verify.tiny import subject_of
+from tests.mutation.generate import Mutant
+
+PATIENCE = 15.0
+"""Seconds until ranks that wait for each other are taken to wait for ever."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What a mutant does: `wrong` says what, empty for nothing. `how` it is known: `text` (it is no program),
+    `program` (it compiles to the same), or `proof`.
+    """
+
+    wrong: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A mutant's findings, as (code, severity, line), and its harm."""
+
+    mutant: Mutant
+    found: tuple[tuple[str, str, int | None], ...]
+    harm: Harm
+
+    @property
+    def refused(self) -> bool:
+        return any(severity == "error" for _, severity, _ in self.found)
+
+    @property
+    def harmful(self) -> bool:
+        return bool(self.harm.wrong)
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of its errors."""
+        return sorted({code for code, severity, _ in self.found if severity == "error"})
+
+
+class Judge:
+    """Judges mutants of plans, one after the other. What proofs found is kept in the folder `cache`."""
+
+    def __init__(self, cache: Path | None = None) -> None:
+        self.cache = cache
+        if cache is not None:
+            cache.mkdir(parents=True, exist_ok=True)
+
+    def judge(self, mutant: Mutant, original: str) -> Verdict:
+        """`original` is the text of the plan that the mutant was made of."""
+        with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+            try:
+                setup = _with_plan(mutant, mutant.text, folder)
+                program = setup.compile(setup.build_model(), force=True)
+            except PlanError as error:
+                wrong = f"no program: {error.diagnostics[0].message}"
+                return Verdict(mutant, _plain(error.diagnostics), Harm(wrong, "text"))
+            found = program.diagnostics
+            if not has_errors(found):
+                found = (*found, *check_layout_flow(setup, program, setup.build_model()))
+            same = mutant.text != original and _facts(program) == _facts(_program(mutant, original))
+            harm = Harm("", "program") if same else self._proven(mutant, setup)
+            return Verdict(mutant, _plain(found), harm)
+
+    def _proven(self, mutant: Mutant, setup: Setup) -> Harm:
+        key = hashlib.sha256(
+            repr((mutant.text, mutant.preset, mutant.overrides, mutant.preset_text)).encode()
+        )
+        kept = self.cache / f"{key.hexdigest()[:24]}.json" if self.cache else None
+        if kept is not None and kept.exists():
+            return Harm(**json.loads(kept.read_text()))
+        harm = Harm(_wrong(setup, _references(mutant)), "proof")
+        if kept is not None:
+            kept.write_text(json.dumps(asdict(harm)))
+        return harm
+
+
+def _wrong(setup: Setup, references: list[Observation]) -> str:
+    """What is wrong with a run of the plan, in a few words; nothing if it equals the unsharded one."""
+    before = proving.COLLECTIVE_TIMEOUT
+    proving.COLLECTIVE_TIMEOUT = PATIENCE
+    try:
+        proof = prove_subject(subject_of(setup), force=True, references=references)
+    except PlanError as error:
+        return f"no program: {error.diagnostics[0].message}"
+    except (LaunchError, WorldError) as error:
+        return f"does not run: {_last_line(error)}"
+    finally:
+        proving.COLLECTIVE_TIMEOUT = before
+    if proof.passed:
+        return ""
+    worst = proof.verdict.worst(1)
+    what = f"{worst[0].what} {worst[0].name}".strip() + f" off by {worst[0].error:.1e}"
+    return what if worst and not worst[0].passed else f"ranks differ in {', '.join(proof.unequal[:2])}"
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Error" in line), lines[0] if lines else "")[:160]
+
+
+def _plain(found: tuple[Diagnostic, ...] | list[Diagnostic]) -> tuple[tuple[str, str, int | None], ...]:
+    return tuple((d.code, d.severity, d.span.line if d.span else None) for d in found)
+
+
+def _facts(program: Program) -> Any:
+    """All that two programs that do the same have in common."""
+    applications = [
+        (a.module, a.slot, a.style, a.axes, _shown(a.options), _shown(a.params), str(a.divided))
+        for a in program
+    ]
+    buffers = {**program.plan.batch, **{f"model {n}": b for n, b in program.plan.buffers.items()}}
+    return program.mesh.sizes, sorted(applications), {n: (b.dim, b.make) for n, b in buffers.items()}
+
+
+def _shown(value: Any) -> str:
+    """A value without the places where it was written."""
+    if isinstance(value, Mapping):
+        return str(sorted((str(k), _shown(v)) for k, v in value.items()))
+    return str(value)
+
+
+@functools.cache
+def _composed(overrides: tuple[str, ...], preset: str, preset_text: str) -> Setup:
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+        if preset_text:
+            (Path(folder) / "parallel").mkdir()
+            (Path(folder) / "parallel" / "mutant.yaml").write_text(preset_text)
+            preset = "mutant"
+        return from_config(*compose_config([*overrides, f"parallel={preset}"], folder))
+
+
+def _with_plan(mutant: Mutant, text: str, folder: str) -> Setup:
+    """The mutant's configuration with a plan of this text."""
+    path = Path(folder) / f"{mutant.plan}.yaml"
+    path.write_text(text)
+    setup = _composed(mutant.overrides, mutant.preset, mutant.preset_text)
+    return dataclasses.replace(setup, plan=load_plan(os.fspath(path)))
+
+
+@functools.cache
+def _program_of(plan: str, text: str, preset: str, overrides: tuple[str, ...]) -> Program:
+    mutant = Mutant(plan, "", "", text, None, preset, overrides)
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+        setup = _with_plan(mutant, text, folder)
+        return setup.compile(setup.build_model(), force=True)
+
+
+def _program(mutant: Mutant, original: str) -> Program:
+    return _program_of(mutant.plan, original, mutant.preset, mutant.overrides)
+
+
+@functools.cache
+def _references_for(overrides: tuple[str, ...], preset: str) -> list[Observation]:
+    return references_of(subject_of(_composed(overrides, preset, "")))
+
+
+def _references(mutant: Mutant) -> list[Observation]:
+    """The unsharded runs: of the model and its batches, whatever the mesh."""
+    model = tuple(o for o in mutant.overrides if "parallel.mesh" not in o)
+    return _references_for(model, "single")
