@@ -162,7 +162,7 @@ def _sums(
     """
     run = ranks[0]
 
-    def error(value: torch.Tensor | None, theirs: torch.Tensor | None, whole: float) -> float:
+    def distance(value: torch.Tensor | None, theirs: torch.Tensor | None, whole: float) -> float:
         return relative_error(value, theirs, whole, least_norm(dtype, terms_of(theirs, tokens)))
 
     for step in range(STEPS):
@@ -179,14 +179,14 @@ def _sums(
                 "gradient",
                 name,
                 step,
-                max(error(r.gradients[step].get(name), gradient, all_gradients) for r in ranks),
+                max(distance(r.gradients[step].get(name), gradient, all_gradients) for r in ranks),
                 n,
             )
             yield (
                 "parameter",
                 name,
                 step,
-                error(run.parameters[step].get(name), reference.parameters[step][name], all_parameters),
+                distance(run.parameters[step].get(name), reference.parameters[step][name], all_parameters),
                 n,
             )
     for key, state in reference.states.items():
@@ -197,7 +197,7 @@ def _sums(
             "optimizer state",
             key,
             STEPS - 1,
-            error(run.states.get(key), state, alike),
+            distance(run.states.get(key), state, alike),
             terms_of(state, tokens),
         )
     if reference.logits is not None:

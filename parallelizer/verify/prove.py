@@ -288,4 +288,4 @@ def _quiet() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "MARGIN", "Proof", "prove", "prove_subject", "references_of"]
+__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject", "references_of"]
