@@ -276,6 +276,11 @@ def test_shipped_presets_are_valid(path: Path) -> None:
         ("mesh: {tp: '${train.accumulate}'}", True),
         ("redistribute: min-cost", True),
         ("redistribute: best", False),
+        ("max_unsharded: 0.01", True),
+        ("max_unsharded: null", True),
+        ("max_unsharded: 2", False),
+        ("max_unsharded: few", False),
+        ("mesh: {dp_shard: -2}", False),
         ("mehs: {tp: 2}", False),
         ("mesh: [2]", False),
         ("layouts: {stream: replicate}", True),
@@ -307,6 +312,14 @@ def test_schema_and_reader_judge_a_preset_alike(text: str, valid: bool, tmp_path
     except PlanError as error:
         read_without_findings = all(d.code == "unmatched-glob" for d in error.diagnostics)
     assert read_without_findings == valid
+
+
+def test_an_axis_may_take_what_the_others_leave(tmp_path: Path) -> None:
+    (tmp_path / "parallel").mkdir()
+    (tmp_path / "parallel" / "mine.yaml").write_text("defaults: [base]\nmesh: {dp_shard: -1, tp: 2}\n")
+    read = from_config(*compose_config(["parallel=mine", "world_size=8"], str(tmp_path)))
+    assert read.mesh.sizes["dp_shard"] == 4
+    assert PRESET.is_valid({"mesh": {"dp_shard": -1, "tp": 2}})
 
 
 # --- the command, and what is committed ----------------------------------------------------------
