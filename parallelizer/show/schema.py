@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from parallelizer.config import PARALLEL_KEYS
 from parallelizer.glob import MAX_LENGTH
 from parallelizer.parse import KEYS, MADE_BUFFERS
 from parallelizer.parse_rule import MAX_RULES
@@ -92,7 +93,10 @@ def plan_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
 def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
     """The schema of a preset, a file of the configuration group `parallel`, which may hold interpolations."""
     sizes = {
-        axis: {**or_interpolated({"type": "integer", "minimum": 1}), "description": _MEANINGS[axis]}
+        axis: {
+            **or_interpolated({"type": "integer", "minimum": 1}, {"const": -1}),
+            "description": f"{_MEANINGS[axis]}; -1 is what the others leave of the ranks",
+        }
         for axis in AXES
     }
     defaults = {
@@ -124,12 +128,16 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_interpolated(one_of(_REDISTRIBUTE)),
             "description": "How tensors on several axes move.",
         },
+        "max_unsharded": {
+            **or_interpolated({"type": ["number", "null"], "minimum": 0, "maximum": 1}),
+            "description": "The share of parameters that may lie whole on every rank without a rule that says so.",
+        },
     }
     return {
         "$schema": DIALECT,
         "title": "A parallelizer preset",
         "description": "Axis sizes, and what holds at them: layouts, more rules, defaults of styles.",
-        **closed(properties),
+        **closed({key: properties.get(key, {}) for key in ("defaults", *PARALLEL_KEYS)}),
         "definitions": _definitions(styles),
     }
 

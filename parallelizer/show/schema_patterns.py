@@ -6,7 +6,7 @@ it. Globs are only checked for what a pattern can see: braces nested deeper than
 
 from __future__ import annotations
 
-_DEPTH = 4
+_DEPTH = 3
 _UNPRINTABLE = (
     r"\u0000-\u001f\u007f-\u00a0\u00ad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\ufffb"
 )
@@ -33,17 +33,20 @@ IDENTIFIER = r"^[A-Za-z_\u00aa-\uffff][A-Za-z0-9_\u00aa-\uffff]*$"
 WHOLE = r"^(?:0|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5}|[1-9][0-9]{0,17})$"
 WHOLE_FROM_1 = WHOLE.replace("0|", "", 1)
 
-_SET = r"\[!?\]?[^\]]*\]"
-_CHARACTER = rf"[^\[\]{{}}\\.\s{_UNPRINTABLE}]"
+_SET = r"\[(?!\^)!?\]?[^\].]*\]"
+_CHARACTER = rf"[^\[\]{{}}\\.,\s{_UNPRINTABLE}]"
+_RANGE = r"\{-?[0-9]+\.\.-?[0-9]+(?:\.\.-?[0-9]+)?\}"
 
 
 def _braces(depth: int) -> str:
+    """Numbers, or at least two alternatives."""
     inner = rf"|{_braces(depth - 1)}" if depth else ""
-    return rf"\{{(?:{_SET}|{_CHARACTER}|\.{inner})*\}}"
+    part = rf"(?:{_SET}|{_CHARACTER}|\.{inner})*"
+    return rf"{_RANGE}|\{{{part}(?:,{part})+\}}"
 
 
 _STARS = r"(?![^\[]*[\w?-]\*\*)(?![^\[]*\*\*[\w?-])"
 """`**` has a segment to itself."""
 
-GLOB = rf"^{_DATA}{_STARS}(?!\.)(?:{_SET}|{_CHARACTER}|\.(?!\.|$)|{_braces(_DEPTH)})*$"
+GLOB = rf"^{_DATA}{_STARS}(?!\.)(?:{_SET}|{_CHARACTER}|,|\.(?!\.|$)|{_braces(_DEPTH)})*$"
 """A glob; the root's is empty. Outside braces no segment is empty."""
