@@ -48,7 +48,9 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a plan, which is the working directory and on the import path."""
-    (tmp_path / "mine.yaml").write_text("layouts: {stream: shard(1)}\nrules: {'': fsdp}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "layouts: {stream: shard(1)}\nrules: {'': [fsdp, {style: prepare-output, output: stream}]}\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path

@@ -216,4 +216,19 @@ CODES: tuple[Code, ...] = (
               "": fsdp
         """),
     ),
+    Code(
+        "wrong-dim",
+        "a batch entry is split in another dimension than its sequence",
+        """Under context parallelism the plan's `buffers` say which dimension of each batch entry counts the
+        tokens. Another one would be cut instead: rows of the batch dealt out over the ranks of cp, each with its
+        whole sequence, which the attention then takes for a part.""",
+        Example(
+            """
+            extends: llama
+            buffers:
+              batch: {input_ids: 1, labels: 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
 )

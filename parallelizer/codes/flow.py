@@ -29,6 +29,25 @@ CODES: tuple[Code, ...] = (
         _llama("tok_embeddings: none"),
     ),
     Code(
+        "local-attention",
+        "attention sees only a part of the sequence",
+        """Under context parallelism every rank holds a part of the sequence. Attention outside of a
+        `context-parallel` module attends to that part alone: it runs, the loss falls, and every token misses
+        most of what stands before it.""",
+        Example(
+            """
+            rules:
+              layers.0.attention.inner: context-parallel
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8"],
+            followed=True,
+        ),
+    ),
+    Code(
         "replicated-sum",
         "what every rank holds alike is summed over the ranks",
         """A sum over an axis is for terms: each rank has a part of the value. Where every rank has the whole

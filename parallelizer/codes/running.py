@@ -189,6 +189,16 @@ CODES: tuple[Code, ...] = (
         "warning",
     ),
     Code(
+        "page-unwritable",
+        "the page that a table is to be written into cannot be",
+        """`verify --matrix --write` puts its table between two marks of a page. That is looked at before the
+        first proof, because the proofs take minutes: the page must be there, writable, and have both marks.""",
+        Example(
+            command="python -m parallelizer verify --matrix --write nowhere.md",
+            because="it depends on who writes, and where",
+        ),
+    ),
+    Code(
         "rank-failed",
         "a rank of the sharded run failed",
         """A proof runs the plan for real. A rank that raises ends it without a comparison; what it said is
@@ -242,6 +252,16 @@ CODES: tuple[Code, ...] = (
             traced=True,
         ),
         "warning",
+    ),
+    Code(
+        "too-many-ranks",
+        "a proof is to start more ranks than one machine runs",
+        """A proof runs every rank for real, all on this machine. Axes are shrunk for it unless `--full-mesh` asks
+        for the whole mesh, and a mesh for a cluster does not fit: hundreds of processes would only swap.""",
+        Example(
+            command="python -m parallelizer verify --full-mesh parallel=fsdp1024_cp2_tp8",
+            because="it takes an option of `verify`",
+        ),
     ),
     Code(
         "trace-failed",

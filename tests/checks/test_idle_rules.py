@@ -22,7 +22,7 @@ def test_the_rules_of_a_plan_are_told_of_in_one_note() -> None:
         "on this mesh nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1); "
         "`layers.*` and 1 more (dp_replicate=1, dp_shard=1, cp=1)"
     )
-    assert found.span is not None and (found.span.line, found.span.column) == (6, 3)
+    assert found.span is not None and (found.span.line, found.span.column) == (7, 3)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
-from parallelizer.verify import command
+from parallelizer.verify import command, matrix, prove
 from parallelizer.verify.compare import Verdict
 from parallelizer.verify.locate import Divergence
 from parallelizer.verify.prove import Proof
@@ -56,7 +56,7 @@ def verified(error: Exception) -> Found:
         raise error
 
     arguments = argparse.Namespace(
-        matrix=False, full_mesh=False, seed=0, force=False, dtype="float64", json=True
+        matrix=False, full_mesh=False, seed=0, force=False, dtype="float64", json=True, write=None
     )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -110,7 +110,9 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
+    "page-unwritable": lambda here: raised(lambda: matrix._check_page(str(here / "nowhere.md"), "matrix")),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
+    "too-many-ranks": lambda here: raised(lambda: prove._check_ranks(Mesh({"dp_shard": 4096}))),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)
