@@ -205,18 +205,6 @@ CODES: tuple[Code, ...] = (
         Example("rules: {layers.*: fsdp}", ["parallel=fsdp2"]),
     ),
     Code(
-        "wrong-layout",
-        "a layout that the style cannot work with",
-        """`colwise` computes with a whole input, `rowwise` with one that is split by features, and over cp a
-        plain tensor must be told both how it arrives and how it is wanted. Another layout would be multiplied
-        as it lies, with a result that is wrong on every rank.""",
-        Example("""
-            rules:
-              output: {style: colwise, input: shard(1) -> shard(1)}
-              "": fsdp
-        """),
-    ),
-    Code(
         "wrong-dim",
         "a batch entry is split in another dimension than its sequence",
         """Under context parallelism the plan's `buffers` say which dimension of each batch entry counts the
@@ -230,5 +218,17 @@ CODES: tuple[Code, ...] = (
             """,
             ["parallel=cp2"],
         ),
+    ),
+    Code(
+        "wrong-layout",
+        "a layout that the style cannot work with",
+        """`colwise` computes with a whole input, `rowwise` with one that is split by features, and over cp a
+        plain tensor must be told both how it arrives and how it is wanted. Another layout would be multiplied
+        as it lies, with a result that is wrong on every rank.""",
+        Example("""
+            rules:
+              output: {style: colwise, input: shard(1) -> shard(1)}
+              "": fsdp
+        """),
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallelizer.codes.composition import model
 from parallelizer.codes.declare import Code, Example
 
 _TP = ("parallel=tp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8")
@@ -9,6 +10,28 @@ _TP = ("parallel=tp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8")
 
 def _llama(rule: str, parent: str = "llama") -> Example:
     return Example(f"extends: {parent}\nrules:\n  {rule}\n", _TP, followed=True)
+
+
+_TWICE = """
+    from torch import nn
+    from torch.nn.functional import scaled_dot_product_attention
+
+
+    class Attend(nn.Module):
+        def forward(self, x):
+            return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.attend, self.head = nn.Embedding(256, 32), Attend(), nn.Linear(32, 256)
+
+        def forward(self, input_ids):
+            x = self.attend(self.embed(input_ids).unsqueeze(1))
+            x = scaled_dot_product_attention(x, x, x, is_causal=True)
+            return self.head(x.squeeze(1))
+"""
 
 
 CODES: tuple[Code, ...] = (
@@ -36,14 +59,11 @@ CODES: tuple[Code, ...] = (
         most of what stands before it.""",
         Example(
             """
-            rules:
-              layers.0.attention.inner: context-parallel
-              "": fsdp
-            buffers:
-              batch: {input_ids: 1, labels: 1}
-              model: {"rope.*": 0}
+            rules: {attend: context-parallel, "": fsdp}
+            buffers: {batch: {input_ids: 1, labels: 1}}
             """,
-            ["parallel=cp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8"],
+            ["model=twice", "parallel=cp2"],
+            {"conf/model/twice.yaml": model("twice.Twice"), "twice.py": _TWICE},
             followed=True,
         ),
     ),
