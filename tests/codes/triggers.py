@@ -30,8 +30,8 @@ from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
 from parallelizer.verify import command
 from parallelizer.verify.compare import Verdict
-from parallelizer.verify.locate import Divergence
-from parallelizer.verify.prove import Proof
+from parallelizer.verify.divergence import Divergence
+from parallelizer.verify.prove import Proof, check_ranks
 from recipes.data import build_data
 from recipes.data.loader import window_count
 from recipes.data.text import load
@@ -56,7 +56,7 @@ def verified(error: Exception) -> Found:
         raise error
 
     arguments = argparse.Namespace(
-        matrix=False, full_mesh=False, seed=0, force=False, dtype="float64", json=True
+        matrix=False, write=None, full_mesh=False, seed=0, force=False, dtype="float64", json=True
     )
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -111,6 +111,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
+    "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)

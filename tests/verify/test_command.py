@@ -81,7 +81,7 @@ def test_a_page_without_a_place_for_the_matrix_is_told_before_the_proofs(
         page.write_text(text)
     assert main(["verify", "--matrix", "--write", str(page)]) == 1
     out, err = capfd.readouterr()
-    assert out == "" and "error[page-unwritable]" in err and words in " ".join(err.split())
+    assert out == "" and "error[file-unwritable]" in err and words in " ".join(err.split())
 
 
 def test_more_ranks_than_a_machine_is_given_are_not_started(capfd: pytest.CaptureFixture[str]) -> None:
