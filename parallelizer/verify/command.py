@@ -37,7 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _seed(text: str) -> int:
     """A seed that torch's generators take, with room for the steps'."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if abs(value) >= 2**62:
         raise argparse.ArgumentTypeError(f"{text} is beyond 2^62")
     return value
