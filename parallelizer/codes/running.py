@@ -62,7 +62,8 @@ CODES: tuple[Code, ...] = (
         "file-unwritable",
         "a page cannot be written",
         """`plan --html` writes the whole page or nothing, so that a page which is there is never half a page.
-        The folder is not there, or may not be written to.""",
+        The folder is not there, or may not be written to. `verify --matrix --write` looks before its proofs
+        whether the page is there and has a place for the table.""",
         Example(
             command="python -m parallelizer plan --html nowhere/plan.html",
             because="it depends on who writes, and where",
@@ -148,7 +149,10 @@ CODES: tuple[Code, ...] = (
         "model-failed",
         "the unsharded model cannot run",
         """A proof compares with one process that knows nothing of the plan. When that process fails there is
-        nothing to compare with; the model, its batch or its loss is what is wrong, and not the plan.""",
+        nothing to compare with; the model, its batch or its loss is what is wrong, and not the plan. So it is
+        when its loss is no number, or when a second run of it with nothing but another order of summation
+        gives other results, because it draws random numbers: bounds made from that would let everything
+        pass.""",
         Example(
             command="python -m parallelizer verify parallel=tp2 model.loss=builtins.print",
             because=_PROVEN,

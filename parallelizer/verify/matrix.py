@@ -6,10 +6,11 @@ import dataclasses
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from parallelizer.compose import compose_config
 from parallelizer.config import Setup, config_folder, from_config
@@ -103,28 +104,46 @@ def columns(full_mesh: bool = False) -> list[str]:
     return [p for p, m in meshes.items() if small_mesh(m).world_size <= RANKS]
 
 
-def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: dict[str, Cell] | None = None) -> Cell:
+@dataclass
+class Known:
+    """What cells of a matrix share: the outcome of each computation, and the last real model that was built."""
+
+    cells: dict[str, Cell] = field(default_factory=dict)
+    model: tuple[str, nn.Module] | None = None
+
+    def model_of(self, setup: Setup) -> nn.Module:
+        """The real model of a configuration. Compiling for it leaves it as it is."""
+        key = repr(setup.model)
+        if self.model is None or self.model[0] != key:
+            self.model = key, setup.build_model()
+        return self.model[1]
+
+
+def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: Known | None = None) -> Cell:
     """One proof.
 
     Models and presets that shrink to the same small ones are one computation: `known` keeps what was found,
     and each cell's real sizes are compiled all the same.
     """
-    chosen, known = _setup(row, preset), {} if known is None else known
+    chosen, known = _setup(row, preset), known or Known()
     ran = str(chosen.mesh if full_mesh else small_mesh(chosen.mesh))
     options: dict[str, Any] = {"full_mesh": full_mesh, "accumulate": row.accumulate, "seq_len": row.seq_len}
     key = _computation(shrink(chosen, **options)[0])
     try:
-        if key in known:
-            chosen.compile(chosen.build_model())
-            return dataclasses.replace(known[key], row=row, preset=preset, ran=ran)
-        proof = prove(chosen, **options)
+        model = known.model_of(chosen)
+        if key in known.cells:
+            chosen.compile(model)
+            return dataclasses.replace(known.cells[key], row=row, preset=preset, ran=ran)
+        proof = prove(chosen, model=model, **options)
     except PlanError as error:
         return Cell(row, preset, False, None, ran, f"refused: {error.diagnostics[0].message}")
     except (LaunchError, WorldError) as error:
         return Cell(row, preset, False, None, ran, str(error).strip().splitlines()[0])
     reason = proof.divergence.description if proof.divergence else ""
-    known[key] = Cell(row, preset, proof.passed, max(d.share for d in proof.verdict.differences), ran, reason)
-    return known[key]
+    known.cells[key] = Cell(
+        row, preset, proof.passed, max(d.share for d in proof.verdict.differences), ran, reason
+    )
+    return known.cells[key]
 
 
 def _computation(small: Setup) -> str:
@@ -164,12 +183,12 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     marker = FULL_MARKER if full_mesh else MARKER
     if page is not None:
         _check_page(page, marker)
-    across, cells, known = columns(full_mesh), list[Cell](), dict[str, Cell]()
+    across, cells, known = columns(full_mesh), list[Cell](), Known()
     every = [(row, preset) for row in rows() for preset in across]
     for number, (row, preset) in enumerate(every, start=1):
         cells.append(prove_cell(row, preset, full_mesh, known))
         _progress(cells[-1], f"{number}/{len(every)}")
-    counted = f"{len(known)} proofs: {show.summary(cells)}"
+    counted = f"{len(known.cells)} proofs: {show.summary(cells)}"
     text = f"{counted}\n\n{show.markdown(cells, across)}"
     if page is not None:
         replace_between(page, marker, text)
@@ -192,7 +211,7 @@ def _check_page(page: str, marker: str) -> None:
         reason = f"{page}: {error.strerror}" if isinstance(error, OSError) else str(error)
     if reason:
         advice = f"name a page with the lines `<!-- {marker}:begin -->` and `<!-- {marker}:end -->`"
-        raise PlanError([Diagnostic("page-unwritable", reason, None, advice)])
+        raise PlanError([Diagnostic("file-unwritable", reason, None, advice)])
 
 
 def _progress(cell: Cell, count: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from parallelizer import launch
 from parallelizer.compiler import Program
@@ -93,6 +94,7 @@ class Proof:
 def prove(
     setup: Setup,
     *,
+    model: nn.Module | None = None,
     full_mesh: bool = False,
     seed: int = 0,
     force: bool = False,
@@ -100,14 +102,15 @@ def prove(
     accumulate: int | None = None,
     seq_len: int | None = None,
 ) -> Proof:
-    """Run the tiny form of a configuration unsharded and on real ranks, and compare everything.
+    """Run the tiny form of a configuration unsharded and on real ranks, and compare everything. `model` is the
+    real one, where it is built already.
 
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
     `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
-    _check_ranks(small.mesh)
-    real = setup.compile(setup.build_model(), force=force)
+    check_ranks(small.mesh)
+    real = setup.compile(model or setup.build_model(), force=force)
     proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
@@ -156,8 +159,8 @@ def prove_subject(
     )
 
 
-def _check_ranks(mesh: Mesh) -> None:
-    """One machine runs all ranks of a proof."""
+def check_ranks(mesh: Mesh) -> None:
+    """One machine runs all ranks of a proof. Raises PlanError when they are too many for that."""
     if mesh.world_size > MAX_RANKS:
         message = f"{mesh.world_size:,} ranks are more than the {MAX_RANKS} that a proof may start"
         advice = (
@@ -272,20 +275,16 @@ def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's advice on speed, for which small models on small meshes are no place, and without the
-    traceback that DTensor logs before it raises.
-    """
-    quieted = {"torch.distributed.tensor": logging.ERROR, "torch._subclasses.fake_tensor": logging.CRITICAL}
-    before = {name: logging.getLogger(name).level for name in quieted}
-    for name, level in quieted.items():
-        logging.getLogger(name).setLevel(level)
+    """Without torch's advice on speed: small models on small meshes are no place for it."""
+    log = logging.getLogger("torch.distributed.tensor")
+    before = log.level
+    log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        log.setLevel(before)
 
 
 __all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject", "references_of"]

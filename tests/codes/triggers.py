@@ -28,10 +28,10 @@ from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
-from parallelizer.verify import command, matrix, prove
+from parallelizer.verify import command, matrix
 from parallelizer.verify.compare import Verdict
-from parallelizer.verify.locate import Divergence
-from parallelizer.verify.prove import Proof
+from parallelizer.verify.divergence import Divergence
+from parallelizer.verify.prove import Proof, check_ranks
 from recipes.data import build_data
 from recipes.data.loader import window_count
 from recipes.data.text import load
@@ -112,7 +112,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "optim-invalid": lambda here: optimizer(),
     "page-unwritable": lambda here: raised(lambda: matrix._check_page(str(here / "nowhere.md"), "matrix")),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
-    "too-many-ranks": lambda here: raised(lambda: prove._check_ranks(Mesh({"dp_shard": 4096}))),
+    "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)

@@ -72,6 +72,13 @@ def test_options_that_do_not_go_together_exit_with_2(
     assert words in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["99999999999999999999", "one"])
+def test_a_seed_that_is_none_exits_with_2(seed: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "--seed", seed])
+    assert ended.value.code == 2 and "argument --seed: " in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "words"), [(None, "No such file"), ("# A page", "has no place")])
 def test_a_page_without_a_place_for_the_matrix_is_told_before_the_proofs(
     text: str | None, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -81,7 +88,7 @@ def test_a_page_without_a_place_for_the_matrix_is_told_before_the_proofs(
         page.write_text(text)
     assert main(["verify", "--matrix", "--write", str(page)]) == 1
     out, err = capfd.readouterr()
-    assert out == "" and "error[page-unwritable]" in err and words in " ".join(err.split())
+    assert out == "" and "error[file-unwritable]" in err and words in " ".join(err.split())
 
 
 def test_more_ranks_than_a_machine_is_given_are_not_started(capfd: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def alarms(found: range) -> list[Any]:
 
 
 def test_three_seeds_raise_no_alarm() -> None:
-    assert not alarms(range(100, 103))
+    assert not alarms(range(140, 143))
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_the_loss_of_a_plan_without_its_norm_rule_is_right(failed: Proof) -> Non
 
 def test_bfloat16_is_information() -> None:
     """Even of a plan that is wrong: no bound, no verdict, no failure, and the largest errors first."""
-    proof = prove(subjects.setup("parallel=fsdp2_tp2", MISSING_NORM), dtype="bfloat16", force=True)
+    proof = prove(subjects.setup("parallel=tp2", MISSING_NORM), dtype="bfloat16", force=True)
     assert proof.passed and proof.proven is None and not proof.is_verdict
     assert 1e-4 < statistics.median(d.error for d in proof.verdict.of("gradient")) < 0.3
     document = json.loads(json.dumps(verify_document(proof), allow_nan=False))
