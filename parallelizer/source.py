@@ -136,7 +136,7 @@ def read_text(path: str, shown: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data[: error.start].decode("utf-8-sig").split("\n")
+        line = yaml_mistakes.LINE_BREAK.split(data[: error.start].decode("utf-8-sig"))
         span = Span(shown, len(line), len(line[-1]) + 1, len(line[-1]) + 2)
         help_text = "save the file in the encoding UTF-8"
         raise _error("yaml-syntax", f"byte {error.start} is not UTF-8 text", span, help_text) from None

@@ -161,7 +161,7 @@ def unquoted(start: Position, text: str, span_of: SpanOf) -> Diagnostic:
 
 def unreadable_character(error: yaml.reader.ReaderError, text: str, span_of: SpanOf) -> Diagnostic:
     """The diagnostic for a character that YAML forbids."""
-    lines = _LINE_BREAK.split(text[: error.position])
+    lines = LINE_BREAK.split(text[: error.position])
     message = f"the character U+{ord(text[error.position]):04X} is not allowed in YAML"
     return Diagnostic(
         "yaml-syntax", message, span_of(Position(len(lines) - 1, len(lines[-1])), 1), "remove it"
@@ -202,13 +202,13 @@ def _bracketed(text: str) -> str:
 
 _WORD_END = re.compile(r":?(\s|[,\]}]|$)")
 
-_LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """What PyYAML takes for the end of a line."""
 
 
 @lru_cache(maxsize=2)
 def _lines(text: str) -> list[str]:
-    return _LINE_BREAK.split(text)
+    return LINE_BREAK.split(text)
 
 
 def _line(text: str, at: Position) -> str:

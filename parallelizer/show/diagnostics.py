@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TextIO
 
 from parallelizer.diagnostics import Diagnostic, Span, counts, in_order
+from parallelizer.yaml_mistakes import LINE_BREAK
 
 MAX_WIDTH = 120
 MIN_WIDTH = 40
@@ -114,8 +115,8 @@ def _line(span: Span) -> str | None:
 @lru_cache(maxsize=8)
 def _read(file: str, changed: int, size: int) -> tuple[str, ...]:
     """The lines of a file, read anew when it has changed."""
-    with open(file, encoding="utf-8-sig", errors="replace", newline=None) as stream:
-        return tuple(stream.read(2_000_000).split("\n"))
+    with open(file, encoding="utf-8-sig", errors="replace", newline="") as stream:
+        return tuple(LINE_BREAK.split(stream.read(2_000_000)))
 
 
 def _printable(text: str) -> str:

@@ -113,12 +113,15 @@ def run(words: tuple[str, ...], *more: str) -> tuple[int | None, str, float]:
     return status, out.getvalue() + err.getvalue(), time.process_time() - began
 
 
-def attack(one: Attack, configs: Path) -> dict[str, Any]:
-    """What one attack has brought about; empty lists where it has failed."""
+def attack(one: Attack, configs: Path, thorough: bool) -> dict[str, Any]:
+    """What one attack has brought about; empty lists where it has failed. `thorough`, a configuration is
+    checked in full and not quickly, which takes torch.
+    """
     global recording
     events.clear()
     recording = True
-    status, document, seconds = run(one.words, "--json")
+    quickly = [] if thorough or one.words[0] == "--quick" else ["--quick"]
+    status, document, seconds = run(one.words, "--json", *quickly)
     again, text = status, ""
     if one.words[0] == "--quick":  # printed for people too, with the lines that are wrong
         again, text, _ = run(one.words)
@@ -162,14 +165,14 @@ def _may_open(path: str, one: Attack, configs: Path) -> bool:
     return not os.path.islink(path) and any(Path(path).is_relative_to(folder) for folder in folders)
 
 
-def warm_up() -> None:
+def warm_up(thorough: bool) -> None:
     """Load everything that reading and printing need, with plans that are good and bad in harmless ways."""
     Path("good.yaml").write_text("extends: llama\nrules: {layers.*: checkpoint}\n")
     Path("bad.yaml").write_text("extends: lama\nrules: {layers.*: fdsp, a: {b: \n")
     for words in (
         ("--quick", "good.yaml"),
         ("--quick", "./bad.yaml"),
-        ("plan=./bad.yaml",),
+        *([("plan=./bad.yaml",)] if thorough else []),
         (
             "--quick",
             "plan=./good.yaml",
@@ -198,10 +201,10 @@ def probe(folder: Path, thorough: bool) -> list[dict[str, Any]]:
     os.chdir(work)
     from parallelizer.load import config_folder
 
-    warm_up()
+    warm_up(thorough)
     os.environ.__class__ = RecordedEnvironment
     sys.addaudithook(hook)
-    return [attack(one, config_folder()) for one in (*attacks(thorough), *CONTROLS)]
+    return [attack(one, config_folder(), thorough) for one in (*attacks(thorough), *CONTROLS)]
 
 
 if __name__ == "__main__":
