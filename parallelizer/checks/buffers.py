@@ -62,11 +62,13 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
                 attention.rule.span,
                 f"add `{name}: {dim}` to buffers.batch of {state.plan.file}",
             )
-        elif dim is not None and state.plan.batch[name].dim not in (dim, None):
+            continue
+        split = state.plan.batch[name] if dim is not None else None
+        if split is not None and split.dim is not None and dim != split.dim < len(entry.shape):
             yield Diagnostic(
                 "wrong-dim",
-                f"{name} is split in dimension {state.plan.batch[name].dim}, and its sequence is dimension {dim}",
-                state.plan.batch[name].span,
+                f"{name} is split in dimension {split.dim}, and its sequence is dimension {dim}",
+                split.span,
                 f"write `{name}: {dim}`: its shape is [{', '.join(map(str, entry.shape))}]",
             )
     inputs = forward_names(state.model)

@@ -47,7 +47,7 @@ def layout_flow(
     tensors without the plan, which tells whose fault a failure is.
     """
     report = _Report(program, model, flow)
-    found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions()]
+    found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions(), *report.fused()]
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
         if not found or not runs_alone:
@@ -189,6 +189,22 @@ class _Report:
                 self._context_span(),
                 "let forward take the positions, and add an entry for them to buffers.batch: `position_ids: positions`",
             )
+
+    def fused(self) -> Iterator[Diagnostic]:
+        for same in _grouped(self.flow.taken_apart, lambda t: (self._rule_of(t.projection), t.sizes)):
+            first, where = same[0], self._folded(t.projection for t in same)
+            parts = ", ".join(map(str, first.sizes)) or "<the sizes of its parts>"
+            yield Diagnostic(
+                "fused-features",
+                f"the output features of {where} are taken apart in {self._folded(t.module for t in same)}, and a rank has "
+                "a run of neighbours, not its slice of each part",
+                self._span(first.projection, None, ("output",)),
+                f"write `packed: [{parts}]`, which splits each part by itself",
+            )
+
+    def _rule_of(self, module: str) -> Hashable:
+        own = self._application(module, None)
+        return id(own.rule) if own else module
 
     def _context_span(self) -> Span | None:
         """The rule that makes attention context-parallel; without one, the first batch entry that is split."""

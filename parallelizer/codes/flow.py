@@ -8,6 +8,23 @@ from parallelizer.codes.declare import Code, Example
 _TP = ("parallel=tp2", "model.dim=64", "train.seq_len=32", "train.batch_size=8")
 
 
+_FUSED = """
+    from torch import nn
+    from torch.nn.functional import silu
+
+
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+            self.up, self.down = nn.Linear(32, 128), nn.Linear(64, 32)
+
+        def forward(self, input_ids):
+            gate, up = self.up(self.embed(input_ids)).chunk(2, dim=-1)
+            return self.head(self.down(silu(gate) * up))
+"""
+
+
 def _llama(rule: str, parent: str = "llama") -> Example:
     return Example(f"extends: {parent}\nrules:\n  {rule}\n", _TP, followed=True)
 
@@ -42,6 +59,24 @@ CODES: tuple[Code, ...] = (
         would raise on every rank of the real run too, some minutes after the start. Most often two tensors
         meet of which one is split and the other is whole.""",
         _llama("layers.*.attention.wo: rowwise"),
+    ),
+    Code(
+        "fused-features",
+        "a fused projection is split as if it were one",
+        """One linear layer often makes several things at once, q, k and v or gate and up, and the forward takes
+        its output apart. A plain shard of the output features is a run of neighbours: one rank gets q and half
+        of k. Every size fits, the step runs, and it computes something else. `packed` splits each part by
+        itself.""",
+        Example(
+            """
+            rules:
+              up: colwise
+              down: rowwise
+            """,
+            ["model=fused", "parallel=tp2", "train.seq_len=32", "train.batch_size=8"],
+            {"conf/model/fused.yaml": model("fused.Fused"), "fused.py": _FUSED},
+            followed=True,
+        ),
     ),
     Code(
         "layout-mismatch",

@@ -31,14 +31,14 @@ from parallelizer.phase import phase
 from parallelizer.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.program import Application, Program
 from parallelizer.simulate.failure import hush, remedy, written_at
+from parallelizer.simulate.features import TakenApart, watch_features
 from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
 from parallelizer.simulate.ledger import axes_by_ranks
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
-from parallelizer.simulate.sequence import Attentions, LocalPositions, Positions
+from parallelizer.simulate.sequence import LocalPositions, watch_sequence
 from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.world import enter_fake_world
-from parallelizer.state import state_of
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.workload import Workload
@@ -99,6 +99,7 @@ class Flow:
     loss: Tags = field(default_factory=dict)
     positions: list[LocalPositions] = field(default_factory=list)
     attentions: list[str] = field(default_factory=list)
+    taken_apart: list[TakenApart] = field(default_factory=list)
     failure: Failure | None = None
     folded: Run | None = None
 
@@ -162,8 +163,12 @@ class _Step:
         with fake, varying:
             with (
                 self._staged("forward"),
-                _watch_sequence(self.program, self.model, batch, varying, self.flow),
+                watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
+                watch_features(self.program, self.model, varying) as taken_apart,
             ):
+                # Filled while forward runs, so that what was seen before a failure is there.
+                self.flow.positions, self.flow.attentions = positions, attentions
+                self.flow.taken_apart = taken_apart
                 output = forward(self.model, batch)
             with self._staged("loss"):
                 total, _ = loss(output, batch)
@@ -207,42 +212,6 @@ def _without_data_axes(program: Program) -> Program:
     return dataclasses.replace(
         program, mesh=dataclasses.replace(program.mesh, sizes=sizes), applications=kept
     )
-
-
-@contextmanager
-def _watch_sequence(
-    program: Program, model: nn.Module, batch: dict[str, torch.Tensor], varying: Varying, flow: Flow
-) -> Iterator[None]:
-    """Watch a forward under context parallelism whose batch comes in split. Where a rule splits or gathers inside
-    the model, nothing tells from outside how the sequence lies.
-    """
-    split = {n: b.dim for n, b in program.plan.batch.items() if b.dim is not None and n in batch}
-    inside = any(a.slot == "io" and SEQUENCE_AXIS in a.axes for a in program)
-    if program.mesh.sizes[SEQUENCE_AXIS] == 1 or inside or not split:
-        yield
-        return
-    for name in program.plan.batch:
-        if name in batch:
-            varying.vary(batch[name], [SEQUENCE_AXIS], "")
-
-    def swapped(*_: Any) -> None:  # the last before forward: the model's buffers are this rank's rows now
-        state = state_of(model)
-        for name in state.buffers.dims if state else ():
-            varying.vary(model.get_buffer(name), [SEQUENCE_AXIS], "")
-
-    handle = model.register_forward_pre_hook(swapped)
-    held = {torch_private.storage_key(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
-    first, dim = next(iter(split.items()))
-    positions = Positions(batch[first].shape[dim], held, varying.where)
-    attentions = Attentions(varying, varying.where)
-    varying.saw = positions
-    try:
-        with attentions:
-            yield
-    finally:
-        varying.saw = None
-        handle.remove()
-        flow.positions, flow.attentions = positions.found, attentions.found
 
 
 def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:

@@ -7,16 +7,20 @@ first rows of a table, are the same on every rank and meet rows that are not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
-from parallelizer.simulate.varying import Tags, Varying
+from parallelizer.program import Program
+from parallelizer.simulate.varying import Varying
+from parallelizer.state import state_of
 
 AXIS = "cp"
 _COUNTED = "_parallelizer_counted_by"
@@ -51,22 +55,18 @@ class Positions:
     along a dimension of that length.
     """
 
-    def __init__(self, length: int, held: Mapping[int, str], where: Callable[[], str]) -> None:
-        self.length, self.held, self.where = length, held, where
+    def __init__(self, length: int, held: Mapping[int, str], varying: Varying) -> None:
+        self.length, self.held, self.where, self.varies = length, held, varying.where, varying.tags
         self.found: list[LocalPositions] = []
 
     def __call__(
-        self,
-        func: Any,
-        read: Sequence[torch.Tensor],
-        made: Sequence[torch.Tensor],
-        varies: Callable[[Any], Tags],
+        self, func: Any, args: Any, read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
     ) -> None:
         """Look at one operator that was run."""
-        counted = [(t, c) for t in read if (c := getattr(t, _COUNTED, None)) and AXIS not in varies(t)]
-        if any(AXIS in varies(t) for t in read):
+        counted = [(t, c) for t in read if (c := getattr(t, _COUNTED, None)) and AXIS not in self.varies(t)]
+        if any(AXIS in self.varies(t) for t in read):
             if torch.Tag.pointwise in func.tags:
-                self._meet(counted, [t for t in read if AXIS in varies(t)])
+                self._meet(counted, [t for t in read if AXIS in self.varies(t)])
             return
         origin = counted[0][1] if counted else self._made(func._schema.name, read, made)
         if origin is not None:
@@ -99,9 +99,9 @@ class Attentions(TorchFunctionMode):
     Where context parallelism stands, its own mode takes the call first, and this one never sees it.
     """
 
-    def __init__(self, varying: Varying, where: Callable[[], str]) -> None:
+    def __init__(self, varying: Varying) -> None:
         super().__init__()
-        self.varying, self.where = varying, where
+        self.varying, self.where = varying, varying.where
         self.found: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -118,3 +118,37 @@ class Attentions(TorchFunctionMode):
             ):
                 self.found.append(self.where())
         return func(*args, **kwargs)
+
+
+@contextmanager
+def watch_sequence(
+    program: Program, model: nn.Module, batch: Mapping[str, torch.Tensor], varying: Varying
+) -> Iterator[tuple[list[LocalPositions], list[str]]]:
+    """Watch a forward under context parallelism, of a batch that is split: the positions that every rank counts, and
+    the modules whose attention sees local rows. What is yielded fills while it runs.
+
+    Where a rule splits or gathers inside the model, nothing tells from outside how the sequence lies.
+    """
+    split = {n: b.dim for n, b in program.plan.batch.items() if b.dim is not None and n in batch}
+    inside = any(a.slot == "io" and AXIS in a.axes for a in program)
+    if program.mesh.sizes[AXIS] == 1 or inside or not split:
+        yield [], []
+        return
+    for name in program.plan.batch:
+        if name in batch:
+            varying.vary(batch[name], [AXIS], "")
+
+    def swapped(*_: Any) -> None:  # the last before forward: the model's buffers are this rank's rows now
+        state = state_of(model)
+        for name in state.buffers.dims if state else ():
+            varying.vary(model.get_buffer(name), [AXIS], "")
+
+    handle = model.register_forward_pre_hook(swapped)
+    held = {torch_private.storage_key(t): n for n, t in (*model.named_parameters(), *model.named_buffers())}
+    first, dim = next(iter(split.items()))
+    positions, attentions = Positions(batch[first].shape[dim], held, varying), Attentions(varying)
+    try:
+        with attentions, varying.shown_to(positions):
+            yield positions.found, attentions.found
+    finally:
+        handle.remove()

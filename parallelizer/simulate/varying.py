@@ -8,7 +8,8 @@ and never "equal" of what does not, but for what a program finds out by itself a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 Tags = Mapping[str, str]
 """The axes over which a value varies, each with the module in which that began."""
+
+Watcher = Callable[[Any, tuple[Any, ...], list[torch.Tensor], list[torch.Tensor]], None]
+"""Called with an operator that was run, its positional arguments, the tensors that it read and those it made."""
 
 EQUAL: Tags = {}
 _TAGS, _MAKER = "_parallelizer_varies_over", "_parallelizer_made_in"
@@ -54,8 +58,7 @@ class Varying(TorchDispatchMode):
     """Tags what is computed while it is active. Tensors without a tag are equal on all ranks.
 
     `axes` names the axis of each group by its ranks, for the axes that are watched; `where` tells the running
-    module; `summed` is called with each axis over which something equal is summed, `saw` with each operator that
-    was run, what it read and made, and a function from a tensor to its tags.
+    module; `summed` is called with each axis over which something equal is summed.
     """
 
     def __init__(
@@ -63,11 +66,9 @@ class Varying(TorchDispatchMode):
         axes: Mapping[tuple[int, ...], str],
         where: Callable[[], str],
         summed: Callable[[str], None],
-        saw: Callable[[Any, list[torch.Tensor], list[torch.Tensor], Callable[[Any], Tags]], None]
-        | None = None,
     ) -> None:
         super().__init__()
-        self.saw = saw
+        self.watchers: list[Watcher] = []
         self.axes, self.watched = axes, frozenset(axes.values())
         self.where, self.summed = where, summed
         self.operator = ""
@@ -93,6 +94,15 @@ class Varying(TorchDispatchMode):
     def sharded(self, tensor: DTensor) -> None:
         """Tag the local part of a DTensor by its placements."""
         self.vary(tensor, _sharded_axes(tensor), self.where())
+
+    @contextmanager
+    def shown_to(self, watcher: Watcher) -> Iterator[None]:
+        """Show a watcher every operator that is run inside."""
+        self.watchers.append(watcher)
+        try:
+            yield
+        finally:
+            self.watchers.remove(watcher)
 
     def operands(self) -> tuple[Operand, ...]:
         """What the operator that was called last was given."""
@@ -123,8 +133,8 @@ class Varying(TorchDispatchMode):
             )
             return result
         tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
-        if self.saw is not None and name not in _SHAPE_ONLY:
-            self.saw(func, read, _tensors(result), self.tags)
+        for watcher in self.watchers if name not in _SHAPE_ONLY else ():
+            watcher(func, args, read, _tensors(result))
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         self._set(_tensors(result), tags, made_of=read[0] if view and read else None)
         for argument, value in zip(func._schema.arguments, args, strict=False):

@@ -112,6 +112,12 @@ def test_what_is_named_is_what_a_proof_finds_wrong() -> None:
         ("llama_tp", "layers.*.ffn_norm: {style: replicate, grad: partial}", "replicated-sum", "grad"),
         ("llama", "layers.*.attention.wo: colwise", "layout-mismatch", "layers.*.attention.wo"),
         ("llama", "output: {style: colwise, input: stream}", "varying-loss", "output"),
+        (
+            "llama",
+            "layers.*.feed_forward: {style: prepare-input, input: {x: stream -> replicate}, local: true, grad: partial}",
+            "replicated-sum",
+            "grad",
+        ),
     ],
 )  # fmt: skip
 def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, code: str, at: str) -> None:

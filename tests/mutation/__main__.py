@@ -25,7 +25,7 @@ def main() -> int:
     torch.set_num_threads(1)  # proofs fork
     arguments = _arguments()
     judge = Judge(arguments.cache)
-    started, verdicts = time.perf_counter(), list[Verdict]()
+    started, verdicts, unknown = time.perf_counter(), list[Verdict](), 0
     for source in sources():
         if arguments.plan and source.name not in arguments.plan:
             continue
@@ -33,13 +33,18 @@ def main() -> int:
         for mutant in mutants(source, arguments.seed):
             if arguments.kind and not any(k in mutant.kind for k in arguments.kind):
                 continue
-            verdict = judge.judge(mutant, original)
+            verdict = judge.known(mutant) if arguments.known else judge.judge(mutant, original)
+            if verdict is None:
+                unknown += 1
+                continue
             verdicts.append(verdict)
             _progress(verdict)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(v) for v in verdicts], indent=1))
     command = shlex.join(["python", "-m", "tests.mutation", *_plan_of_the_run(arguments)])
     text = markdown(verdicts, command, time.perf_counter() - started)
+    if unknown:
+        text = f"{unknown:,} mutants were not judged and are left out.\n\n{text}"
     print(text)
     if arguments.write:
         replace_between(arguments.write, MARKER, text)
@@ -49,6 +54,7 @@ def main() -> int:
 def _plan_of_the_run(arguments: argparse.Namespace) -> list[str]:
     """The options that choose mutants."""
     chosen = [f"--plan={p}" for p in arguments.plan or ()] + [f"--kind={k}" for k in arguments.kind or ()]
+    chosen += ["--known"] if arguments.known else []
     return chosen + ([f"--seed={arguments.seed}"] if arguments.seed else [])
 
 
@@ -60,7 +66,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the letters (0)")
     parser.add_argument("--cache", type=Path, default=Path("/tmp/parallelizer-mutants"),
-                        help="where proofs that were made are kept (%(default)s)")  # fmt: skip
+                        help="where verdicts are kept (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--known", action="store_true", help="judge nothing anew: leave out what the cache has not"
+    )
     parser.add_argument("--json", type=Path, help="write every verdict there")
     parser.add_argument("--write", metavar="PAGE", help="the page to write the table into")
     return parser.parse_args()

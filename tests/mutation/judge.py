@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import parallelizer
 from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config, load_plan
@@ -66,7 +67,11 @@ class Verdict:
 
 
 class Judge:
-    """Judges mutants of plans, one after the other. What proofs found is kept in the folder `cache`."""
+    """Judges mutants of plans, one after the other.
+
+    What was found is kept in the folder `cache`: of `validate` for as long as the sources stay as they are, of
+    proofs for as long as the mutant does.
+    """
 
     def __init__(self, cache: Path | None = None) -> None:
         self.cache = cache
@@ -75,31 +80,65 @@ class Judge:
 
     def judge(self, mutant: Mutant, original: str) -> Verdict:
         """`original` is the text of the plan that the mutant was made of."""
+        known = self.known(mutant)
+        if known is not None:
+            return known
         with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
-            try:
-                setup = _with_plan(mutant, mutant.text, folder)
-                program = setup.compile(setup.build_model(), force=True)
-            except PlanError as error:
-                wrong = f"no program: {error.diagnostics[0].message}"
-                return Verdict(mutant, _plain(error.diagnostics), Harm(wrong, "text"))
-            found = program.diagnostics
-            if not has_errors(found):
-                found = (*found, *check_layout_flow(setup, program, setup.build_model()))
-            same = mutant.text != original and _facts(program) == _facts(_program(mutant, original))
-            harm = Harm("", "program") if same else self._proven(mutant, setup)
-            return Verdict(mutant, _plain(found), harm)
+            verdict = self._judge(mutant, original, folder)
+        self._keep(f"{_key(mutant)}-{_product()}", {"found": verdict.found, "harm": asdict(verdict.harm)})
+        return verdict
+
+    def known(self, mutant: Mutant) -> Verdict | None:
+        """What was kept of the mutant, with the sources as they are now."""
+        kept = self._kept(f"{_key(mutant)}-{_product()}")
+        if kept is None:
+            return None
+        found = tuple((code, severity, line) for code, severity, line in kept["found"])
+        return Verdict(mutant, found, Harm(**kept["harm"]))
+
+    def _judge(self, mutant: Mutant, original: str, folder: str) -> Verdict:
+        try:
+            setup = _with_plan(mutant, mutant.text, folder)
+            program = setup.compile(setup.build_model(), force=True)
+        except PlanError as error:
+            wrong = f"no program: {error.diagnostics[0].message}"
+            return Verdict(mutant, _plain(error.diagnostics), Harm(wrong, "text"))
+        found = program.diagnostics
+        if not has_errors(found):
+            found = (*found, *check_layout_flow(setup, program, setup.build_model()))
+        same = mutant.text != original and _facts(program) == _facts(_program(mutant, original))
+        harm = Harm("", "program") if same else self._proven(mutant, setup)
+        return Verdict(mutant, _plain(found), harm)
 
     def _proven(self, mutant: Mutant, setup: Setup) -> Harm:
-        key = hashlib.sha256(
-            repr((mutant.text, mutant.preset, mutant.overrides, mutant.preset_text)).encode()
-        )
-        kept = self.cache / f"{key.hexdigest()[:24]}.json" if self.cache else None
-        if kept is not None and kept.exists():
-            return Harm(**json.loads(kept.read_text()))
-        harm = Harm(_wrong(setup, _references(mutant)), "proof")
+        kept = self._kept(_key(mutant))
         if kept is not None:
-            kept.write_text(json.dumps(asdict(harm)))
+            return Harm(**kept)
+        harm = Harm(_wrong(setup, _references(mutant)), "proof")
+        self._keep(_key(mutant), asdict(harm))
         return harm
+
+    def _kept(self, name: str) -> Any:
+        path = self.cache / f"{name}.json" if self.cache else None
+        return json.loads(path.read_text()) if path and path.exists() else None
+
+    def _keep(self, name: str, value: Any) -> None:
+        if self.cache:
+            (self.cache / f"{name}.json").write_text(json.dumps(value))
+
+
+def _key(mutant: Mutant) -> str:
+    parts = repr((mutant.text, mutant.preset, mutant.overrides, mutant.preset_text))
+    return hashlib.sha256(parts.encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _product() -> str:
+    """A digest of the sources that `validate` runs: what it says is only as good as they are."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(parallelizer.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _wrong(setup: Setup, references: list[Observation]) -> str:
