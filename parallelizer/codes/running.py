@@ -193,16 +193,6 @@ CODES: tuple[Code, ...] = (
         "warning",
     ),
     Code(
-        "page-unwritable",
-        "the page that a table is to be written into cannot be",
-        """`verify --matrix --write` puts its table between two marks of a page. That is looked at before the
-        first proof, because the proofs take minutes: the page must be there, writable, and have both marks.""",
-        Example(
-            command="python -m parallelizer verify --matrix --write nowhere.md",
-            because="it depends on who writes, and where",
-        ),
-    ),
-    Code(
         "rank-failed",
         "a rank of the sharded run failed",
         """A proof runs the plan for real. A rank that raises ends it without a comparison; what it said is

@@ -28,7 +28,7 @@ from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
-from parallelizer.verify import command, matrix
+from parallelizer.verify import command
 from parallelizer.verify.compare import Verdict
 from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof, check_ranks
@@ -110,7 +110,6 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
-    "page-unwritable": lambda here: raised(lambda: matrix._check_page(str(here / "nowhere.md"), "matrix")),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
