@@ -18,9 +18,10 @@ from typing import Any
 import parallelizer
 from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import compose_config
-from parallelizer.config import from_config, load_plan
+from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.launch import LaunchError
+from parallelizer.load import load_plan
 from parallelizer.program import Program
 from parallelizer.setup import Setup
 from parallelizer.simulate.world import WorldError
