@@ -148,8 +148,8 @@ def _wrong(setup: Setup, references: list[Observation]) -> str:
     proving.COLLECTIVE_TIMEOUT = PATIENCE
     try:
         proof = prove_subject(subject_of(setup), force=True, references=references)
-    except PlanError as error:
-        return f"no program: {error.diagnostics[0].message}"
+    except PlanError as error:  # a module's forward failed on a rank
+        return f"does not run: {error.diagnostics[0].message}"
     except (LaunchError, WorldError) as error:
         return f"does not run: {_last_line(error)}"
     finally:
