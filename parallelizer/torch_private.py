@@ -260,10 +260,11 @@ def _caller(name: str, depth: int) -> types.FrameType | None:
 
 
 def redistributed_to() -> tuple[str, ...]:
-    """The mesh axes over which DTensor is cutting a replicated tensor up right now, into shards or terms of a sum;
-    none outside a redistribution. Read from the running frames: cutting a shard out is a plain `narrow` to
-    whoever watches operators. (Terms of a sum become shards by a collective, which everybody sees.) Waits for a
-    hook into redistributions; `torch.utils._debug_mode` has one that only prints.
+    """The mesh axes over which DTensor is laying a local tensor out right now, as other shards or as terms of a sum;
+    none outside a redistribution. Read from the running frames: cutting a shard out of what is whole, or has been
+    gathered, is a plain `narrow` to whoever watches operators. Terms of a sum become shards by a collective, which
+    everybody sees, and are left out. Waits for a hook into redistributions; `torch.utils._debug_mode` has one that
+    only prints.
     """
     frame = _caller("redistribute_local_tensor", 24)
     if frame is None:
@@ -271,7 +272,7 @@ def redistributed_to() -> tuple[str, ...]:
     here, there = frame.f_locals["current_spec"], frame.f_locals["target_spec"]
     names = there.mesh.mesh_dim_names or ()
     pairs = zip(names, here.placements, there.placements, strict=False)
-    return tuple(name for name, a, b in pairs if a.is_replicate() and not b.is_replicate())
+    return tuple(name for name, a, b in pairs if a != b and not (a.is_partial() or b.is_replicate()))
 
 
 def is_sharded(placement: Any) -> bool:

@@ -27,7 +27,7 @@ def judged(plan: str, kind: str, name: str, preset: str, cache: Path | None = No
     [
         ("llama", "a rule deleted", "norm deleted", "tp2", ["varying-gradient"], "proof"),
         ("llama", "a rule on the first layer only", "layers.*.attention.inner -> layers.0.attention.inner", "cp2",
-         ["local-attention"], "proof"),
+         ["attention-left-out"], "proof"),
         ("gpt", "a letter off in a glob", "blocks.*.mlp.up -> block.*.mlp.up", "tp2", ["unmatched-glob"], "text"),
     ],
 )  # fmt: skip

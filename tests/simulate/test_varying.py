@@ -78,6 +78,15 @@ def summed_copies(mesh: DeviceMesh, varying: Varying) -> torch.Tensor:
     return DTensor.from_local(torch.ones(2), mesh["tp"], [Partial()], run_check=False).full_tensor()
 
 
+def copies_summed_into_shards(mesh: DeviceMesh, varying: Varying) -> torch.Tensor:
+    terms = DTensor.from_local(torch.ones(8, 4), mesh["tp"], [Partial()], run_check=False)
+    return terms.redistribute(placements=[Shard(0)]).to_local()
+
+
+def from_rows_to_columns(mesh: DeviceMesh, varying: Varying) -> torch.Tensor:
+    return part(mesh).redistribute(placements=[Shard(1)]).to_local()
+
+
 def over_an_axis_that_nobody_watches(mesh: DeviceMesh, varying: Varying) -> torch.Tensor:
     return DTensor.from_local(torch.ones(2), mesh["dp_shard"], [Partial()], run_check=False).full_tensor()
 
@@ -113,6 +122,8 @@ def of_one(case: Case) -> tuple[dict[str, str], list[str]]:
         (summed_terms, False, 0),
         (largest, False, 0),
         (summed_copies, False, 1),
+        (copies_summed_into_shards, True, 1),
+        (from_rows_to_columns, True, 0),
         (over_an_axis_that_nobody_watches, False, 0),
         (in_backward, True, 0),
     ],
