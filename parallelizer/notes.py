@@ -19,6 +19,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 
+from parallelizer import torch_private
 from parallelizer.conversions import conversions
 from parallelizer.placement import from_torch
 from parallelizer.program import Application, Program
@@ -64,7 +65,7 @@ class PlannedModule:
         error = sys.exception()
         if error is None:
             self._mark((output, *args, *kwargs.values()))
-        elif _is_of_this_call(error):
+        elif not torch_private.stops_recomputation(error) and _is_of_this_call(error):
             self._add(error, list(_received(module, args, kwargs)))
         # Any other is one that somebody is handling, with this call as a part of that.
 
@@ -132,9 +133,9 @@ def raised_by_torch(error: BaseException) -> bool:
 
 def _is_of_this_call(error: BaseException) -> bool:
     """Whether the exception is leaving the very call whose hook is running now."""
-    here = inspect.currentframe()
-    called = here.f_back.f_back if here and here.f_back else None
-    return error.__traceback__ is not None and error.__traceback__.tb_frame is called
+    # Never this function's own frame in a variable: that is a cycle, and keeps all its tensors until some
+    # garbage collection.
+    return error.__traceback__ is not None and error.__traceback__.tb_frame is sys._getframe(2)
 
 
 def _marked(error: BaseException) -> tuple[PlannedModule | None, list[str]]:
