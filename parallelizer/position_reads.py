@@ -9,6 +9,7 @@ part. A position that never meets one has no effect and is not told of.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from parallelizer.program import Application
+from parallelizer.simulate.layers import Run, short_copy
 from parallelizer.styles.base import forward_names
 from parallelizer.workload import Workload
 
@@ -49,11 +52,17 @@ class Source:
     rows: int | None = None
 
 
-def position_sources(model: nn.Module, workload: Workload, given: Sequence[str] = ()) -> tuple[Source, ...]:
+def position_sources(
+    model: nn.Module,
+    workload: Workload,
+    given: Sequence[str] = (),
+    applications: Iterable[Application] = (),
+) -> tuple[Source, ...]:
     """What gives positions to the activations of one forward, each once, in order of execution.
 
-    `given` are batch entries that hold positions. The model is on meta and left as it is. Nothing is found in a
-    model that does not run there, or runs at special lengths only.
+    `given` are batch entries that hold positions. Of equal layers under equal `applications` a few stand for
+    all. The model is on meta and left as it is. Nothing is found in a model that does not run there, or runs
+    at special lengths only.
     """
     length = _length(model, workload)
     if length is None:
@@ -62,16 +71,37 @@ def position_sources(model: nn.Module, workload: Workload, given: Sequence[str] 
     made = {name: torch.empty(2, length, dtype=torch.int64, device="meta") for name in given}
     batch = made | workload.example(2, length, "meta")
     batch = {k: v for k, v in batch.items() if names is None or k in names}
+    short, run = short_copy(applications, model)
+    used = _used(short, batch, length, given)
+    if used is None and run is not None:  # a forward may count its layers
+        used = _used(copy.deepcopy(model), batch, length, given)
+        run = None
+    if run is None:
+        return tuple(used or ())
+    return tuple(each for source in used or () for each in _in_every_layer(source, run))
+
+
+def _used(
+    model: nn.Module, batch: Mapping[str, torch.Tensor], length: int, given: Iterable[str]
+) -> list[Source] | None:
+    """What one forward uses; None when it does not run. Its forward may leave things behind in the model."""
     watch = _Watch(length)
     try:
-        model = copy.deepcopy(model)  # its forward may leave things behind
         watch.adopt(model, batch, given)
         with torch.no_grad(), watch:
             model(**batch)
     except Exception:
         # What keeps a model from running is the trace's to tell; here it means that nothing is known.
-        return ()
-    return tuple(watch.used)
+        return None
+    return list(watch.used)
+
+
+def _in_every_layer(source: Source, run: Run) -> Iterator[Source]:
+    modules = list(run.stands_for(source.module))
+    names = list(run.stands_for(source.name)) if source.kind in ("buffer", "parameter") else [source.name]
+    for index in range(max(len(modules), len(names))):
+        module, name = modules[min(index, len(modules) - 1)], names[min(index, len(names) - 1)]
+        yield dataclasses.replace(source, module=module, name=name)
 
 
 def _length(model: nn.Module, workload: Workload) -> int | None:

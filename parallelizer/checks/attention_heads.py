@@ -9,16 +9,18 @@ key heads must divide by it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.diagnostics import Diagnostic, Related
 from parallelizer.plan import REPLICATE, Placement
+from parallelizer.simulate.layers import short_copy
 from parallelizer.styles.base import forward_names
 
 if TYPE_CHECKING:
@@ -83,11 +85,11 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     ):
         return
     wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
-    for call in _calls(state, state.workload):
+    for call, layers in _calls(state, state.workload):
         projection = _projection(call, state, split)
         for what, heads in (("query", call.queries), ("key-value", call.keys)):
             if projection is not None and heads % tp:
-                wrong.setdefault((what, heads), []).append((call.path, projection))
+                wrong.setdefault((what, heads), []).extend([(call.path, projection)] * layers)
     for (what, heads), places in wrong.items():
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
@@ -106,13 +108,24 @@ def _on_tp(placements: Mapping[str, Placement]) -> bool:
     return placements.get("tp", REPLICATE).dim is not None
 
 
-def _calls(state: Compilation, work: Workload) -> Iterable[_Call]:
-    """The attention calls of one forward on meta; none when the model does not run there."""
+def _calls(state: Compilation, work: Workload) -> Iterator[tuple[_Call, int]]:
+    """The attention calls of one forward on meta, each with the number of layers that it stands for; none when
+    the model does not run there.
+    """
+    short, run = short_copy(state.applications, state.model)
+    calls = _calls_of(short, work)
+    if calls is None and run is not None:  # a forward may count its layers
+        calls, run = _calls_of(copy.deepcopy(state.model), work), None
+    for call in calls or ():
+        yield call, 1 if run is None else len(list(run.stands_for(call.path)))
+
+
+def _calls_of(model: nn.Module, work: Workload) -> list[_Call] | None:
+    """The calls of one forward, which may leave things behind in the model; None when it does not run."""
     calls = _Calls()
-    names = forward_names(state.model)
+    names = forward_names(model)
     batch = {k: v for k, v in work.example(1, work.seq_len, "meta").items() if names is None or k in names}
     try:
-        model = copy.deepcopy(state.model)  # its forward may leave things behind
         for path, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
             module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
@@ -121,8 +134,8 @@ def _calls(state: Compilation, work: Workload) -> Iterable[_Call]:
     except Exception:
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
         # unknown.
-        return ()
-    return calls.found.values()
+        return None
+    return list(calls.found.values())
 
 
 def _projection(call: _Call, state: Compilation, split: Mapping[str, Application]) -> Application | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from parallelizer.diagnostics import Diagnostic, Related, Span
@@ -27,17 +28,32 @@ def check_layout_flow(setup: Setup, program: Program, model: nn.Module) -> tuple
     Nothing is followed on a mesh of data axes alone, whose ranks do the same with other tokens. Raises PlanError
     when the configured loss cannot be had.
     """
+    with following(setup, program, model) as findings:
+        return findings()
+
+
+@contextmanager
+def following(
+    setup: Setup, program: Program, model: nn.Module
+) -> Iterator[Callable[[], tuple[Diagnostic, ...]]]:
+    """As `check_layout_flow`, beside what runs inside: what is yielded waits for the findings."""
     from parallelizer.simulate.flow import follow, runs_alone
-    from parallelizer.simulate.world import in_children
+    from parallelizer.simulate.world import Children, in_children
 
     if program.mesh.size("cp", *TENSOR_AXES) == 1:
-        return ()
+        yield tuple
+        return
     given = program, model, setup.workload, setup.loss()
-    (flow,) = in_children([(follow, *given)])
-    alone = True
-    if flow.failure is not None:
-        (alone,) = in_children([(runs_alone, *given)])
-    return layout_flow(program, model, flow, runs_alone=alone)
+    with Children([(follow, *given)]) as children:
+
+        def findings() -> tuple[Diagnostic, ...]:
+            (flow,) = children.results()
+            alone = True
+            if flow.failure is not None:
+                (alone,) = in_children([(runs_alone, *given)])
+            return layout_flow(program, model, flow, runs_alone=alone)
+
+        yield findings
 
 
 def layout_flow(

@@ -25,7 +25,7 @@ def positions(state: Compilation) -> Iterator[Diagnostic]:
     if work is None or not any(p.is_meta for p in state.parameters.values()):
         return
     given = [name for name, buffer in state.plan.batch.items() if buffer.make == "positions"]
-    sources = position_sources(state.model, work, given)
+    sources = position_sources(state.model, work, given, state.applications)
     buffers = [name for name, _ in state.model.named_buffers()]
     listed = {name for glob in state.plan.buffers for name in parse_glob(glob).select(buffers)}
     yield from _too_short(sources, listed, work.seq_len, work.spans.get("seq_len"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from parallelizer.checks.layout_flow import check_layout_flow
+from parallelizer.checks.layout_flow import following
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.lints import lint
 from parallelizer.program import Program
@@ -32,17 +32,18 @@ def trace_step(
     may stand in this one.
     """
     torch.set_num_threads(1)  # an OpenMP region before a fork hangs the child
-    found: Findings = program.diagnostics
     flow: Findings = ()
     try:
-        flow = check_layout_flow(setup, program, model)
-        found = (*found, *flow)
-        step = trace_classes(program, model, setup.recipe(), rank)
-        return step, (*found, *lint(setup, program, model, step))
+        with following(setup, program, model) as findings:
+            try:
+                step = trace_classes(program, model, setup.recipe(), rank)
+            finally:
+                flow = findings()
+        return step, (*program.diagnostics, *flow, *lint(setup, program, model, step))
     except PlanError as error:
-        if has_errors(flow):  # what the plan is to blame for has been explained
-            return None, found
-        return None, (*program.diagnostics, *error.diagnostics)
+        # What the plan is to blame for has been explained.
+        more = flow if has_errors(flow) else error.diagnostics
+        return None, (*program.diagnostics, *more)
 
 
 def write(

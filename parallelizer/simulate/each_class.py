@@ -13,7 +13,7 @@ from parallelizer.simulate.classes import Likeness, RankClass
 from parallelizer.simulate.layers import longest_run
 from parallelizer.simulate.trace import Recipe, Trace, trace_ranks
 
-CHILDREN = 4
+CHILDREN = 3
 """Models that are traced at most. A class takes one, or two where equal layers are folded: so 405B keeps
 within its ten seconds.
 """

@@ -139,9 +139,12 @@ def _permuted(func: Any, args: Sequence[Any], ndim: int) -> list[int]:
 
 
 def _reshaped(before: Sequence[int], after: Sequence[int], dim: int) -> int | None:
-    """The dimension after a view that a shard of `dim` before it is a shard of: the first of its factors."""
+    """The dimension after a view that a shard of `dim` before it is a shard of: the first of its factors. None where
+    that cannot be told: a rank's only head is a factor of size 1, and so is a dimension that was put in.
+    """
     ahead = math.prod(before[:dim])
     for j, size in enumerate(after):
-        if math.prod(after[:j]) == ahead and (size > 1 or before[dim] == 1):
-            return j if before[dim] % size == 0 or size % before[dim] == 0 else None
+        if math.prod(after[:j]) == ahead and before[dim] > 1:
+            fits = before[dim] % size == 0 or size % before[dim] == 0
+            return j if fits and size > 1 else None
     return None

@@ -105,15 +105,7 @@ class Flow:
 
     def paths(self, path: str) -> Iterator[str]:
         """The paths in the whole model that a path in the followed one stands for."""
-        pattern, index = self.folded.split(path) if self.folded else (path, None)
-        if self.folded is None or index is None:
-            yield path
-        elif index == 1:  # the layers between the first and the last
-            for each in range(1, self.folded.count - SHORT + 2):
-                yield self.folded.join(pattern, each)
-        else:
-            last = self.folded.count - 1
-            yield self.folded.join(pattern, last if index == SHORT - 1 else index)
+        return iter((path,)) if self.folded is None else self.folded.stands_for(path)
 
 
 def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> Flow:

@@ -8,16 +8,17 @@ by collective and allocation by allocation. Where the two do not differ by one l
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from parallelizer.compiler import Application, Program
+from parallelizer.program import Application, Program
 
 T = TypeVar("T")
 SHORT = 3
@@ -48,12 +49,23 @@ class Run:
             return path, None
         return f"{prefix}*.{rest}", int(head) - self.first
 
+    def stands_for(self, path: str) -> Iterator[str]:
+        """The paths in the whole model that one in a model of SHORT layers stands for."""
+        pattern, index = self.split(path)
+        if index is None:
+            yield path
+        elif index == 1:  # the layers between the first and the last
+            for each in range(1, self.count - SHORT + 2):
+                yield self.join(pattern, each)
+        else:
+            yield self.join(pattern, self.count - 1 if index == SHORT - 1 else index)
+
     def join(self, path: str, index: int | None) -> str:
         """The inverse of `split`."""
         return path if index is None else path.replace("*", str(self.first + index), 1).rstrip(".")
 
 
-def longest_run(program: Program, model: nn.Module) -> Run | None:
+def longest_run(program: Iterable[Application], model: nn.Module) -> Run | None:
     """The longest run of equal layers, if tracing two short models costs less than the whole one."""
     styles: dict[str, list[Facts]] = {}
     for a in program:
@@ -123,6 +135,21 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, int | float | str | bool | torch.dtype):
         return value
     return type(value).__name__, id(value)
+
+
+def short_copy(program: Iterable[Application], model: nn.Module) -> tuple[nn.Module, Run | None]:
+    """A copy of the model with SHORT layers of its longest run, and that run; a whole copy and None without one."""
+    run = longest_run(program, model)
+    if run is None:
+        return copy.deepcopy(model), None
+    layers = list(model.get_submodule(run.container).children())
+    gone = range(run.first + SHORT - 1, run.first + run.count - 1)
+    memo: dict[int, Any] = {id(layers[i]): nn.Identity() for i in gone}
+    short = copy.deepcopy(model, memo)
+    container = short.get_submodule(run.container)
+    for _ in gone:
+        del container[gone.start]  # type: ignore[operator]
+    return short, run
 
 
 def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:

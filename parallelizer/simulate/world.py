@@ -23,28 +23,56 @@ class WorldError(RuntimeError):
     """The child ended without a result; the message holds its traceback."""
 
 
-def in_children(calls: Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]) -> list[Any]:
-    """Run each `(function, *args)` in a forked child of its own, side by side, and return what they return,
-    which must pickle.
+Calls = Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]
+"""Functions with their arguments."""
 
-    PlanError is raised again here with its diagnostics; anything else as WorldError. What they print goes to
-    stderr. No child outlives this call.
+
+class Children:
+    """A forked child for each call, side by side, from now on. As a context it kills on leaving it those whose results
+    nobody has taken.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    children = [_start(function, args) for function, *args in calls]
-    try:
-        answers = []
-        for pid, stream in children:
-            with stream:
-                answers.append((pid, stream.read()))
-    except BaseException:
-        for pid, _ in children:
-            os.kill(pid, signal.SIGKILL)
-        raise
-    finally:
+
+    def __init__(self, calls: Calls) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._children = [_start(function, args) for function, *args in calls]
+
+    def results(self) -> list[Any]:
+        """Wait for all, and return what they return, which must pickle.
+
+        PlanError is raised again here with its diagnostics; anything else as WorldError. What they print goes to
+        stderr. No child is left, whatever happens.
+        """
+        children, self._children = self._children, []
+        try:
+            answers = []
+            for _, stream in children:
+                with stream:
+                    answers.append(stream.read())
+        except BaseException:
+            _kill(children)
+            raise
         statuses = [os.waitpid(pid, 0)[1] for pid, _ in children]
-    return [_result(data, status) for (_, data), status in zip(answers, statuses, strict=True)]
+        return [_result(data, status) for data, status in zip(answers, statuses, strict=True)]
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _kill(self._children)
+        self._children = []
+
+
+def _kill(children: Sequence[tuple[int, BinaryIO]]) -> None:
+    for pid, stream in children:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        stream.close()
+
+
+def in_children(calls: Calls) -> list[Any]:
+    """Run each call in a child of its own, side by side, and return what they return: see `Children.results`."""
+    return Children(calls).results()
 
 
 def _start(function: Callable[..., Any], args: list[Any]) -> tuple[int, BinaryIO]:
