@@ -4,13 +4,14 @@ it returns, and which tensor goes from where to where."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from parallelizer.simulate.layers import SHORT, Run, shortened_copy
 from parallelizer.simulate.world import WorldError, in_children
 from parallelizer.step import forward
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
@@ -57,17 +58,52 @@ class Calls:
     returned_by: tuple[str, ...]
 
 
-def observe(model: nn.Module, workload: Workload) -> Calls | None:
-    """Run `model`, which is on meta and left as it is, once on two short rows in a child of this process.
+def observe(model: nn.Module, workload: Workload, run: Run | None = None) -> Calls | None:
+    """Run `model`, which is on meta and left as it is, once on two short rows in a child of this process. Of a run of
+    layers that its forward is known to treat alike a few stand for all.
 
     None when it does not run so: values decide its course, or it has an operator without a meta kernel.
     """
     try:
-        (calls,) = in_children([(_observe, model, workload)])
+        short = model if run is None else shortened_copy(model, run)
+        (calls,) = in_children([(_observe, short, workload)])
     except WorldError:
         return None
-    result: Calls = calls
+    result: Calls = calls if run is None else _in_every_layer(calls, run)
     return result
+
+
+def _in_every_layer(calls: Calls, run: Run) -> Calls:
+    """What was seen of a model of SHORT layers, as it is in the whole one."""
+    by_module = {path: call for short, call in calls.by_module.items() for path in run.stands_for(short)}
+    journeys = [each for journey in calls.journeys for each in _journeys(journey, run)]
+    returned = tuple(path for short in calls.returned_by for path in list(run.stands_for(short))[-1:])
+    return Calls(by_module, tuple(journeys), returned)
+
+
+def _journeys(journey: Journey, run: Run) -> Iterator[Journey]:
+    """A journey between layers behind the first happens again from every one of them to the next; one through all
+    layers goes through all of them.
+    """
+    paths = [*(p.module for p in journey.passages), *journey.read_in]
+    indices = {index for path in paths if (index := run.split(path)[1]) is not None}
+    if len(indices) == SHORT:
+        passages = [replace(p, module=each) for p in journey.passages for each in run.stands_for(p.module)]
+        order = {p.module: run.split(p.module)[1] or 0 for p in passages}
+        passages.sort(key=lambda p: order[p.module])
+        yield Journey(tuple(passages), frozenset(e for path in journey.read_in for e in run.stands_for(path)))
+        return
+    for more in range(run.count - SHORT + 1 if 1 in indices and 0 not in indices else 1):
+
+        def moved(path: str, more: int = more) -> str:
+            pattern, index = run.split(path)
+            if index is None:
+                return path
+            last = index == SHORT - 1 and 1 not in indices
+            return run.join(pattern, run.count - 1 if last else index + more)
+
+        along = tuple(replace(p, module=moved(p.module)) for p in journey.passages)
+        yield Journey(along, frozenset(moved(path) for path in journey.read_in))
 
 
 def _observe(model: nn.Module, workload: Workload) -> Calls:

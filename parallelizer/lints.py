@@ -67,7 +67,7 @@ class Traced:
 
 def lint(setup: Setup, program: Program, model: nn.Module, trace: Trace) -> tuple[Diagnostic, ...]:
     """Every finding about one traced step; `model` is on meta and left as it is."""
-    calls = observe(model, setup.workload)
+    calls = observe(model, setup.workload, trace.folded)
     span = setup.origins.span("optim.fused") or setup.origins.span("optim")
     return findings(Traced(program, model, trace, calls, setup.workload.accumulate, setup.optim, span))
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.calls import Call, Passage, observe
+from parallelizer.calls import Call, Journey, Passage, observe
+from parallelizer.simulate.layers import longest_run
 from parallelizer.workload import Entry, Workload
+from tests.simulate.setups import GPT, LLAMA, setup_of
 
 WORKLOAD = Workload({"x": Entry(("batch", "sequence", 8), "float32")}, 2, 4)
 
@@ -78,3 +83,22 @@ class ByValue(nn.Module):
 
 def test_a_model_whose_course_depends_on_values_tells_nothing() -> None:
     assert observe(on_meta(ByValue), WORKLOAD) is None
+
+
+@pytest.mark.parametrize("configured", [LLAMA, GPT], ids=["llama", "gpt"])
+def test_a_few_layers_stand_for_all_of_a_run(configured: tuple[str, ...]) -> None:
+    depth = "model.depth=9" if configured is GPT else "model.n_layers=9"
+    setup = setup_of(*configured, depth)
+    model = setup.build_model()
+    run = longest_run((), model)
+    assert run is not None
+    whole, few = observe(model, setup.workload), observe(model, setup.workload, run)
+    assert whole is not None and few is not None
+    assert few.by_module == whole.by_module
+    assert few.returned_by == whole.returned_by
+    assert Counter(map(by_border, few.journeys)) == Counter(map(by_border, whole.journeys))
+
+
+def by_border(journey: Journey) -> tuple[object, ...]:
+    """A journey without the order of its borders where it goes through many layers."""
+    return frozenset(journey.passages), journey.read_in

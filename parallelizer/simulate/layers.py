@@ -142,6 +142,11 @@ def short_copy(program: Iterable[Application], model: nn.Module) -> tuple[nn.Mod
     run = longest_run(program, model)
     if run is None:
         return copy.deepcopy(model), None
+    return shortened_copy(model, run), run
+
+
+def shortened_copy(model: nn.Module, run: Run) -> nn.Module:
+    """A copy of the model with SHORT layers of a run, without having copied the others."""
     layers = list(model.get_submodule(run.container).children())
     gone = range(run.first + SHORT - 1, run.first + run.count - 1)
     memo: dict[int, Any] = {id(layers[i]): nn.Identity() for i in gone}
@@ -149,7 +154,7 @@ def short_copy(program: Iterable[Application], model: nn.Module) -> tuple[nn.Mod
     container = short.get_submodule(run.container)
     for _ in gone:
         del container[gone.start]  # type: ignore[operator]
-    return short, run
+    return short
 
 
 def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:
