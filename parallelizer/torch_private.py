@@ -239,14 +239,22 @@ class _RealIndices(TorchDispatchMode):
     in whole numbers, as `Shard` has it.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-        fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+        super().__init__()
+        self._fake, self._without = FakeTensor, unset_fake_temporarily
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Nearly every operator has a fake tensor first: those are let through at once.
+        if args and isinstance(args[0], self._fake):
+            return func(*args, **kwargs)
+        fake = any(isinstance(leaf, self._fake) for leaf in tree_leaves((args, kwargs)))
         if fake or _caller("local_shard_size_and_offset", 24) is None:
-            return func(*args, **(kwargs or {}))
-        with unset_fake_temporarily():
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+        with self._without():
+            return func(*args, **kwargs)
 
 
 def _caller(name: str, depth: int) -> types.FrameType | None:
