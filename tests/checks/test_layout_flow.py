@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,11 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SPLIT = ("tp", "cp")
 PRESETS = sorted(p.stem for p in (CONFIGS / "parallel").glob("*.yaml") if any(a in p.stem for a in SPLIT))
 NORMS = ("layers.*.attention_norm", "layers.*.ffn_norm", "norm")
+
+
+def slowly(cases: Sequence[Any], *quick: Any) -> list[Any]:
+    """The cases, all but some of which only the whole run has."""
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def found(*overrides: str, small: bool = True) -> tuple[Diagnostic, ...]:
@@ -41,7 +48,7 @@ def marked(diagnostic: Diagnostic, overrides: tuple[str, ...] = ()) -> str:
     return lines[span.line - 1][span.column - 1 : span.end_column - 1]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", slowly(PRESETS, "tp2", "cp2_tp2"))
 @pytest.mark.parametrize("plan", ["llama", "llama_tp"])
 def test_every_shipped_plan_is_clean_on_every_preset(preset: str, plan: str) -> None:
     model = ("model=llama3_8b", "model.n_layers=2") if "8" in preset else ("model=llama_debug",)
@@ -54,20 +61,23 @@ def test_biases_fused_projections_and_tied_weights_are_clean(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        ("layers.*: checkpoint",),
-        ("layers.*.attention: none",),
-        ("layers.*.feed_forward: none",),
-        ("norm: replicate",),
-        ("layers.*.attention_norm: {style: sequence, local: true}",),
-        ("output: {style: colwise, input: replicate, output: replicate}",),
-        ("tok_embeddings: {style: colwise, input: replicate, output: stream}",),  # columns to rows: no gather
-    ],
-    ids=" ".join,
+    "written",
+    slowly(
+        [
+            "layers.*: checkpoint",
+            "layers.*.attention: none",
+            "layers.*.feed_forward: none",
+            "norm: replicate",
+            "layers.*.attention_norm: {style: sequence, local: true}",
+            "output: {style: colwise, input: replicate, output: replicate}",
+            "tok_embeddings: {style: colwise, input: replicate, output: stream}",  # columns to rows: no gather
+        ],
+        "layers.*.attention: none",
+        "tok_embeddings: {style: colwise, input: replicate, output: stream}",
+    ),
 )
-def test_other_ways_to_write_the_same_are_clean(overrides: tuple[str, ...]) -> None:
-    assert found("parallel=tp2", *map(rule, overrides)) == ()
+def test_other_ways_to_write_the_same_are_clean(written: str) -> None:
+    assert found("parallel=tp2", rule(written)) == ()
 
 
 def test_a_mesh_of_data_axes_is_not_followed() -> None:
@@ -75,7 +85,9 @@ def test_a_mesh_of_data_axes_is_not_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    "dropped", [c for n in (1, 2, 3) for c in itertools.combinations(NORMS, n)], ids=" ".join
+    "dropped",
+    slowly([c for n in (1, 2, 3) for c in itertools.combinations(NORMS, n)], ("norm",), NORMS),
+    ids=" ".join,
 )
 def test_exactly_the_norms_without_a_rule_are_named(dropped: tuple[str, ...]) -> None:
     rules = "rules=[" + ",".join(f'"{norm}: none"' for norm in dropped) + "]"
