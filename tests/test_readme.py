@@ -22,6 +22,9 @@ QUICK = {
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
     "benchmarks/any_size.py": ["--help"],
+    "tests.hostile": ["--help"],
+    "tests.fuzz": ["--help"],
+    "tests.typos": ["--help"],
 }
 """What makes a benchmark short here; the long ones have their arguments read, and tests of their own for what
 they measure.
