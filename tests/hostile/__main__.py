@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from tests.hostile.report import probed, summary
@@ -9,7 +10,9 @@ from tests.hostile.report import probed, summary
 
 def main() -> int:
     """Run every attack and print what came of them."""
-    results = probed()
+    parser = argparse.ArgumentParser("python -m tests.hostile", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="each attack in one place only")
+    results = probed(thorough=not parser.parse_args().quick)
     text, failed = summary(results)
     print(text)
     return int(failed)
