@@ -90,7 +90,7 @@ def _used(
         watch.adopt(model, batch, given)
         with torch.no_grad(), watch:
             model(**batch)
-    except Exception:
+    except (Exception, SystemExit):
         # What keeps a model from running is the trace's to tell; here it means that nothing is known.
         return None
     return list(watch.used)

@@ -131,7 +131,7 @@ def _calls_of(model: nn.Module, work: Workload) -> list[_Call] | None:
             module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
         with torch.no_grad(), calls:
             model(**batch)
-    except Exception:
+    except (Exception, SystemExit):
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
         # unknown.
         return None

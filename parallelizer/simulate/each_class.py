@@ -14,8 +14,8 @@ from parallelizer.simulate.layers import longest_run
 from parallelizer.simulate.trace import Recipe, Trace, trace_ranks
 
 CHILDREN = 3
-"""Models that are traced at most. A class takes one, or two where equal layers are folded: so 405B keeps
-within its ten seconds.
+"""Models that are traced at most, or one more. A class takes one, or two where equal layers are folded: so 405B
+keeps within its ten seconds.
 """
 
 
@@ -49,11 +49,15 @@ def worst(trace: Trace) -> tuple[int, RankClass | None]:
 
 def _chosen(likeness: Likeness, rank: int, number: int) -> list[int]:
     """`rank`, and the smallest ranks of other classes: those that hold most, the lowest ranks first, whose
-    part of a sequence has the longest blocks of attention.
+    part of a sequence has the longest blocks of attention. The class that holds most is among them in any case.
     """
     own = likeness.kind(rank)
-    others = [c for c in likeness.classes() if likeness.kind(c.rank) != own]
+    classes = likeness.classes()
+    held = next(c.parameters_bytes for c in classes if likeness.kind(c.rank) == own)
+    others = [c for c in classes if likeness.kind(c.rank) != own]
     others.sort(key=lambda c: (-c.parameters_bytes, c.rank))
+    if others and others[0].parameters_bytes > held:
+        number = max(number, 2)
     return [rank, *(c.rank for c in others[: number - 1])]
 
 

@@ -82,6 +82,7 @@ def test_a_sweep_over_presets(here: Path) -> None:
     assert OmegaConf.load(folder / "1" / ".hydra" / "config.yaml").parallel.mesh.tp == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_over_plans(here: Path) -> None:
     ended = typed("-m", *RUN, "parallel=tp2", "plan=llama,llama_tp", cwd=here)
     assert ended.status == 0, ended.err
@@ -127,6 +128,7 @@ def test_info_prints_the_defaults_list(here: Path) -> None:
     assert entries(here) == []
 
 
+@pytest.mark.slow
 def test_the_shell_completes() -> None:
     """As Hydra's users set it up, with the bash function that the recipe prints."""
     line = "python recipes/train.py parallel=fsdp2"

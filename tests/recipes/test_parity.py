@@ -26,9 +26,10 @@ PRESETS = {
 """The presets that one machine can run, by their number of ranks."""
 
 CASES = [
-    pytest.param(preset, plan, id=f"{preset}-{plan}", marks=pytest.mark.slow if ranks > 8 else ())
+    pytest.param(preset, plan, id=f"{preset}-{plan}", marks=pytest.mark.slow if slow else ())
     for preset, ranks in PRESETS.items()
     for plan in PLANS
+    for slow in [ranks > 8 or (plan == "llama_tp" and preset != "tp2")]
 ]
 
 pytestmark = pytest.mark.ranks
@@ -52,6 +53,7 @@ def worst(got: list[float], expected: list[float]) -> float:
     return max(abs(a - b) / abs(b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

@@ -59,6 +59,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path: Path) ->
     assert losses(tmp_path / "a")[0] != losses(tmp_path / "c")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["single", "fsdp2_tp2"])
 def test_accumulation_changes_memory_and_nothing_else(preset: str, tmp_path: Path) -> None:
     for parts in (1, 4):

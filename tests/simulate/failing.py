@@ -71,10 +71,13 @@ class Layer(nn.Module):
         raise SystemExit(0)
 
     def dies(self, y: Tensor) -> Tensor:
-        os._exit(0)
+        if not y.is_meta:  # where the compiler looks, in the test's own process
+            os._exit(0)
+        return y
 
     def killed(self, y: Tensor) -> Tensor:
-        os.kill(os.getpid(), signal.SIGKILL)
+        if not y.is_meta:
+            os.kill(os.getpid(), signal.SIGKILL)
         return y
 
 
