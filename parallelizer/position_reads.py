@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +90,7 @@ def _used(
     watch = _Watch(length)
     try:
         watch.adopt(model, batch, given)
-        with torch.no_grad(), watch:
+        with torch.no_grad(), redirect_stdout(sys.stderr), watch:  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):
         # What keeps a model from running is the trace's to tell; here it means that nothing is known.

@@ -9,7 +9,9 @@ key heads must divide by it.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +131,7 @@ def _calls_of(model: nn.Module, work: Workload) -> list[_Call] | None:
         for path, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
             module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
-        with torch.no_grad(), calls:
+        with torch.no_grad(), redirect_stdout(sys.stderr), calls:  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
