@@ -140,11 +140,12 @@ def _permuted(func: Any, args: Sequence[Any], ndim: int) -> list[int]:
 
 def _reshaped(before: Sequence[int], after: Sequence[int], dim: int) -> int | None:
     """The dimension after a view that a shard of `dim` before it is a shard of: the first of its factors. None where
-    that cannot be told: a rank's only head is a factor of size 1, and so is a dimension that was put in.
+    that cannot be told: in `[1, 128]` out of 128 the first may be a rank's only head, or a dimension put in.
     """
     ahead = math.prod(before[:dim])
     for j, size in enumerate(after):
-        if math.prod(after[:j]) == ahead and before[dim] > 1:
+        if math.prod(after[:j]) == ahead and size > 1:
+            alone = size == before[dim] and j > 0 and after[j - 1] == 1 and math.prod(after[: j - 1]) == ahead
             fits = before[dim] % size == 0 or size % before[dim] == 0
-            return j if fits and size > 1 else None
+            return j if fits and not alone else None
     return None
