@@ -146,11 +146,11 @@ def test_suggestions_differ_in_what_they_match_and_are_three_at_most() -> None:
 
 
 def test_a_suggestion_may_be_looked_for_among_many_alternatives() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert suggest("layers.{0..4095}.zzz", LLAMA) == []
     assert suggest("**.*{0..4095}*.zzz", LLAMA) == []
     assert suggest("zzz." * 249 + "zzz", LLAMA) == []
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
 
 
 @settings(max_examples=150, deadline=None)
