@@ -8,6 +8,7 @@ from contextlib import contextmanager
 PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 _current = ""
+_begun = 0
 # A plain global and not a context variable: backward may run in a thread of its own.
 
 
@@ -16,11 +17,17 @@ def current() -> str:
     return _current
 
 
+def begun() -> int:
+    """How many phases have begun in this process: tells one backward from the next of accumulated parts."""
+    return _begun
+
+
 @contextmanager
 def phase(name: str) -> Iterator[None]:
     """Mark what runs inside as one phase of the step."""
-    global _current
+    global _current, _begun
     before, _current = _current, name
+    _begun += 1
     try:
         yield
     finally:

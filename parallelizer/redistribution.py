@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
@@ -44,7 +44,7 @@ Path = tuple[Hop, ...]
 class Move:
     """A tensor moved in several hops that send. `path` was taken; `cheaper` is one that sends less, if torch's
     planner knows one. `before` and `after` read `ep=shard(0), tp=partial`; `module` is filled in by who knows
-    what is running.
+    what is running. `turn` is as in a ledger's entry.
     """
 
     phase: str
@@ -54,6 +54,7 @@ class Move:
     after: str
     path: Path
     cheaper: Path | None
+    turn: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _tell(
     if less is None and sum(hop.kind != "split" for hop in hops) < 2:
         return
     before, after = (_written(s.placements, source.mesh) for s in (source, target))
-    watcher(Move(phase.current(), "", _names(source.mesh), before, after, hops, less))
+    watcher(Move(phase.current(), "", _names(source.mesh), before, after, hops, less, phase.begun()))
 
 
 def _hops(source: Any, path: Sequence[Any]) -> Path:

@@ -21,6 +21,7 @@ from torch import nn
 from parallelizer.program import Application, Program
 
 T = TypeVar("T")
+Token = tuple[Any, int | None]  # what an item is, and of which layer
 SHORT = 3
 """Layers of the shorter model: a first, a last and one between them, since FSDP treats the ends
 differently.
@@ -209,10 +210,13 @@ class Look:
 def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *, backward: bool) -> list[T]:
     """The recording of `layers` layers from those of SHORT and SHORT + 1. In backward, layers count from the
     end.
+
+    One more layer adds to one place, or to two, of which the second belongs to no layer: what each layer has
+    left behind is freed at the end.
     """
     extra = layers - (SHORT + 1)
 
-    def token(item: T, count: int) -> tuple[Any, int | None]:
+    def token(item: T, count: int) -> Token:
         index = look.index(item)
         if index is not None and backward:
             index = count - 1 - index
@@ -220,28 +224,53 @@ def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *,
 
     a = [token(i, SHORT) for i in short]
     b = [token(i, SHORT + 1) for i in longer]
-    same = 0
-    while same < min(len(a), len(b)) and a[same] == b[same]:
-        same += 1
-    rest = len(a) - same
-    if len(b) < len(a) or any(not _follows(x, y) for x, y in zip(a[same:], b[len(b) - rest :], strict=True)):
-        raise NotPeriodic
+    added, left_behind = _added(a, b)
 
-    def place(item: T, tok: tuple[Any, int | None], by: int) -> T:
+    def place(item: T, tok: Token, by: int) -> T:
         if tok[1] is None:
             return item
         index = tok[1] + by
         return look.moved(item, layers - 1 - index if backward else index)
 
-    end = len(b) - rest
-    result = [place(i, t, 0) for i, t in zip(longer[:end], b[:end], strict=True)]
+    def part(of: slice, by: int) -> list[T]:
+        return [place(i, t, by) for i, t in zip(longer[of], b[of], strict=True)]
+
+    result = part(slice(added.stop), 0)
     for by in range(1, extra + 1):
-        result += [place(i, t, by) for i, t in zip(longer[same:end], b[same:end], strict=True)]
-    result += [place(i, t, extra) for i, t in zip(longer[end:], b[end:], strict=True)]
-    return result
+        result += part(added, by)
+    result += part(slice(added.stop, left_behind.stop), extra)
+    for _ in range(extra):
+        result += longer[left_behind]
+    return result + part(slice(left_behind.stop, None), extra)
 
 
-def _follows(x: tuple[Any, int | None], y: tuple[Any, int | None]) -> bool:
+def _added(a: Sequence[Token], b: Sequence[Token]) -> tuple[slice, slice]:
+    """Where b has more than a: the items of one more layer, and further on more items of none, often nothing."""
+    more = len(b) - len(a)
+    if more < 0:
+        raise NotPeriodic
+    same = 0
+    while same < len(a) and a[same] == b[same]:
+        same += 1
+    behind = 0
+    while behind < len(a) - same and _follows(a[-1 - behind], b[-1 - behind]):
+        behind += 1
+    between, end = a[same : len(a) - behind], len(b) - behind
+    found = []
+    for count in range(more + 1):
+        added, left_behind = slice(same, same + count), slice(end - (more - count), end)
+        as_before = same >= count and all(map(_follows, b[same - count : same], b[added]))
+        of_no_layer = all(index is None for _, index in b[left_behind])
+        once_more = b[left_behind] == b[end : end + more - count]
+        if as_before and of_no_layer and once_more:
+            if all(map(_follows, between, b[added.stop : left_behind.start])):
+                found.append((added, left_behind))
+    if len(found) != 1:
+        raise NotPeriodic
+    return found[0]
+
+
+def _follows(x: Token, y: Token) -> bool:
     """Whether y is x one layer further."""
     return x[0] == y[0] and (y[1] is None if x[1] is None else y[1] == x[1] + 1)
 
@@ -252,12 +281,12 @@ Outline = Callable[[Sequence[T], Sequence[T]], list[T]]
 def stretch_phases(
     short: Sequence[T],
     longer: Sequence[T],
-    phase_of: Callable[[T], str],
+    phase_of: Callable[[T], tuple[str, int]],
     look: Look,
     layers: int,
     outline: Outline[T] | None = None,
 ) -> list[T]:
-    """As `stretch`, phase by phase. `outline` makes what it can of a phase outside forward and backward that
+    """As `stretch`, phase by phase; `phase_of` tells a phase's name and which of that name it is. `outline` makes what it can of a phase outside forward and backward that
     is not periodic: an operator over all parameters at once grows with the layers instead of coming once
     more.
     """
@@ -265,7 +294,7 @@ def stretch_phases(
     if [p for p, _ in a] != [p for p, _ in b]:
         raise NotPeriodic
     result: list[T] = []
-    for (name, x), (_, y) in zip(a, b, strict=True):
+    for ((name, _), x), (_, y) in zip(a, b, strict=True):
         try:
             result += stretch(x, y, look, layers, backward=name == "backward")
         except NotPeriodic:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -63,6 +63,9 @@ class Entry:
     that lies outside its unit and before it (backward's prefetch; forward's if it was asked for), and a
     reduction of gradients behind which another module still runs in backward. On a device with streams those
     run beside computation.
+
+    `turn` numbers the phases of the process, where accumulated parts have several of one name; it is no part
+    of what two entries are compared by.
     """
 
     phase: str
@@ -75,11 +78,12 @@ class Entry:
     module: str
     rule: tuple[str, str, int] | None
     overlapped: bool
+    turn: int = field(default=0, compare=False, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of the documented form."""
         rule = {"key": self.rule[0], "file": self.rule[1], "line": self.rule[2]} if self.rule else None
-        return {**self.__dict__, "rule": rule}
+        return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
 
 
 def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -197,6 +201,7 @@ class Ledger(TorchDispatchMode):
                 module,
                 rule,
                 False,
+                phase.begun(),
             )
         )
 

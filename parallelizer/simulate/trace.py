@@ -187,13 +187,18 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
         index=lambda x: split(x.module)[1],
         moved=lambda x, index: dataclasses.replace(x, module=join(split(x.module)[0], index)),
     )
-    ledger = stretch_phases(short.ledger, longer.ledger, lambda e: e.phase, look, run.count)
+    ledger = stretch_phases(short.ledger, longer.ledger, lambda e: (e.phase, e.turn), look, run.count)
     more = run.count - SHORT
     changes = stretch_phases(
-        short.changes, longer.changes, lambda c: c.phase, look, run.count, lambda a, b: outline(a, b, more)
+        short.changes,
+        longer.changes,
+        lambda c: (c.phase, 0),  # allocations come in every phase
+        look,
+        run.count,
+        lambda a, b: outline(a, b, more),
     )
     before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
-    moves = stretch_phases(short.moves, longer.moves, lambda m: m.phase, look, run.count)
+    moves = stretch_phases(short.moves, longer.moves, lambda m: (m.phase, m.turn), look, run.count)
     return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -88,7 +89,12 @@ def check_stack(
 ranks = st.floats(0, 1, exclude_max=True)
 
 
+# What FSDP keeps of each unit until the end of backward, and two backwards without a collective between them.
+REPLICATED: tuple[Any, ...] = ({"dp_replicate": 2}, {"train.accumulate": 2}, "", 0.0)
+
+
 @settings(max_examples=3, deadline=None)
+@example(8, *REPLICATED)
 @given(st.integers(8, 10), meshes, options, checkpoints, ranks)
 def test_folded_is_unfolded(
     depth: int, mesh: dict[str, int], options: dict[str, object], checkpoint: str, rank: float
@@ -264,7 +270,8 @@ words = st.lists(st.sampled_from("abcdef"), max_size=4)
 
 def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: bool) -> list[Item]:
     """A forward or a backward of that many layers: what comes before and behind, the ends with something of
-    their own, and in each layer something for one further on, as a prefetch is.
+    their own, in each layer something for one further on, as a prefetch is, and what is freed at the end for
+    each layer.
     """
     order = list(range(layers))[:: -1 if backward else 1]
     items = [Item(w) for w in parts["before"]]
@@ -275,20 +282,22 @@ def recorded(layers: int, parts: dict[str, list[str]], ahead: int, backward: boo
             items += [Item(w, order[place + ahead]) for w in parts["ahead"]]
         items += [Item("between")] * len(parts["between"])
         items += [Item("last", layer)] * (place == layers - 1) * len(parts["last"])
-    return items + [Item(w) for w in parts["behind"]]
+    return items + [Item("freed")] * (layers * len(parts["freed"])) + [Item(w) for w in parts["behind"]]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(
     st.fixed_dictionaries(
-        dict.fromkeys(("before", "first", "each", "ahead", "between", "last", "behind"), words)
+        dict.fromkeys(("before", "first", "ahead", "between", "last", "freed", "behind"), words)
+        | {"each": words.filter(bool)}
     ),
     st.integers(5, 20),
     st.integers(0, 1),
     st.booleans(),
 )
 @example(
-    {k: [] for k in ("before", "first", "ahead", "between", "last", "behind")} | {"each": ["a", "a"]},
+    {k: [] for k in ("before", "first", "ahead", "between", "last", "freed", "behind")}
+    | {"each": ["a", "a"]},
     7,
     1,
     True,
