@@ -262,9 +262,9 @@ def _added(a: Sequence[Token], b: Sequence[Token]) -> tuple[slice, slice]:
         as_before = same >= count and all(map(_follows, b[same - count : same], b[added]))
         of_no_layer = all(index is None for _, index in b[left_behind])
         once_more = b[left_behind] == b[end : end + more - count]
-        if as_before and of_no_layer and once_more:
-            if all(map(_follows, between, b[added.stop : left_behind.start])):
-                found.append((added, left_behind))
+        aligned = all(map(_follows, between, b[added.stop : left_behind.start]))
+        if as_before and of_no_layer and once_more and aligned:
+            found.append((added, left_behind))
     if len(found) != 1:
         raise NotPeriodic
     return found[0]
@@ -286,9 +286,9 @@ def stretch_phases(
     layers: int,
     outline: Outline[T] | None = None,
 ) -> list[T]:
-    """As `stretch`, phase by phase; `phase_of` tells a phase's name and which of that name it is. `outline` makes what it can of a phase outside forward and backward that
-    is not periodic: an operator over all parameters at once grows with the layers instead of coming once
-    more.
+    """As `stretch`, phase by phase; `phase_of` tells a phase's name and which of that name it is. `outline`
+    makes what it can of a phase outside forward and backward that is not periodic: an operator over all
+    parameters at once grows with the layers instead of coming once more.
     """
     a, b = (([(p, list(g)) for p, g in itertools.groupby(items, key=phase_of)]) for items in (short, longer))
     if [p for p, _ in a] != [p for p, _ in b]:
