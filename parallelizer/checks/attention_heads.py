@@ -77,7 +77,7 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
     split = {
         a.module: a
         for a in state.applications
-        if a.slot == "params" and any(_on_tp(p) for p in a.params.values())
+        if a.slot == "params" and any(_on_tp(p) for p in a.params.values()) and _hands_on_parts(a)
     }
     if (
         tp == 1
@@ -104,6 +104,12 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
             f"tp may be {', '.join(legal)}",
             related=(Related(projection.rule.span, "this rule splits its projections"),),
         )
+
+
+def _hands_on_parts(a: Application) -> bool:
+    """Whether what comes out is split by features: not that of `rowwise`, nor what is gathered."""
+    flow = a.options.get("output", {}).get("")
+    return a.style != "rowwise" and (flow is None or flow.wanted is None or flow.wanted.kind != "replicate")
 
 
 def _on_tp(placements: Mapping[str, Placement]) -> bool:

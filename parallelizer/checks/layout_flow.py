@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from parallelizer.setup import Setup
     from parallelizer.simulate.flow import Arrival, Failure, Flow, Unreduced
     from parallelizer.simulate.varying import EqualSum, Operand
+    from parallelizer.simulate.whole import WholeNeeded
 
 T = TypeVar("T")
 OPTIONS = ("output", "layout", "input", "grad")
@@ -64,6 +65,7 @@ def layout_flow(
     """
     report = _Report(program, model, flow)
     found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions(), *report.fused()]
+    found += report.wholes()
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
         if not found or not runs_alone:
@@ -217,6 +219,36 @@ class _Report:
                 self._span(first.projection, None, ("output",)),
                 f"write `packed: [{parts}]`, which splits each part by itself",
             )
+
+    def wholes(self) -> Iterator[Diagnostic]:
+        def alike(w: WholeNeeded) -> Hashable:
+            return self._key(w.since, w.axis), w.axis, w.operator, w.dim, w.written
+
+        for same in _grouped(self.flow.wholes, alike):
+            first, where = same[0], self._folded(w.module for w in same)
+            shape = f"[{', '.join(map(str, first.shape))}]"
+            if first.dim is None:
+                message = f"`{first.operator}` in {where} uses a sum over {first.axis} of which each rank holds only its term"
+                help_text = f"add them up before: `input: partial -> replicate` with `axis: {first.axis}` on what comes next"
+            else:
+                message = (
+                    f"`{first.operator}` in {where} needs dimension {first.dim} of {shape} whole, and each rank of "
+                    f"{first.axis} has its part of it"
+                )
+                help_text = self._whole_before(first)
+            began = self._since(first.since, first.axis)
+            around = self._span(first.module, first.axis, ("input", "layout"))
+            span = around or (began[0].span if began else self._context_span())
+            written = (Related(first.written, "here"),) if first.written else ()
+            related = tuple(r for r in began if r.span != span)
+            yield Diagnostic("needs-whole", message, span, help_text, related=(*written, *related))
+
+    def _whole_before(self, needed: WholeNeeded) -> str:
+        lies = f"shard({needed.dim}) -> replicate"
+        if needed.axis == "cp":
+            return f"context parallelism carries attention over the cut, and nothing else: gather it before (`{lies}`)"
+        began = self._folded([needed.since]) or "the root"
+        return f"let {began} hand on the whole (`output: replicate`), or gather it before (`{lies}`)"
 
     def _rule_of(self, module: str) -> Hashable:
         own = self._application(module, None)

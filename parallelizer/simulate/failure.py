@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -88,11 +91,29 @@ def remedy(error: BaseException) -> str:
 def written_at(error: BaseException) -> Span | None:
     """The innermost expression of somebody else's code than torch's and ours that the error came through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(("<", *_OURS)) or frame.lineno is None:
-            continue
-        path = os.path.relpath(frame.filename)
-        file = frame.filename if path.startswith("..") else path
-        if frame.colno is None or frame.end_colno is None or frame.end_lineno != frame.lineno:
-            return Span(file, frame.lineno)
-        return Span(file, frame.lineno, frame.colno + 1, frame.end_colno + 1)
+        if not frame.filename.startswith(("<", *_OURS)) and frame.lineno is not None:
+            return _span(frame.filename, frame.lineno, frame.end_lineno, frame.colno, frame.end_colno)
     return None
+
+
+def written_here() -> Span | None:
+    """As `written_at`, of what is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(("<", *_OURS)):
+            line, end, start, stop = next(
+                itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+            )
+            return _span(frame.f_code.co_filename, line or frame.f_lineno, end, start, stop)
+        frame = frame.f_back
+    return None
+
+
+def _span(file: str, line: int, end: int | None, start: int | None, stop: int | None) -> Span:
+    path = os.path.relpath(file)
+    file = file if path.startswith("..") else path
+    return (
+        Span(file, line)
+        if start is None or stop is None or end != line
+        else Span(file, line, start + 1, stop + 1)
+    )

@@ -20,7 +20,14 @@ from parallelizer.program import Program
 from parallelizer.simulate.varying import Varying
 
 _MARK = "_parallelizer_features"
-_TAKEN_APART = ("aten::split", "aten::split_with_sizes", "aten::unbind", "aten::select", "aten::slice")
+_TAKEN_APART = (
+    "aten::split",
+    "aten::split_with_sizes",
+    "aten::unbind",
+    "aten::select",
+    "aten::slice",
+    "aten::glu",
+)
 _SAME = ("aten::clone", "aten::_to_copy", "aten::contiguous", "aten::alias", "aten::detach")
 _RESHAPED = ("aten::view", "aten::_unsafe_view", "aten::unsqueeze", "aten::squeeze", "aten::reshape")
 
@@ -76,6 +83,8 @@ class Features:
     ) -> None:
         if name in ("aten::unbind", "aten::select"):
             sizes = (1,) * whole.shape[dim] if name == "aten::unbind" else ()
+        elif name == "aten::glu":
+            sizes = (1, 1)
         else:
             sizes = tuple(t.shape[dim] for t in made)
             if sizes == (whole.shape[dim],):
@@ -121,10 +130,10 @@ def _ratios(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _dim(func: Any, args: Sequence[Any]) -> int:
-    """The `dim` that an operator was called with."""
-    for argument, value in zip(func._schema.arguments, args, strict=False):
+    """The `dim` that an operator works along."""
+    for index, argument in enumerate(func._schema.arguments):
         if argument.name == "dim":
-            return int(value)
+            return int(args[index] if index < len(args) else argument.default_value)
     return 0
 
 

@@ -38,6 +38,7 @@ from parallelizer.simulate.modules import Running
 from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
 from parallelizer.simulate.sequence import LocalPositions, watch_sequence
 from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.whole import WholeNeeded, watch_wholes
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
@@ -100,6 +101,7 @@ class Flow:
     positions: list[LocalPositions] = field(default_factory=list)
     attentions: list[str] = field(default_factory=list)
     taken_apart: list[TakenApart] = field(default_factory=list)
+    wholes: list[WholeNeeded] = field(default_factory=list)
     failure: Failure | None = None
     folded: Run | None = None
 
@@ -157,6 +159,7 @@ class _Step:
                 self._staged("forward"),
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
                 watch_features(self.program, self.model, varying) as taken_apart,
+                watch_wholes(self.program, self.model, batch, varying) as wholes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions
@@ -164,6 +167,7 @@ class _Step:
                 output = forward(self.model, batch)
             with self._staged("loss"):
                 total, _ = loss(output, batch)
+            self.flow.wholes = wholes.reaching(total)
             self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
             with self._staged("backward"):
                 total.backward()

@@ -72,6 +72,8 @@ class Varying(TorchDispatchMode):
         self.axes, self.watched = axes, frozenset(axes.values())
         self.where, self.summed = where, summed
         self.operator = ""
+        self.marks: dict[str, str] = {}
+        """What a watcher says of the operator being run: handed on like tags, to tell what its result comes into."""
         self._operands: list[torch.Tensor] = []
         self.ranks: dict[str, tuple[int, ...]] = {}
         # Written through a view: whoever looks at the same memory sees it. Held, so that no address is reused.
@@ -135,6 +137,8 @@ class Varying(TorchDispatchMode):
         tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
         for watcher in self.watchers if name not in _SHAPE_ONLY else ():
             watcher(func, args, read, _tensors(result))
+        if self.marks:
+            tags, self.marks = {**tags, **self.marks}, {}
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
         self._set(_tensors(result), tags, made_of=read[0] if view and read else None)
         for argument, value in zip(func._schema.arguments, args, strict=False):

@@ -1,0 +1,149 @@
+"""Operators of a model that need the whole of what each rank has a part of, followed through a forward.
+
+A mean over sharded features, a shift along a split sequence, a softmax over a rank's own columns: they run, every
+size fits, and each rank computes something else than the unsharded model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import Shard
+
+from parallelizer import torch_private
+from parallelizer.diagnostics import Span
+from parallelizer.program import Program
+from parallelizer.simulate.failure import written_here
+from parallelizer.simulate.parts import Call, Lay, NeedsWhole, Part, Terms, after
+from parallelizer.simulate.varying import Varying
+from parallelizer.state import state_of
+
+_LAYS = "_parallelizer_lies"
+_SEQUENCE_AXIS = "cp"
+
+
+@dataclass(frozen=True)
+class WholeNeeded:
+    """`operator` looked, in `module`, along `dim` of a tensor of `shape` that is cut over `axis` since `since`; `dim` is
+    None where it was given terms of a sum instead. `written` is the line of the model.
+    """
+
+    module: str
+    axis: str
+    operator: str
+    dim: int | None
+    shape: tuple[int, ...]
+    since: str
+    written: Span | None
+
+
+class Wholes:
+    """Follows parts of tensors from the border to DTensor, or from the batch, to what needs the whole of them.
+
+    What happens with gradients off is left alone: there our own autograd functions work, and torch's.
+    """
+
+    def __init__(self, varying: Varying) -> None:
+        self.varying = varying
+        self.found: list[WholeNeeded] = []
+
+    def __call__(
+        self, func: Any, args: Sequence[Any], read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> None:
+        """Look at one operator that was run."""
+        if not torch.is_grad_enabled():
+            if func._schema.name == "aten::view":
+                self._border(made)
+            return
+        lays: dict[str, Lay] = {}
+        for axis in {axis for tensor in read for axis in getattr(tensor, _LAYS, ())}:
+            sums = axis != _SEQUENCE_AXIS  # over the sequence nothing is summed but the loss
+            try:
+                lay = after(Call(func, args, made, functools.partial(_lay, axis), sums))
+            except NeedsWhole:
+                self._find(func, axis, read)
+                continue
+            if lay is not None:
+                lays[axis] = lay
+        for tensor in made if lays else ():
+            mark(tensor, lays)
+
+    def _border(self, made: Sequence[torch.Tensor]) -> None:
+        """A DTensor hands out its local part: how that lies is written on it."""
+        whole = torch_private.made_plain()
+        if whole is None:
+            return
+        names = whole.device_mesh.mesh_dim_names or ()
+        for tensor in made:
+            lays: dict[str, Lay] = {}
+            for axis, placement in zip(names, whole.placements, strict=False):
+                if axis in self.varying.watched and isinstance(placement, Shard):
+                    dim = placement.dim % tensor.ndim
+                    lays[axis] = Part(dim, tensor.shape[dim], features=dim == tensor.ndim - 1)
+                elif axis in self.varying.watched and placement.is_partial("sum"):
+                    lays[axis] = Terms()
+            mark(tensor, lays)
+
+    def _find(self, func: Any, axis: str, read: Sequence[torch.Tensor]) -> None:
+        tensor = next(t for t in read if axis in getattr(t, _LAYS, ()))
+        lay = getattr(tensor, _LAYS)[axis]
+        found = WholeNeeded(
+            self.varying.where(),
+            axis,
+            func._schema.name.partition("::")[2].strip("_"),
+            lay.dim if isinstance(lay, Part) else None,
+            tuple(tensor.shape),
+            self.varying.tags(tensor).get(axis, ""),
+            written_here(),
+        )
+        self.varying.marks[f"needs {len(self.found)}"] = ""
+        self.found.append(found)
+
+    def reaching(self, result: torch.Tensor) -> list[WholeNeeded]:
+        """Those whose result has come into a tensor: what is only looked at changes nothing."""
+        tags = self.varying.tags(result)
+        return [found for index, found in enumerate(self.found) if f"needs {index}" in tags]
+
+
+def _lay(axis: str, tensor: torch.Tensor) -> Lay | None:
+    lays: Mapping[str, Lay] = getattr(tensor, _LAYS, {})
+    return lays.get(axis)
+
+
+def mark(tensor: torch.Tensor, lays: Mapping[str, Lay]) -> None:
+    """Say how a tensor lies, by axis."""
+    fits = {a: lay for a, lay in lays.items() if isinstance(lay, Terms) or lay.dim < tensor.ndim}
+    if fits:
+        setattr(tensor, _LAYS, fits)
+
+
+@contextmanager
+def watch_wholes(
+    program: Program, model: nn.Module, batch: Mapping[str, torch.Tensor], varying: Varying
+) -> Iterator[Wholes]:
+    """Watch a forward of a batch that is split already."""
+    wholes = Wholes(varying)
+    if _SEQUENCE_AXIS in varying.watched:
+        for name, entry in program.plan.batch.items():
+            if name in batch and entry.dim is not None:
+                dim = entry.dim % batch[name].ndim
+                mark(batch[name], {_SEQUENCE_AXIS: Part(dim, batch[name].shape[dim])})
+
+    def swapped(*_: Any) -> None:  # the last before forward: the model's buffers are this rank's rows now
+        state = state_of(model)
+        for name, dim in state.buffers.dims.items() if state else ():
+            buffer = model.get_buffer(name)
+            mark(buffer, {_SEQUENCE_AXIS: Part(dim % buffer.ndim, buffer.shape[dim])})
+
+    handle = model.register_forward_pre_hook(swapped)
+    try:
+        with varying.shown_to(wholes):
+            yield wholes
+    finally:
+        handle.remove()
