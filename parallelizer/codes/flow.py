@@ -25,6 +25,23 @@ _FUSED = """
 """
 
 
+_NORMED = """
+    from torch import nn
+    from torch.nn.functional import rms_norm
+
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+            self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+        def forward(self, input_ids):
+            x = self.up(self.embed(input_ids))
+            return self.head(self.down(rms_norm(x, x.shape[-1:])))
+"""
+
+
 def _llama(rule: str, parent: str = "llama") -> Example:
     return Example(f"extends: {parent}\nrules:\n  {rule}\n", _TP, followed=True)
 
@@ -99,6 +116,24 @@ CODES: tuple[Code, ...] = (
             """,
             ["model=twice", "parallel=cp2"],
             {"conf/model/twice.yaml": model("twice.Twice"), "twice.py": _TWICE},
+            followed=True,
+        ),
+    ),
+    Code(
+        "needs-whole",
+        "an operator needs the whole of what each rank has a part of",
+        """A mean, a softmax or a norm over features that a rule has split; a shift, a convolution or a running sum
+        along a sequence that context parallelism has split: each rank does it on its own part, every size fits,
+        and the result is another. The line of the model is shown. Let the module before hand on the whole, or
+        gather there. Operators are judged where their result comes into the loss.""",
+        Example(
+            """
+            rules:
+              up: colwise
+              down: rowwise
+            """,
+            ["model=normed", "parallel=tp2", "train.seq_len=32", "train.batch_size=8"],
+            {"conf/model/normed.yaml": model("normed.Normed"), "normed.py": _NORMED},
             followed=True,
         ),
     ),

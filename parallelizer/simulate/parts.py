@@ -29,7 +29,7 @@ class Part:
     outer: int = 1
     features: bool = False
 
-    def at(self, dim: int) -> Part:
+    def moved(self, dim: int) -> Part:
         """The same of another dimension."""
         return Part(dim, self.size, self.outer, self.features)
 
@@ -131,7 +131,7 @@ def _pointwise(call: Call) -> Lay | None:
         part = call.lay(tensor)
         if isinstance(part, Part):
             dim = out.ndim - tensor.ndim + part.dim
-            found.add(part.at(dim) if tensor.shape[part.dim] == out.shape[dim] else None)
+            found.add(part.moved(dim) if tensor.shape[part.dim] == out.shape[dim] else None)
     return found.pop() if len(found) == 1 else None
 
 
@@ -177,7 +177,7 @@ def _normalized(call: Call, ndim: int) -> list[int]:
 def _reduced(call: Call, part: Part, before: Tensor, dims: Sequence[int]) -> Part:
     """The part after dimensions other than its own were reduced, or worked along and kept."""
     gone = sum(d < part.dim for d in dims) if call.made[0].ndim < before.ndim else 0
-    return part.at(part.dim - gone)
+    return part.moved(part.dim - gone)
 
 
 def _sum(call: Call) -> Lay | None:
@@ -218,15 +218,13 @@ def viewed(before: Sequence[int], after: Sequence[int], part: Part) -> Part | No
             passed *= size
             continue
         outer = ahead // passed
-        if ahead % passed or size % outer:
+        put_in = _ones_before(after, dim) > _ones_before(before, part.dim)
+        if ahead % passed or size % outer or put_in:
             return None
         inside = size // outer
-        if inside % part.size == 0:
-            return Part(dim, part.size, outer, part.features)
-        put_in = _ones_before(after, dim) > _ones_before(before, part.dim)
-        if part.size % inside or put_in:
+        if inside % part.size and part.size % inside:
             return None
-        return Part(dim, inside, outer, part.features)
+        return Part(dim, min(inside, part.size), outer, part.features)
     return None
 
 
@@ -250,7 +248,7 @@ def _permute(call: Call) -> Lay | None:
         order[a], order[b] = order[b], order[a]
     else:
         order.reverse()
-    return lay.at(order.index(lay.dim))
+    return lay.moved(order.index(lay.dim))
 
 
 def _unsqueeze(call: Call) -> Lay | None:
@@ -259,7 +257,7 @@ def _unsqueeze(call: Call) -> Lay | None:
     if not isinstance(lay, Part):
         return lay
     new = call.argument("dim") % (first.ndim + 1)
-    return lay.at(lay.dim + (new <= lay.dim))
+    return lay.moved(lay.dim + (new <= lay.dim))
 
 
 def _squeeze(call: Call) -> Lay | None:
@@ -268,7 +266,7 @@ def _squeeze(call: Call) -> Lay | None:
     if not isinstance(lay, Part):
         return lay
     gone = [d for d in call.dims(first.ndim) if first.shape[d] == 1]
-    return None if lay.dim in gone else lay.at(lay.dim - sum(d < lay.dim for d in gone))
+    return None if lay.dim in gone else lay.moved(lay.dim - sum(d < lay.dim for d in gone))
 
 
 def _take(call: Call) -> Lay | None:
@@ -280,7 +278,7 @@ def _take(call: Call) -> Lay | None:
     dim = call.argument("dim", 0) % first.ndim
     removed = call.name in ("select", "unbind")
     if dim != lay.dim:
-        return lay.at(lay.dim - (removed and dim < lay.dim))
+        return lay.moved(lay.dim - (removed and dim < lay.dim))
     if not removed and call.made[0].shape == first.shape:
         return lay
     if lay.features:
@@ -298,7 +296,7 @@ def _cat(call: Call) -> Lay | None:
     if isinstance(lay, Terms):
         return lay if all(call.lay(t) for t in full) else None
     if call.name == "stack":
-        return lay.at(lay.dim + (dim <= lay.dim))
+        return lay.moved(lay.dim + (dim <= lay.dim))
     if lay.dim != dim or len(full) == 1:
         return lay
     if lay.features:
@@ -324,7 +322,7 @@ def _matmul(call: Call) -> Lay | None:
         return _summed_over(call) if not bias else None
     if any(inner):
         return None
-    outer = [p.at(p.dim) for p in (left, right) if p is not None]
+    outer = [p.moved(p.dim) for p in (left, right) if p is not None]
     if len({p.dim for p in outer}) > 1:
         raise NeedsWhole  # a rank would have only the block of its own rows and its own columns
     return outer[0] if outer else None
@@ -375,7 +373,7 @@ def _embedding(call: Call) -> Lay | None:
     if isinstance(rows, Part) and table is None:
         return rows
     if rows is None and isinstance(table, Part) and table.dim == 1:
-        return table.at(call.made[0].ndim - 1)
+        return table.moved(call.made[0].ndim - 1)
     return None
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.tensor import Shard
 
 from parallelizer import torch_private
@@ -22,7 +21,6 @@ from parallelizer.program import Program
 from parallelizer.simulate.failure import written_here
 from parallelizer.simulate.parts import Call, Lay, NeedsWhole, Part, Terms, after
 from parallelizer.simulate.varying import Varying
-from parallelizer.state import state_of
 
 _LAYS = "_parallelizer_lies"
 _SEQUENCE_AXIS = "cp"
@@ -124,10 +122,10 @@ def mark(tensor: torch.Tensor, lays: Mapping[str, Lay]) -> None:
 
 
 @contextmanager
-def watch_wholes(
-    program: Program, model: nn.Module, batch: Mapping[str, torch.Tensor], varying: Varying
-) -> Iterator[Wholes]:
-    """Watch a forward of a batch that is split already."""
+def watch_wholes(program: Program, batch: Mapping[str, torch.Tensor], varying: Varying) -> Iterator[Wholes]:
+    """Watch a forward of a batch that is split already. The model's buffers are left out: of a table that is split
+    with the sequence, a forward takes the first rows, and these are the right ones.
+    """
     wholes = Wholes(varying)
     if _SEQUENCE_AXIS in varying.watched:
         for name, entry in program.plan.batch.items():
@@ -135,15 +133,5 @@ def watch_wholes(
                 dim = entry.dim % batch[name].ndim
                 mark(batch[name], {_SEQUENCE_AXIS: Part(dim, batch[name].shape[dim])})
 
-    def swapped(*_: Any) -> None:  # the last before forward: the model's buffers are this rank's rows now
-        state = state_of(model)
-        for name, dim in state.buffers.dims.items() if state else ():
-            buffer = model.get_buffer(name)
-            mark(buffer, {_SEQUENCE_AXIS: Part(dim % buffer.ndim, buffer.shape[dim])})
-
-    handle = model.register_forward_pre_hook(swapped)
-    try:
-        with varying.shown_to(wholes):
-            yield wholes
-    finally:
-        handle.remove()
+    with varying.shown_to(wholes):
+        yield wholes
