@@ -65,7 +65,7 @@ def layout_flow(
     """
     report = _Report(program, model, flow)
     found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions(), *report.fused()]
-    found += report.wholes()
+    found += [*report.unpacked(), *report.wholes()]
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
         if not found or not runs_alone:
@@ -80,7 +80,7 @@ class _Report:
 
     def arrivals(self) -> Iterator[Diagnostic]:
         def alike(a: Arrival) -> Hashable:
-            return self._key(a.module, a.axis), a.name, a.axis, a.expected, a.since is None
+            return self._key(a.module, a.axis), a.name, a.axis, a.expected, a.since is None, a.lies
 
         for same in _grouped(self.flow.arrivals, alike):
             first, where = same[0], self._folded(a.module for a in same)
@@ -95,6 +95,9 @@ class _Report:
                     self._since(first.since, first.axis),
                 )
                 help_text = "say how it arrives (`shard(1) -> replicate` gathers it), or gather it before"
+                if first.lies is not None:
+                    lies = f"is split along dimension {first.lies} over {first.axis}"
+                    help_text = f"say how it arrives: `shard({first.lies})`, or `shard({first.lies}) -> {first.expected}`"
             yield Diagnostic(
                 "layout-mismatch",
                 f"{name} {where} {lies}, its rule takes it for {first.expected}",
@@ -218,6 +221,17 @@ class _Report:
                 "a run of neighbours, not its slice of each part",
                 self._span(first.projection, None, ("output",)),
                 f"write `packed: [{parts}]`, which splits each part by itself",
+            )
+
+    def unpacked(self) -> Iterator[Diagnostic]:
+        for same in _grouped(self.flow.unpacked, lambda u: self._rule_of(u.projection)):
+            where = self._folded(u.projection for u in same)
+            yield Diagnostic(
+                "fused-features",
+                f"`packed` gives each rank a slice of each part of what {where} makes, and nothing takes the parts from "
+                f"each other before {self._folded(u.module for u in same)}, whose rows are in another order",
+                self._span(same[0].projection, None, ("packed",)),
+                "leave `packed` out: it is for projections that make several things at once, such as `q|k|v`",
             )
 
     def wholes(self) -> Iterator[Diagnostic]:

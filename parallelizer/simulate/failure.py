@@ -22,8 +22,10 @@ from parallelizer.simulate.world import WorldError
 
 CODE = "trace-failed"
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-_NOISE = ("torch._subclasses.fake_tensor",)
-"""Loggers that print the traceback of an error that is raised all the same."""
+_NOISE = ("torch._subclasses.fake_tensor", "torch.distributed.tensor._collective_utils")
+"""Loggers that print the traceback of an error that is raised all the same, or what CPUs do in place of an
+all-to-all.
+"""
 
 _VALUES = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
 _HELP_VALUES = "it asks for values, and fake tensors have none: do without `.item()`, `if tensor` and shapes that depend on data"
@@ -50,7 +52,7 @@ def explained(program: Program, running: Running, memory: MemoryTracker) -> Iter
 
 
 def hush() -> None:
-    """Keep torch from printing what it raises all the same."""
+    """Keep torch from printing what is said otherwise, or not worth it."""
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 

@@ -35,10 +35,11 @@ from parallelizer.simulate.features import TakenApart, watch_features
 from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
 from parallelizer.simulate.ledger import axes_by_ranks
 from parallelizer.simulate.modules import Running
+from parallelizer.simulate.parts import Part
 from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
 from parallelizer.simulate.sequence import LocalPositions, watch_sequence
 from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
-from parallelizer.simulate.whole import WholeNeeded, watch_wholes
+from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
@@ -50,7 +51,7 @@ FOLLOWED = ("params", "io", "attention")
 @dataclass(frozen=True)
 class Arrival:
     """An input that lies otherwise than its rule says. `since` is the module in which its value began to vary
-    over `axis`, None if it does not vary.
+    over `axis`, None if it does not vary; `lies` is the dimension that it is cut along, if that is what is wrong.
     """
 
     module: str
@@ -58,6 +59,15 @@ class Arrival:
     axis: str
     expected: Placement
     since: str | None
+    lies: int | None = None
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What `projection` packed, handed to `module` without its parts having been taken from each other."""
+
+    projection: str
+    module: str
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Flow:
     positions: list[LocalPositions] = field(default_factory=list)
     attentions: list[str] = field(default_factory=list)
     taken_apart: list[TakenApart] = field(default_factory=list)
+    unpacked: list[Unpacked] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     failure: Failure | None = None
     folded: Run | None = None
@@ -250,6 +261,7 @@ def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: F
                     value = given.get(name)
                     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
                         _compare(varying.tags(value), a, name, expected, flow)
+                        _compare_dims(value, a, name, expected, varying.tags(value), flow)
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
     return inputs
@@ -271,6 +283,21 @@ def _compare(tags: Tags, a: Application, name: str, expected: Placement, flow: F
         found = Arrival(a.module, name, axis, expected, tags.get(axis))
         if found not in flow.arrivals:
             flow.arrivals.append(found)
+
+
+def _compare_dims(
+    value: torch.Tensor, a: Application, name: str, expected: Placement, tags: Tags, flow: Flow
+) -> None:
+    axis = a.axis or ""
+    lay = lays_of(value).get(axis)
+    if not isinstance(lay, Part) or expected.dim is None or axis not in tags:
+        return
+    if lay.dim != expected.dim % value.ndim:
+        found = Arrival(a.module, name, axis, expected, tags[axis], lay.dim)
+        if found not in flow.arrivals:
+            flow.arrivals.append(found)
+    elif lay.packed and not a.packed and lay.packed not in [u.projection for u in flow.unpacked]:
+        flow.unpacked.append(Unpacked(lay.packed, a.module))
 
 
 def _judge_gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags], flow: Flow) -> None:

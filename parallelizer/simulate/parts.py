@@ -7,6 +7,7 @@ rule for it knows nothing of afterwards, so that it never accuses what may be ri
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,17 +22,19 @@ Tensor = torch.Tensor
 class Part:
     """Each rank holds a run of the whole along `dim`. What is cut are `size` elements here (not counting others that
     a view has merged into the dimension: `outer` in front of them, and the rest behind). `features` says that
-    it was the last dimension of what a module returned.
+    it was the last dimension of what a module returned, `packed` which module's, where that was split part by part
+    and nothing has taken the parts from each other yet.
     """
 
     dim: int
     size: int
     outer: int = 1
     features: bool = False
+    packed: str = ""
 
     def moved(self, dim: int) -> Part:
         """The same of another dimension."""
-        return Part(dim, self.size, self.outer, self.features)
+        return dataclasses.replace(self, dim=dim)
 
 
 @dataclass(frozen=True)
@@ -126,13 +129,15 @@ def _pointwise(call: Call) -> Lay | None:
     read, out = call.tensors(), call.made[0]
     if any(isinstance(call.lay(t), Terms) for t in read):
         return _on_terms(call, read)
-    found = set()
+    found: set[Part | None] = set()
     for tensor in read:
         part = call.lay(tensor)
         if isinstance(part, Part):
             dim = out.ndim - tensor.ndim + part.dim
             found.add(part.moved(dim) if tensor.shape[part.dim] == out.shape[dim] else None)
-    return found.pop() if len(found) == 1 else None
+    if len({part and dataclasses.replace(part, packed="") for part in found}) != 1:
+        return None
+    return max(found, key=lambda part: part.packed if part else "")  # packed meets packed: still so
 
 
 def _on_terms(call: Call, read: Sequence[Tensor]) -> Lay | None:
@@ -224,7 +229,7 @@ def viewed(before: Sequence[int], after: Sequence[int], part: Part) -> Part | No
         inside = size // outer
         if inside % part.size and part.size % inside:
             return None
-        return Part(dim, min(inside, part.size), outer, part.features)
+        return dataclasses.replace(part, dim=dim, size=min(inside, part.size), outer=outer)
     return None
 
 

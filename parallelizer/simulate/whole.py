@@ -7,13 +7,13 @@ size fits, and each rank computes something else than the unsharded model.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from parallelizer import torch_private
 from parallelizer.diagnostics import Span
@@ -47,8 +47,9 @@ class Wholes:
     What happens with gradients off is left alone: there our own autograd functions work, and torch's.
     """
 
-    def __init__(self, varying: Varying) -> None:
+    def __init__(self, varying: Varying, packed: Iterable[str] = ()) -> None:
         self.varying = varying
+        self.packed = {path: path for path in packed}
         self.found: list[WholeNeeded] = []
 
     def __call__(
@@ -60,7 +61,7 @@ class Wholes:
                 self._border(made)
             return
         lays: dict[str, Lay] = {}
-        for axis in {axis for tensor in read for axis in getattr(tensor, _LAYS, ())}:
+        for axis in {axis for tensor in read for axis in lays_of(tensor)}:
             sums = axis != _SEQUENCE_AXIS  # over the sequence nothing is summed but the loss
             try:
                 lay = after(Call(func, args, made, functools.partial(_lay, axis), sums))
@@ -74,23 +75,27 @@ class Wholes:
 
     def _border(self, made: Sequence[torch.Tensor]) -> None:
         """A DTensor hands out its local part: how that lies is written on it."""
-        whole = torch_private.made_plain()
-        if whole is None:
+        whole = torch_private.at_the_border()
+        if not isinstance(whole, DTensor):
             return
+        packed = self.packed.get(self.varying.where(), "")
         names = whole.device_mesh.mesh_dim_names or ()
         for tensor in made:
             lays: dict[str, Lay] = {}
             for axis, placement in zip(names, whole.placements, strict=False):
                 if axis in self.varying.watched and isinstance(placement, Shard):
                     dim = placement.dim % tensor.ndim
-                    lays[axis] = Part(dim, tensor.shape[dim], features=dim == tensor.ndim - 1)
+                    features = dim == tensor.ndim - 1
+                    lays[axis] = Part(
+                        dim, tensor.shape[dim], features=features, packed=packed if features else ""
+                    )
                 elif axis in self.varying.watched and placement.is_partial("sum"):
                     lays[axis] = Terms()
             mark(tensor, lays)
 
     def _find(self, func: Any, axis: str, read: Sequence[torch.Tensor]) -> None:
-        tensor = next(t for t in read if axis in getattr(t, _LAYS, ()))
-        lay = getattr(tensor, _LAYS)[axis]
+        tensor = next(t for t in read if axis in lays_of(t))
+        lay = lays_of(tensor)[axis]
         found = WholeNeeded(
             self.varying.where(),
             axis,
@@ -110,8 +115,13 @@ class Wholes:
 
 
 def _lay(axis: str, tensor: torch.Tensor) -> Lay | None:
+    return lays_of(tensor).get(axis)
+
+
+def lays_of(tensor: torch.Tensor) -> Mapping[str, Lay]:
+    """How a tensor lies, by axis, as far as it is known."""
     lays: Mapping[str, Lay] = getattr(tensor, _LAYS, {})
-    return lays.get(axis)
+    return lays
 
 
 def mark(tensor: torch.Tensor, lays: Mapping[str, Lay]) -> None:
@@ -126,7 +136,7 @@ def watch_wholes(program: Program, batch: Mapping[str, torch.Tensor], varying: V
     """Watch a forward of a batch that is split already. The model's buffers are left out: of a table that is split
     with the sequence, a forward takes the first rows, and these are the right ones.
     """
-    wholes = Wholes(varying)
+    wholes = Wholes(varying, [a.module for a in program.of_slot("params") if a.packed])
     if _SEQUENCE_AXIS in varying.watched:
         for name, entry in program.plan.batch.items():
             if name in batch and entry.dim is not None:

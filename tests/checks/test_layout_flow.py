@@ -127,6 +127,14 @@ def test_what_is_named_is_what_a_proof_finds_wrong() -> None:
         ("llama", "output: {style: colwise, input: stream}", "varying-loss", "output"),
         (
             "llama",
+            "layers.*.attention.wo: {style: rowwise, input: shard(1), output: stream}",
+            "layout-mismatch",
+            "input",
+        ),
+        ("llama", "layers.*.attention.wq: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
+        ("llama_tp", "layers.*.feed_forward.w[13]: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
+        (
+            "llama",
             "layers.*.feed_forward: {style: prepare-input, input: {x: stream -> replicate}, local: true, grad: partial}",
             "replicated-sum",
             "grad",
