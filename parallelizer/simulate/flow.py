@@ -170,7 +170,7 @@ class _Step:
                 self._staged("forward"),
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
                 watch_features(self.program, self.model, varying) as taken_apart,
-                watch_wholes(self.program, batch, varying) as wholes,
+                watch_wholes(self.program, self.model, batch, varying) as wholes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions

@@ -7,17 +7,21 @@ size fits, and each rank computes something else than the unsharded model.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.utils.hooks import RemovableHandle
 
 from parallelizer import torch_private
 from parallelizer.diagnostics import Span
-from parallelizer.program import Program
+from parallelizer.plan import Flow
+from parallelizer.program import Application, Program
 from parallelizer.simulate.failure import written_here
 from parallelizer.simulate.parts import Call, Lay, NeedsWhole, Part, Terms, after
 from parallelizer.simulate.varying import Varying
@@ -132,16 +136,53 @@ def mark(tensor: torch.Tensor, lays: Mapping[str, Lay]) -> None:
 
 
 @contextmanager
-def watch_wholes(program: Program, batch: Mapping[str, torch.Tensor], varying: Varying) -> Iterator[Wholes]:
+def watch_wholes(
+    program: Program, model: nn.Module, batch: Mapping[str, torch.Tensor], varying: Varying
+) -> Iterator[Wholes]:
     """Watch a forward of a batch that is split already. The model's buffers are left out: of a table that is split
     with the sequence, a forward takes the first rows, and these are the right ones.
     """
     wholes = Wholes(varying, [a.module for a in program.of_slot("params") if a.packed])
+    handles: list[RemovableHandle] = []
     if _SEQUENCE_AXIS in varying.watched:
         for name, entry in program.plan.batch.items():
             if name in batch and entry.dim is not None:
-                dim = entry.dim % batch[name].ndim
-                mark(batch[name], {_SEQUENCE_AXIS: Part(dim, batch[name].shape[dim])})
+                _split_along(batch[name], entry.dim)
+        for a in program.of_slot("io"):
+            if a.axis == _SEQUENCE_AXIS:
+                handles += _mark_what_is_split(model.get_submodule(a.module), a)
+    try:
+        with varying.shown_to(wholes):
+            yield wholes
+    finally:
+        for handle in handles:
+            handle.remove()
 
-    with varying.shown_to(wholes):
-        yield wholes
+
+def _mark_what_is_split(module: nn.Module, a: Application) -> Iterator[RemovableHandle]:
+    """A rule splits the sequence inside the model, in an autograd function of ours: say what comes out of it."""
+    inputs, outputs = (_dims(a.options.get(what, {})) for what in ("input", "output"))
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        given = {"": next(iter(args), None), **dict(zip(names, args, strict=False)), **kwargs}
+        for name, dim in inputs.items():
+            _split_along(given.get(name), dim)
+
+    def behind(module: nn.Module, args: Any, output: Any) -> None:
+        if "" in outputs:
+            _split_along(output, outputs[""])
+
+    names = list(inspect.signature(module.forward).parameters)
+    if inputs:
+        yield module.register_forward_pre_hook(before, with_kwargs=True)
+    if outputs:
+        yield module.register_forward_hook(behind)
+
+
+def _dims(flows: Mapping[str, Flow]) -> dict[str, int]:
+    return {n: f.wanted.dim for n, f in flows.items() if f.wanted is not None and f.wanted.dim is not None}
+
+
+def _split_along(value: Any, dim: int) -> None:
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        mark(value, {**lays_of(value), _SEQUENCE_AXIS: Part(dim % value.ndim, value.shape[dim])})

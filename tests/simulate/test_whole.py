@@ -132,6 +132,18 @@ RIGHT: dict[str, tuple[str, Own]] = {
 }
 
 
+SPLIT_INSIDE = """rules:
+  up: {style: prepare-input, axis: cp, input: replicate -> shard(1)}
+  down: {style: prepare-output, axis: cp, output: shard(1) -> replicate}
+  "": fsdp
+"""
+GATHERED_INSIDE = """rules:
+  up: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}
+  down: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}
+  "": fsdp
+"""
+
+
 def plan_of(axis: str) -> str:
     return TP if axis == "tp" else CP
 
@@ -170,3 +182,12 @@ def test_what_is_refused_cannot_be_proven(name: str) -> None:
 def test_what_is_not_refused_is_proven(name: str) -> None:
     axis, own = RIGHT[name]
     assert proven(own, plan_of(axis), axis)
+
+
+@pytest.mark.ranks
+def test_a_sequence_that_a_rule_splits_inside_is_followed_too() -> None:
+    _, shift = WRONG["a token shift"]
+    assert {d.code for d in found(shift, SPLIT_INSIDE, "cp")} == {"needs-whole"}
+    assert found(shift, GATHERED_INSIDE, "cp") == ()
+    assert not proven(shift, SPLIT_INSIDE, "cp")
+    assert proven(shift, GATHERED_INSIDE, "cp")
