@@ -55,7 +55,10 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for name in frozen:  # which torch's SequenceParallel forgets
         model.get_parameter(name).requires_grad_(False)
     for application in program.of_slot("attention"):
-        options = intercept.ContextOptions(keep_gathered=bool(application.options.get("keep_gathered")))
+        options = intercept.ContextOptions(
+            keep_gathered=bool(application.options.get("keep_gathered")),
+            method=str(application.options.get("method", "all-gather")),
+        )
         intercept.wrap(
             modules[application.module], mesh[application.axes[0]], options, name=application.module
         )

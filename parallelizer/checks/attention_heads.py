@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import REPLICATE, Placement
+from parallelizer.plan import REPLICATE, Mesh, Placement
 from parallelizer.simulate.layers import short_copy
 from parallelizer.styles.base import forward_names
 
@@ -79,19 +79,31 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
         for a in state.applications
         if a.slot == "params" and any(_on_tp(p) for p in a.params.values()) and _hands_on_parts(a)
     }
+    dealt_out = [
+        a
+        for a in state.applications
+        if a.slot == "attention" and a.options.get("method") == "ulysses" and state.mesh.sizes["cp"] > 1
+    ]
     if (
-        tp == 1
+        ((tp == 1 or not split) and not dealt_out)
         or state.workload is None
-        or not split
         or not any(p.is_meta for p in state.parameters.values())
     ):
         return
     wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
+    not_dealt: dict[tuple[str, int, int], list[tuple[str, Application]]] = {}
     for call, layers in _calls(state, state.workload):
-        projection = _projection(call, state, split)
+        projection = _projection(call, state, split) if tp > 1 else None
+        each = tp if projection else 1
+        for what, heads in (("query", call.queries), ("key-value", call.keys)):
+            rule = _around(call, dealt_out)
+            if rule is not None and heads % each == 0 and heads // each % state.mesh.sizes["cp"]:
+                not_dealt.setdefault((what, heads, each), []).extend([(call.path, rule)] * layers)
         for what, heads in (("query", call.queries), ("key-value", call.keys)):
             if projection is not None and heads % tp:
                 wrong.setdefault((what, heads), []).extend([(call.path, projection)] * layers)
+    for (what, heads, each), places in not_dealt.items():
+        yield _cannot_be_dealt_out(what, heads, each, places, state.mesh)
     for (what, heads), places in wrong.items():
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
@@ -104,6 +116,28 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
             f"tp may be {', '.join(legal)}",
             related=(Related(projection.rule.span, "this rule splits its projections"),),
         )
+
+
+def _around(call: _Call, applications: list[Application]) -> Application | None:
+    inside = (a for a in applications if call.path == a.module or call.path.startswith(f"{a.module}."))
+    return next(inside, None)
+
+
+def _cannot_be_dealt_out(
+    what: str, heads: int, tp: int, places: list[tuple[str, Application]], mesh: Mesh
+) -> Diagnostic:
+    """Ulysses gives each rank of cp whole heads, of those that a rank of tp has."""
+    path, rule = places[0]
+    more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
+    shared = f" ({tp} ranks of tp share them)" if tp > 1 else ""
+    span = mesh.spans.get("cp")
+    return Diagnostic(
+        "heads-not-divisible",
+        f"{path} has {heads} {what} heads{shared}, which ulysses cannot deal out to cp={mesh.sizes['cp']}{more}",
+        rule.spans.get("method", rule.rule.span),
+        "take `method: all-gather` or `ring`, or `auto`, which takes ulysses only where it fits",
+        related=(Related(span, f"cp={mesh.sizes['cp']} is set here"),) if span else (),
+    )
 
 
 def _hands_on_parts(a: Application) -> bool:

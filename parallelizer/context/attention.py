@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.balance import Block, blocks, chunks_of, unsplit_parts
-from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
+from parallelizer.context import masked
+from parallelizer.context.balance import blocks
+from parallelizer.context.choice import METHODS, Heads, cheapest
+from parallelizer.context.gathering import GatheredAttention
+from parallelizer.context.ring import RingAttention
+from parallelizer.context.ulysses import fits, ulysses_attention
 
 Tensor = torch.Tensor
 
@@ -24,181 +25,68 @@ def context_attention(
     group: dist.ProcessGroup,
     is_causal: bool,
     scale: float | None = None,
+    attn_mask: Tensor | None = None,
+    method: str = "all-gather",
     keep_gathered: bool = False,
 ) -> Tensor:
-    """softmax(q k^T * scale) v over the whole sequence, for this rank's rows of it.
+    """softmax(q k^T * scale + mask) v over the whole sequence, for this rank's rows of it.
 
     q [B, H, S/W, D], k [B, Hkv, S/W, D] and v [B, Hkv, S/W, Dv] are the rows that `balance.split` gives this
     rank of `group`, of one size on all ranks; H is a multiple of Hkv, and grouped heads travel unexpanded.
-    `scale` None means 1/sqrt(D). Returns [B, H, S/W, Dv] in q's dtype, the same rows.
+    `scale` None means 1/sqrt(D). `attn_mask` is boolean (true where attention is paid) or is added to the scores;
+    it has this rank's rows (or one row for all) against the whole sequence's columns, in its original order:
+    [B or 1, H or 1, S/W or 1, S]. Returns [B, H, S/W, Dv] in q's dtype, the same rows.
 
+    `method` is `all-gather`, `ring`, `ulysses`, or `auto`, which takes the one that sends least (`choice.cheapest`).
     Collective, in the forward and in the backward: every rank of the group makes the same calls in the same
-    order. With K bytes of local keys and values and W ranks, a rank receives (W-1)K in the forward and
-    2(W-1)K in the backward, which gathers again what the forward gathered; `keep_gathered` keeps it in memory
-    instead, and the backward receives (W-1)K. Can be differentiated once: `create_graph` raises
-    RuntimeError.
+    order. With K bytes of local keys and values, W ranks and g query heads to a key head, a rank sends
+    forward and backward together (`choice.sent`): all-gather 3(W-1)K, or 2(W-1)K with `keep_gathered`, which keeps in
+    memory what the backward else gathers again, and with a mask; ring 3(W-1)K, under a causal mask less by K/2 for
+    every rank before; ulysses 2(W-1)/W (1+g) K. Can be differentiated once: `create_graph` raises RuntimeError.
 
     Raises ValueError, before any communication, for shapes, dtypes or a group that do not fit.
     """
-    rank = dist.get_rank(group)
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("this rank is not in the process group that the sequence is split over")
     _check_shapes(q, k, v)
-    plan = blocks(q.size(2), dist.get_world_size(group), rank, is_causal=is_causal)
     if scale is None:
         scale = q.size(-1) ** -0.5
-    return _ContextAttention.apply(q, k, v, group, plan, scale, keep_gathered)
-
-
-class _ContextAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        group: dist.ProcessGroup,
-        plan: tuple[Block, ...],
-        scale: float,
-        keep_gathered: bool,
-    ) -> Tensor:
-        keys, values = gather(k, v, group)
-        out, lse = forward_blocks(q, keys, values, plan, scale)
-        ctx.group, ctx.plan, ctx.scale, ctx.gathered = group, plan, scale, keep_gathered
-        # lse is saved under a shape that no attention of torch's saves: if a checkpoint recomputes this call
-        # by plain attention, it sees other tensors than it saved and raises, instead of going on with another
-        # gradient.
-        ctx.save_for_backward(q, *((keys, values) if keep_gathered else (k, v)), out, lse.unsqueeze(0))
+    if attn_mask is not None:
+        if is_causal:
+            raise ValueError("is_causal and attn_mask exclude each other, as in scaled_dot_product_attention")
+        masked.check(attn_mask, q, ranks)
+    heads = Heads(q.size(1), k.size(1))
+    if method == "auto":
+        method = cheapest(
+            heads, ranks, is_causal=is_causal, masked=attn_mask is not None, keep_gathered=keep_gathered
+        )
+    if method == "ulysses" and not fits(*heads, ranks):
+        raise ValueError(
+            f"{heads.queries} query and {heads.keys} key heads cannot be dealt out to {ranks} ranks; "
+            "ulysses needs both to divide"
+        )
+    if ranks == 1 or method == "all-gather":
+        if attn_mask is not None:
+            return masked.gathered_attention(q, k, v, attn_mask, group, scale)
+        plan = blocks(q.size(2), ranks, rank, is_causal=is_causal)
+        out: Tensor = GatheredAttention.apply(q, k, v, group, plan, scale, keep_gathered)
         return out
-
-    @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "context_attention can be differentiated once: call backward without create_graph"
-            )
-        q, k, v, out, lse = ctx.saved_tensors
-        keys, values = (k, v) if ctx.gathered else gather(k, v, ctx.group)
-        grad_q, grad_keys, grad_values = backward_blocks(
-            grad_out, q, keys, values, out, lse.squeeze(0), ctx.plan, ctx.scale
+    if method == "ulysses":
+        if attn_mask is not None:
+            attn_mask = masked.of_heads(attn_mask, q.size(2), group)
+        return ulysses_attention(
+            q, k, v, group, partial(masked.attend, mask=attn_mask, is_causal=is_causal, scale=scale)
         )
-        # Skipped only if neither is wanted, which holds on all ranks or on none.
-        if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
-            return grad_q, None, None, None, None, None, None
-        grad_k, grad_v = scatter_sum(grad_keys, grad_values, k.dtype, ctx.group)
-        return grad_q, grad_k, grad_v, None, None, None, None
-
-
-def forward_blocks(
-    q: Tensor, keys: Tensor, values: Tensor, plan: Sequence[Block], scale: float
-) -> tuple[Tensor, Tensor]:
-    """The attention of local rows q over the whole keys and values: out in q's dtype, lse as kernels give
-    it."""
-    by_rows = []
-    for _, same_rows in itertools.groupby(plan, key=lambda b: (b.queries.start, b.queries.stop)):
-        parts = [
-            block_forward(
-                _take(q, b.queries),
-                _take(keys, b.keys),
-                _take(values, b.keys),
-                is_causal=b.is_causal,
-                scale=scale,
-            )
-            for b in same_rows
-        ]
-        by_rows.append(functools.reduce(lambda a, b: merge(*a, *b), parts))
-    if len(by_rows) == 1:
-        out, lse = by_rows[0]
-    else:
-        out, lse = (torch.cat(pieces, dim=2) for pieces in zip(*by_rows, strict=True))
-    return out.to(q.dtype), lse
-
-
-def backward_blocks(
-    grad_out: Tensor,
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    plan: Sequence[Block],
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the local rows q, in q's dtype, and of the whole keys and values through those rows.
-
-    The latter are sums over blocks in the accumulation dtype, but for a plan of one block, which has nothing
-    to sum.
-    """
-    if len(plan) == 1:
-        (b,) = plan
-        return block_backward(grad_out, q, keys, values, out, lse, is_causal=b.is_causal, scale=scale)
-    wide = accumulation_dtype(q.dtype)
-    sums = [torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, keys, values)]
-    for b in plan:
-        grad_rows, q_rows, out_rows, lse_rows = (_take(t, b.queries) for t in (grad_out, q, out, lse))
-        k_block, v_block = _take(keys, b.keys), _take(values, b.keys)
-        grads = block_backward(
-            grad_rows, q_rows, k_block, v_block, out_rows, lse_rows, is_causal=b.is_causal, scale=scale
-        )
-        for total, grad, where in zip(sums, grads, (b.queries, b.keys, b.keys), strict=True):
-            _take(total, where).add_(grad)
-    grad_q, grad_keys, grad_values = sums
-    return grad_q.to(q.dtype), grad_keys, grad_values
-
-
-def gather(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """The keys and values of the whole sequence, in its original order; for one rank k and v themselves.
-
-    One collective for both.
-    """
-    ranks = dist.get_world_size(group)
-    if ranks == 1:
-        return k, v
-    local = torch.cat([k.flatten(), v.flatten()])
-    buffer = local.new_empty(ranks * local.numel())
-    _all_gather(buffer, local, group)
-    parts = [row.split([k.numel(), v.numel()]) for row in buffer.view(ranks, -1).unbind()]
-    keys = unsplit_parts([part[0].view(k.shape) for part in parts], 2)
-    values = unsplit_parts([part[1].view(v.shape) for part in parts], 2)
-    return keys, values
-
-
-def scatter_sum(
-    grad_keys: Tensor, grad_values: Tensor, dtype: torch.dtype, group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
-    """Sends every rank its rows of the gradients of the whole keys and values, and adds up what arrives.
-
-    They travel in `dtype` and are added in its accumulation dtype, in rank order: an all-to-all moves the
-    bytes of a reduce-scatter, whose sum would be made in `dtype`, and in whatever order the backend likes.
-    """
-    ranks = dist.get_world_size(group)
-    if ranks == 1:
-        return grad_keys, grad_values
-    grads = (grad_keys, grad_values)
-    shapes = [(*g.shape[:2], g.size(2) // ranks, g.size(3)) for g in grads]
-    sizes = [g.numel() // ranks for g in grads]
-    sent = grad_keys.new_empty(ranks, sum(sizes), dtype=dtype)
-    for rank, row in enumerate(sent.unbind()):
-        for grad, shape, piece in zip(grads, shapes, row.split(sizes), strict=True):
-            chunks = grad.chunk(2 * ranks, dim=2)
-            for half, chunk in zip(piece.view(shape).chunk(2, dim=2), chunks_of(ranks, rank), strict=True):
-                half.copy_(chunks[chunk])
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    total = received.sum(dim=0, dtype=accumulation_dtype(dtype)).to(dtype)
-    grad_k, grad_v = (piece.view(shape) for piece, shape in zip(total.split(sizes), shapes, strict=True))
-    return grad_k, grad_v
-
-
-def _take(tensor: Tensor, rows: slice) -> Tensor:
-    # Not by indexing, which asks for a real device, so that a CUDA run can be traced where there is none.
-    return tensor.narrow(2, rows.start, rows.stop - rows.start)
-
-
-def _all_gather(buffer: Tensor, local: Tensor, group: dist.ProcessGroup) -> None:
-    # torch 2.13 renamed this collective, and warns at the old name.
-    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    function(buffer, local, group=group)
+    if method != "ring":
+        raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
+    if attn_mask is not None:
+        raise ValueError("the ring takes no attn_mask; all-gather and ulysses do")
+    blocks(
+        q.size(2), ranks, rank, is_causal=is_causal
+    )  # raises for rows that were not split in head-tail order
+    out = RingAttention.apply(q, k, v, group, is_causal, scale)
+    return out
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -43,9 +43,12 @@ class ContextParallelError(RuntimeError):
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """`keep_gathered` trades memory for communication: see `attention.context_attention`."""
+    """`method` is how keys and queries meet, `keep_gathered` trades memory for communication: see
+    `attention.context_attention`.
+    """
 
     keep_gathered: bool = False
+    method: str = "all-gather"
 
 
 def wrap(
@@ -194,15 +197,13 @@ def _attend(
     region: _Region, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     call = _Call(*args, **kwargs)
-    if call.attn_mask is not None:
-        region.refuse(
-            "attn_mask is not supported", "pass is_causal=True and no mask if the mask is the causal one"
-        )
     if call.dropout_p > 0.0:
         region.refuse(f"dropout_p={call.dropout_p} is not supported", "set the attention's dropout to 0")
     tensors = (call.query, call.key, call.value)
     if any(t.is_nested for t in tensors):
         region.refuse("nested tensors are not supported", "pass dense ones")
+    if isinstance(call.attn_mask, DTensor):
+        region.refuse("attn_mask is a DTensor", "give it as a plain tensor, of this rank's rows")
     local, rewrap = _to_local(region, *tensors)
     q, k, v = (_as_autocast(t) for t in local)
     if not q.dim() == k.dim() == v.dim() or q.dim() not in (3, 4):
@@ -231,6 +232,8 @@ def _attend(
             group=region.group,
             is_causal=call.is_causal,
             scale=call.scale,
+            attn_mask=call.attn_mask,
+            method=region.options.method,
             keep_gathered=region.options.keep_gathered,
         )
     except ValueError as error:

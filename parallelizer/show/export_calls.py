@@ -278,12 +278,21 @@ def attention_items(program: Program) -> list[Item]:
                 (
                     MODULE,
                     mesh_variable(a.axes),
-                    *(("ContextOptions(keep_gathered=True)",) if a.options.get("keep_gathered") else ()),
+                    *_context_options(a),
                 ),
             ),
         )
         for a in program.of_slot("attention")
     ]
+
+
+def _context_options(a: Application) -> tuple[str, ...]:
+    given = []
+    if a.options.get("keep_gathered"):
+        given.append("keep_gathered=True")
+    if a.options.get("method", "all-gather") != "all-gather":
+        given.append(f'method="{a.options["method"]}"')
+    return (f"ContextOptions({', '.join(given)})",) if given else ()
 
 
 def checkpoint_items(program: Program) -> list[Item]:

@@ -57,7 +57,9 @@ class Features:
     def __call__(
         self, func: Any, args: Sequence[Any], read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
     ) -> None:
-        """Look at one operator that was run."""
+        """Look at one operator that was run; not inside autograd functions, where it is ours that take apart."""
+        if not torch.is_grad_enabled():
+            return
         first = next((a for a in args if isinstance(a, torch.Tensor) and hasattr(a, _MARK)), None)
         if first is None or not made:
             return

@@ -169,9 +169,14 @@ for _declaration in (
         "exact attention over a sequence that is split over ranks",
         {
             "axis": _AXIS,
+            "method": OptionKind(
+                "choice",
+                "how keys and queries meet; auto takes what sends least",
+                ("all-gather", "ring", "ulysses", "auto"),
+            ),
             "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),
         },
-        defaults={"keep_gathered": "false"},
+        defaults={"method": "all-gather", "keep_gathered": "false"},
     ),
     StyleDeclaration(
         "checkpoint",

@@ -33,9 +33,34 @@ def test_heads_that_divide_are_fine() -> None:
 
 
 def test_any_style_that_splits_projections_counts() -> None:
-    text = "rules:\n  inner.qkv: {style: shard-params, params: {weight: shard(0), bias: shard(0)}, output: replicate}"
-    found = findings(text, around(lambda: FusedAttention(4, 2)), mesh_of(tp=4), workload=WORKLOAD)
+    text = (
+        "rules:\n  inner.qkv: {style: shard-params, params: {weight: shard(0), bias: shard(0)}, output: OUT}"
+    )
+    fused = around(lambda: FusedAttention(4, 2))
+    found = findings(text.replace("OUT", "shard(-1)"), fused, mesh_of(tp=4), workload=WORKLOAD)
     assert [d.code for d in found] == ["heads-not-divisible"]
+    gathered = findings(text.replace("OUT", "replicate"), fused, mesh_of(tp=4), workload=WORKLOAD)
+    assert gathered == ()  # every rank has all heads
+
+
+def test_ulysses_needs_heads_for_every_rank() -> None:
+    text = "extends: llama\nrules: {layers.*.attention.inner: {style: context-parallel, method: METHOD}}"
+    model = llama(n_heads=12, n_kv_heads=4, n_layers=3)
+    found = findings(text.replace("METHOD", "ulysses"), model, mesh_of(tp=2, cp=4), workload=WORKLOAD)
+    assert [(d.code, d.message) for d in found if d.severity == "error"] == [
+        ("heads-not-divisible", "layers.0.attention.inner has 12 query heads (2 ranks of tp share them), which "
+         "ulysses cannot deal out to cp=4 (2 more like it)"),
+        ("heads-not-divisible", "layers.0.attention.inner has 4 key-value heads (2 ranks of tp share them), which "
+         "ulysses cannot deal out to cp=4 (2 more like it)"),
+    ]  # fmt: skip
+    assert found[0].help is not None and "`method: all-gather`" in found[0].help
+    for method, sizes in (
+        ("auto", {"tp": 2, "cp": 4}),
+        ("ulysses", {"tp": 2, "cp": 2}),
+        ("ulysses", {"cp": 4}),
+    ):
+        right = findings(text.replace("METHOD", method), model, mesh_of(**sizes), workload=WORKLOAD)
+        assert [d for d in right if d.severity == "error"] == []
 
 
 def test_attention_that_is_left_whole_is_let_alone() -> None:

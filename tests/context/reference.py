@@ -26,3 +26,16 @@ def relative_error(value: Tensor, expected: Tensor) -> float:
     if value.shape != expected.shape:
         raise AssertionError(f"{tuple(value.shape)} is not {tuple(expected.shape)}")
     return ((value.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+def masked_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float
+) -> Tensor:
+    """As `plain_attention`, under a mask of the whole sequence, boolean or added."""
+    group = q.size(1) // k.size(1)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(group, dim=1)) * scale
+    if is_causal:
+        scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return scores.softmax(dim=-1) @ v.repeat_interleave(group, dim=1)

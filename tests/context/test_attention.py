@@ -15,13 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from parallelizer.context import balance
-from parallelizer.context.attention import (
-    backward_blocks,
-    context_attention,
-    forward_blocks,
-    gather,
-    scatter_sum,
-)
+from parallelizer.context.attention import context_attention
+from parallelizer.context.gathering import backward_blocks, forward_blocks, gather, scatter_sum
 from tests.context.reference import plain_attention, relative_error
 from tests.ranks import run_ranks
 

@@ -357,7 +357,7 @@ def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> No
         assert "user's forward" in result.pop("KeyError")
         assert "different metadata" in result.pop("checkpoint inside")
         for name, words in {
-            "attn_mask": "attn_mask is not supported",
+            "attn_mask": "made from a local length, and the sequence has 16",
             "dropout": "dropout_p=0.1 is not supported",
             "flex": "flex_attention is not supported",
             "lengths": "1 queries and 8 keys",

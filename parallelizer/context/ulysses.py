@@ -1,0 +1,88 @@
+"""Rows are exchanged for heads: every rank attends over the whole sequence, with its share of the heads.
+
+One all-to-all takes queries, keys and values there, another the result back (DeepSpeed Ulysses; Jacobs et al., 2023).
+What runs between them is plain attention, so that any mask and torch's own kernels do; and all ranks work alike, whatever
+the mask. Query and key heads must divide by the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallelizer.context import balance
+
+Tensor = torch.Tensor
+
+
+def fits(query_heads: int, key_heads: int, ranks: int) -> bool:
+    """Whether every rank gets whole heads of both."""
+    return query_heads % ranks == 0 and key_heads % ranks == 0
+
+
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: dist.ProcessGroup,
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """`attend` on all rows, in their original order, of this rank's heads; its result as this rank's rows.
+
+    q [B, H, S/W, D], k [B, Hkv, S/W, D], v [B, Hkv, S/W, Dv] in head-tail order; `attend` is given q [B, H/W, S, D] and
+    so on, query heads beside the key heads that they read.
+    """
+    q, k, v = _ToHeads.apply(group, q, k, v)
+    (out,) = _ToRows.apply(group, attend(q, k, v))
+    result: Tensor = out
+    return result
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return to_heads(tensors, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *to_rows(gradients, ctx.group)
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        return to_rows(tensors, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *to_heads(gradients, ctx.group)
+
+
+def to_heads(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+    """[B, H, S/W, D], this rank's rows of all heads, to [B, H/W, S, D], all rows of this rank's heads. One collective."""
+    ranks = dist.get_world_size(group)
+    pieces = _exchanged([t.chunk(ranks, dim=1) for t in tensors], group)
+    return tuple(balance.unsplit_parts(parts, 2) for parts in pieces)
+
+
+def to_rows(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+    """The inverse of `to_heads`."""
+    ranks = dist.get_world_size(group)
+    parts = [[balance.split(t, 2, ranks, rank) for rank in range(ranks)] for t in tensors]
+    return tuple(torch.cat(pieces, dim=1) for pieces in _exchanged(parts, group))
+
+
+def _exchanged(parts: list[Any], group: dist.ProcessGroup) -> list[list[Tensor]]:
+    """Part r of each tensor goes to rank r; what comes back are all ranks' parts for this one."""
+    ranks = dist.get_world_size(group)
+    shapes, counts = [p[0].shape for p in parts], [p[0].numel() for p in parts]
+    sent = torch.stack([torch.cat([p[rank].reshape(-1) for p in parts]) for rank in range(ranks)])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    rows = [row.split(counts) for row in received.unbind()]
+    return [[row[i].view(shape) for row in rows] for i, shape in enumerate(shapes)]

@@ -1,0 +1,277 @@
+"""Every method, with and without masks, against attention written from its definition; and what each sends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.context import balance
+from parallelizer.context.attention import context_attention
+from parallelizer.context.choice import METHODS, Heads, cheapest, sent
+from parallelizer.context.ulysses import fits
+from tests.context.reference import masked_attention, relative_error
+from tests.ranks import run_ranks
+
+Tensor = torch.Tensor
+RANKS = (1, 2, 3, 4)
+HEADS = (Heads(12, 12), Heads(12, 6), Heads(8, 4), Heads(8, 1))
+SIZE, V_SIZE = 8, 6
+BATCH = 2
+
+
+def draw(seed: int, heads: Heads, rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(heads.queries, SIZE), (heads.keys, SIZE), (heads.keys, V_SIZE), (heads.queries, V_SIZE)]
+    return [
+        torch.randn(BATCH, n, rows, size, generator=generator, dtype=torch.float64).to(dtype)
+        for n, size in shapes
+    ]
+
+
+def sliding(rows: int, heads: int) -> Tensor:
+    i, j = torch.arange(rows).unsqueeze(1), torch.arange(rows)
+    return (j <= i) & (i - j < 3)
+
+
+def prefix(rows: int, heads: int) -> Tensor:
+    i, j = torch.arange(rows).unsqueeze(1), torch.arange(rows)
+    return ((j <= i) | (j < 4)).expand(BATCH, 1, rows, rows)
+
+
+def documents(rows: int, heads: int) -> Tensor:
+    ids = torch.tensor([[0] * 3 + [1] * (rows - 3), [0] * (rows - 2) + [1] * 2])
+    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    return (same & torch.ones(rows, rows).tril().bool()).unsqueeze(1)
+
+
+def padding(rows: int, heads: int) -> Tensor:
+    """Of keys alone: one row for all."""
+    keys = torch.ones(BATCH, 1, 1, rows, dtype=torch.bool)
+    keys[1, ..., -3:] = False
+    return keys
+
+
+def of_each_head(rows: int, heads: int) -> Tensor:
+    """Added, and other in every head, as ALiBi is."""
+    slopes = torch.linspace(0.1, 2, heads).double().reshape(1, heads, 1, 1)
+    distance = (torch.arange(rows) - torch.arange(rows).unsqueeze(1)).double()
+    return (slopes * distance).masked_fill(distance > 0, float("-inf"))
+
+
+MASKS: dict[str, Callable[[int, int], Tensor]] = {
+    f.__name__: f for f in (sliding, prefix, documents, padding, of_each_head)
+}
+
+
+def local_mask(mask: Tensor, ranks: int, rank: int) -> Tensor:
+    return mask if mask.size(-2) == 1 else balance.split(mask, mask.ndim - 2, ranks, rank)
+
+
+def errors(group: dist.ProcessGroup, method: str, heads: Heads, mask: str, rows: int = 5) -> dict[str, float]:
+    """By tensor, the relative error of this rank's rows; `mask` is causal, none, or the name of one."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    q, k, v, grad = draw(len(mask), heads, 2 * ranks * rows)
+    full = MASKS[mask](q.size(2), heads.queries) if mask in MASKS else None
+    is_causal = mask == "causal"
+    inputs: Any = [t.clone().requires_grad_() for t in (q, k, v)]
+    right = masked_attention(*inputs, mask=full, is_causal=is_causal, scale=SIZE**-0.5)
+    rights = [right.detach(), *torch.autograd.grad(right, inputs, grad)]
+    mine: Any = [balance.split(t, 2, ranks, rank).detach().clone().requires_grad_() for t in (q, k, v)]
+    out = context_attention(
+        *mine, group=group, is_causal=is_causal, method=method,
+        attn_mask=None if full is None else local_mask(full, ranks, rank),
+    )  # fmt: skip
+    grads = torch.autograd.grad(out, mine, balance.split(grad, 2, ranks, rank))
+    return {
+        name: relative_error(value, balance.split(whole, 2, ranks, rank))
+        for name, value, whole in zip(("out", "q", "k", "v"), (out.detach(), *grads), rights, strict=True)
+    }
+
+
+def cases(ranks: int) -> list[tuple[str, Heads, str]]:
+    """Method, heads and mask: all that go together."""
+    return [
+        (method, heads, mask)
+        for method, heads, mask in itertools.product((*METHODS, "auto"), HEADS, ("causal", "none", *MASKS))
+        if (method != "ulysses" or fits(*heads, ranks)) and (method != "ring" or mask not in MASKS)
+    ]
+
+
+def bias_gradient(group: dist.ProcessGroup, method: str) -> float:
+    """The relative error of the gradient of a learned bias, summed over the ranks."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    q, k, v, grad = draw(9, Heads(12, 12), 10 * ranks)
+    bias = torch.randn(
+        1, 12, 10 * ranks, 10 * ranks, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    whole = bias.clone().requires_grad_()
+    (right,) = torch.autograd.grad(
+        masked_attention(q, k, v, mask=whole, is_causal=False, scale=SIZE**-0.5), whole, grad
+    )
+    mine = bias.clone().requires_grad_()
+    local = (balance.split(t, 2, ranks, rank) for t in (q, k, v))
+    out = context_attention(
+        *local, group=group, is_causal=False, method=method, attn_mask=balance.split(mine, 2, ranks, rank)
+    )
+    (found,) = torch.autograd.grad(out, mine, balance.split(grad, 2, ranks, rank))
+    dist.all_reduce(found, group=group)
+    return relative_error(found, right)
+
+
+def bytes_sent(
+    group: dist.ProcessGroup, method: str, heads: Heads, is_causal: bool, **options: Any
+) -> Fraction:
+    """What this rank hands to collectives for others, forward and backward, over the bytes of its keys and values."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    tensors = [t[..., :V_SIZE].bfloat16() for t in draw(4, heads, 4 * ranks)[:3]]  # heads of one size
+    inputs: Any = [balance.split(t, 2, ranks, rank).detach().requires_grad_() for t in tensors]
+    total = [0]
+
+    def counted(function: Any, output: Tensor, source: Tensor, **kwargs: Any) -> Any:
+        largest = max(output.numel(), source.numel()) * source.element_size()
+        total[0] += largest * (ranks - 1) // ranks
+        return function(output, source, **kwargs)
+
+    def passed(function: Any, operations: list[Any]) -> Any:
+        total[0] += sum(p.tensor.numel() * p.tensor.element_size() for p in operations if p.op is dist.isend)
+        return function(operations)
+
+    before = {n: getattr(dist, n) for n in ("all_gather_single", "all_to_all_single", "batch_isend_irecv")}
+    for name, function in before.items():
+        setattr(dist, name, partial(passed if name == "batch_isend_irecv" else counted, function))
+    try:
+        context_attention(
+            *inputs, group=group, is_causal=is_causal, method=method, **options
+        ).sum().backward()
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+    return Fraction(total[0], sum(t.numel() * t.element_size() for t in inputs[1:]))
+
+
+def refusals(group: dist.ProcessGroup) -> dict[str, str]:
+    q, k, v, _ = draw(5, Heads(8, 1), 8)
+    good = torch.ones(8, 8 * 4, dtype=torch.bool)
+    wrong: dict[str, dict[str, Any]] = {
+        "a method": {"method": "rings", "is_causal": True},
+        "heads": {"method": "ulysses", "is_causal": True},
+        "local columns": {"attn_mask": good[:, :8], "is_causal": False},
+        "columns": {"attn_mask": good[:, :20], "is_causal": False},
+        "all rows": {"attn_mask": torch.ones(32, 32, dtype=torch.bool), "is_causal": False},
+        "both": {"attn_mask": good, "is_causal": True},
+        "heads of a mask": {"attn_mask": good.expand(3, 8, 32), "is_causal": False},
+        "a ring": {"attn_mask": good, "is_causal": False, "method": "ring"},
+    }
+    messages = {}
+    for name, options in wrong.items():
+        try:
+            context_attention(q, k, v, group=group, **options)
+        except ValueError as error:
+            messages[name] = str(error)
+    return messages
+
+
+def on_four_ranks() -> Any:
+    groups = {ranks: dist.new_group(list(range(ranks))) for ranks in RANKS}
+    found: dict[Any, Any] = {}
+    for ranks, group in groups.items():
+        if dist.get_rank() >= ranks:
+            continue
+        for case in cases(ranks):
+            found[ranks, *case] = errors(group, *case)
+        for method in ("all-gather", "ulysses"):
+            found["bias", ranks, method] = bias_gradient(group, method)
+        for method, heads, is_causal in itertools.product(
+            METHODS, (Heads(12, 12), Heads(8, 4)), (True, False)
+        ):
+            if ranks > 1 and (method != "ulysses" or fits(*heads, ranks)):
+                found["bytes", ranks, method, heads, is_causal] = bytes_sent(group, method, heads, is_causal)
+        if ranks > 1:
+            found["bytes", ranks, "kept"] = bytes_sent(
+                group, "all-gather", Heads(8, 4), True, keep_gathered=True
+            )
+    found["refusals"] = refusals(groups[4])
+    return found
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[dict[Any, Any]]:
+    return run_ranks(on_four_ranks, 4)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_outputs_and_gradients_are_those_of_the_whole_sequence(
+    ranks: int, everything: list[dict[Any, Any]]
+) -> None:
+    for case in cases(ranks):
+        for rank in range(ranks):
+            worst = max(everything[rank][ranks, *case].values())
+            assert worst < 1e-12, (case, rank, worst)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("method", ["all-gather", "ulysses"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_learned_bias_has_its_gradient(ranks: int, method: str, everything: list[dict[Any, Any]]) -> None:
+    assert everything[0]["bias", ranks, method] < 1e-12
+
+
+@pytest.mark.ranks
+def test_every_method_sends_what_the_closed_form_says(everything: list[dict[Any, Any]]) -> None:
+    counted = 0
+    for rank, found in enumerate(everything):
+        for key, share in found.items():
+            if key[0] == "bytes" and key[2] != "kept":
+                _, ranks, method, heads, is_causal = key
+                assert share == sent(method, heads, ranks, rank, is_causal=is_causal), (rank, key)
+                counted += 1
+            elif key[0] == "bytes":
+                assert share == sent("all-gather", Heads(8, 4), key[1], is_causal=True, kept=True)
+    assert counted > 60
+
+
+@pytest.mark.ranks
+def test_what_cannot_be_exact_is_refused(everything: list[dict[Any, Any]]) -> None:
+    messages = everything[0]["refusals"]
+    assert "there is no method 'rings'" in messages["a method"]
+    assert "8 query and 1 key heads cannot be dealt out to 4 ranks" in messages["heads"]
+    assert "made from a local length, and the sequence has 32" in messages["local columns"]
+    assert "20 columns, and the sequence 32" in messages["columns"]
+    assert "32 rows (all rows; list it" in messages["all rows"]
+    assert "exclude each other" in messages["both"]
+    assert "does not fit queries" in messages["heads of a mask"]
+    assert "the ring takes no attn_mask" in messages["a ring"]
+
+
+@given(
+    st.integers(1, 128), st.integers(1, 8), st.sampled_from([1, 2, 3, 4, 8, 16]), st.booleans(), st.booleans()
+)
+def test_auto_is_the_least_of_what_is_possible(
+    keys: int, group: int, ranks: int, is_causal: bool, masked: bool
+) -> None:
+    heads = Heads(keys * group, keys)
+    chosen = cheapest(heads, ranks, is_causal=is_causal, masked=masked)
+    possible = ["all-gather", *(["ring"] * (not masked)), *(["ulysses"] * fits(*heads, ranks))]
+    assert chosen in possible
+    for method in possible:
+        assert sent(chosen, heads, ranks, is_causal=is_causal, masked=masked) <= sent(
+            method, heads, ranks, is_causal=is_causal, masked=masked
+        )
+
+
+def test_at_eight_ranks_with_64_and_8_heads() -> None:
+    """torch's ring sends (4W-2)K = 30K there, gradients of bf16 travelling in float32."""
+    heads = Heads(64, 8)
+    shares = {m: float(sent(m, heads, 8, is_causal=True)) for m in METHODS}
+    assert shares == {"all-gather": 21, "ring": 21, "ulysses": 15.75}
+    assert float(sent("all-gather", heads, 8, is_causal=True, kept=True)) == 14
