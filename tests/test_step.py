@@ -21,6 +21,7 @@ from tests.parity import (
     VOCAB,
     Case,
     Errors,
+    asked_for,
     assert_exact,
     compare,
     ignored_batch,
@@ -194,13 +195,6 @@ ALWAYS = {
     "cp2_tp2 shard_dim largest",
 }
 """Every kind of mesh, and what differs most from it; the others take turns."""
-
-
-def asked_for(cases: list[Case], request: pytest.FixtureRequest) -> list[Case]:
-    """Those that a test of this run looks at: ranks need not compute what nobody reads."""
-    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
-    names = {call.params.get("name") for call in calls if call}
-    return [case for case in cases if case.name in names]
 
 
 @pytest.fixture(scope="module")
