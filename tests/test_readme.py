@@ -58,8 +58,9 @@ def is_cheap(line: str) -> bool:
 def test_the_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python, *words = shlex.split(line)
     assert python == "python"
-    if "recipes.train" in words and not any(w.startswith("train.steps") for w in words):
-        words.append("train.steps=1")
+    if "recipes.train" in words:
+        words.append("train.eval_batches=1")
+        words += [] if any(w.startswith("train.steps") for w in words) else ["train.steps=1"]
     words += QUICK.get(words[1] if words[0] == "-m" else words[0], [])
     monkeypatch.setenv("COLUMNS", "100")
     done = run(words, tmp_path)
