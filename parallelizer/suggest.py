@@ -79,12 +79,14 @@ def suggest(text: str, paths: Sequence[str]) -> list[tuple[str, int]]:
     that does match, does not parse, or whose braces hold hundreds of wildcards.
     """
     try:
-        if parse_glob(text).select(paths):
-            return []
+        parsed = parse_glob(text)
     except GlobError:
         return []
     units = _units(text)
+    # Before anything is matched: thousands of wildcards take a second to find nothing.
     if sum(is_pattern(a) for unit in units for a in _alternatives(unit)) > _MOST_PATTERNS:
+        return []
+    if parsed.select(paths):
         return []
     tree = path_tree(tuple(paths))
     for edits, start in ((0, _units(text.replace("/", "."))), (1, units), (2, units)):

@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import torch
+import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
+
+from tests.rotation import TURN, TURNS, VARIABLE
 
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
+
+
+def pytest_report_collectionfinish() -> str:
+    """Which part of the matrices runs today; unlike a header it is also shown by `-q`."""
+    return (
+        f"matrices that rotate: turn {TURN} of {TURNS}, {VARIABLE}={TURN} repeats it, -m '' runs them whole"
+    )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -227,6 +228,13 @@ def compare(cases: Sequence[Case]) -> dict[str, Errors | str]:
 
     (ranks,) = {case.ranks for case in cases}
     return _worst(run_ranks(worker, ranks))
+
+
+def asked_for(cases: Sequence[Case], request: pytest.FixtureRequest) -> list[Case]:
+    """Those that a test of this run names in its parameter `name`: ranks need not compute what nobody reads."""
+    calls = (getattr(item, "callspec", None) for item in request.session.items if item.path == request.path)
+    names = {call.params.get("name") for call in calls if call}
+    return [case for case in cases if case.name in names]
 
 
 def assert_exact(result: Errors | str) -> None:

@@ -18,6 +18,7 @@ from parallelizer.tied_parameters import tied_names
 from tests.findings import on_meta
 from tests.parity import gathered, plan, style_defaults
 from tests.ranks import run_ranks
+from tests.rotation import taking_turns
 from tests.styles.models import Experts, FusedAttention, FusedMlp, around
 from tests.test_step import llama
 
@@ -45,8 +46,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Plan, list[dict[str, int]]]] = 
 }  # fmt: skip
 
 
+OPTIONS = ({}, {"shard_dim": "largest", "min_size": 100}, {"min_size": 100})
+
+
 @pytest.mark.ranks
-def test_full_values_are_bit_identical_on_every_mesh() -> None:
+@pytest.mark.parametrize("shift", taking_turns(range(len(OPTIONS))))
+def test_full_values_are_bit_identical_on_every_mesh(shift: int) -> None:
     wholes = {
         name: materialize(on_meta(build), device="cpu", seed=7) for name, (build, _, _) in MODELS.items()
     }
@@ -55,31 +60,29 @@ def test_full_values_are_bit_identical_on_every_mesh() -> None:
     def worker() -> int:
         count = 0
         for name, (build, rules, meshes) in MODELS.items():
-            for sizes in meshes:
-                for options in ({}, {"shard_dim": "largest", "min_size": 100}):
-                    mesh = pz.build_mesh(Mesh(sizes), "cpu")
-                    model = on_meta(build)
-                    pz.apply(
-                        pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options})),
-                        model,
-                        mesh,
-                    )
-                    before = torch.random.get_rng_state()
-                    pz.materialize(model, device="cpu", seed=7)
-                    assert torch.equal(torch.random.get_rng_state(), before)
-                    values = gathered(model, dict(model.named_parameters()))
-                    assert {n: torch.equal(v, expected[name][n]) for n, v in values.items()} == dict.fromkeys(
-                        expected[name], True
-                    )
-                    assert tied_names(model) == tied_names(wholes[name])
-                    for (key, buffer), whole in zip(
-                        model.named_buffers(), wholes[name].buffers(), strict=True
-                    ):
-                        assert torch.equal(buffer, whole), key
-                    count += 1
+            for place, sizes in enumerate(meshes):
+                options = OPTIONS[(place + shift) % len(OPTIONS)]
+                mesh = pz.build_mesh(Mesh(sizes), "cpu")
+                model = on_meta(build)
+                pz.apply(
+                    pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options})),
+                    model,
+                    mesh,
+                )
+                before = torch.random.get_rng_state()
+                pz.materialize(model, device="cpu", seed=7)
+                assert torch.equal(torch.random.get_rng_state(), before)
+                values = gathered(model, dict(model.named_parameters()))
+                assert {n: torch.equal(v, expected[name][n]) for n, v in values.items()} == dict.fromkeys(
+                    expected[name], True
+                )
+                assert tied_names(model) == tied_names(wholes[name])
+                for (key, buffer), whole in zip(model.named_buffers(), wholes[name].buffers(), strict=True):
+                    assert torch.equal(buffer, whole), key
+                count += 1
         return count
 
-    assert run_ranks(worker, 4) == [2 * sum(len(meshes) for *_, meshes in MODELS.values())] * 4
+    assert run_ranks(worker, 4) == [sum(len(meshes) for *_, meshes in MODELS.values())] * 4
 
 
 class Layer(nn.Module):

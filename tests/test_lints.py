@@ -22,6 +22,7 @@ from parallelizer.wire import wire_bytes
 from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload
 from tests.findings import compiled, marked
+from tests.rotation import marks_at
 
 WORKLOAD = Workload({"x": BatchEntry(("batch", "sequence", 16), "float32")}, 2, 8)
 MIB = 1 << 20
@@ -40,9 +41,13 @@ def linted(*overrides: str) -> tuple[Diagnostic, ...]:
     return lint(setup, program, model, trace(program, model, setup.recipe()))
 
 
-@pytest.mark.parametrize("plan", ["llama", "llama_tp"])
 @pytest.mark.parametrize(
-    "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS]
+    ("preset", "plan"),
+    [
+        pytest.param(p, name, marks=marks_at(QUICK.index(p) + place) if p in QUICK else pytest.mark.slow)
+        for p in PRESETS
+        for place, name in enumerate(("llama", "llama_tp"))
+    ],
 )
 def test_the_shipped_plans_waste_nothing_but_whole_logits(preset: str, plan: str) -> None:
     setup = from_config(

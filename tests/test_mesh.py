@@ -25,6 +25,7 @@ from parallelizer.plan import AXES, Mesh
 from parallelizer.state import state_of
 from tests.parity import Case, errors, keep_float64, plan, sharded, token_loss, unsharded
 from tests.ranks import run_ranks
+from tests.rotation import TURNS, taking_turns
 from tests.test_step import llama
 
 
@@ -103,13 +104,15 @@ FOREIGN: list[tuple[str, tuple[int, ...], tuple[str, ...], dict[str, str], tuple
 
 
 @pytest.mark.ranks
-def test_a_foreign_mesh_trains_as_one_of_ours() -> None:
+@pytest.mark.parametrize("third", taking_turns(range(TURNS)))
+def test_a_foreign_mesh_trains_as_one_of_ours(third: int) -> None:
+    foreign = FOREIGN[third::TURNS]
     case = Case("reference", LLAMA, {}, llama(n_layers=1))
     reference = unsharded(case)
 
     def worker() -> dict[str, float]:
         worst = {}
-        for name, shape, names, axes, part in FOREIGN:
+        for name, shape, names, axes, part in foreign:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
             mesh = mesh[part] if part else mesh
             ours = rename(mesh, axes)
@@ -120,7 +123,7 @@ def test_a_foreign_mesh_trains_as_one_of_ours() -> None:
 
     for found in run_ranks(worker, 4):
         assert {name: error for name, error in found.items() if error > 1e-11} == {}
-        assert len(found) == len(FOREIGN)
+        assert len(found) == len(foreign) >= 3
 
 
 @pytest.mark.ranks

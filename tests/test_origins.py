@@ -14,6 +14,7 @@ from parallelizer.config import config_folder
 from parallelizer.diagnostics import Span
 from parallelizer.origins import Origins
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read_text
+from tests.rotation import marks_at
 
 PRESETS = ["single", "tp8_cp2", "fsdp1024_cp2_tp8"]
 
@@ -77,7 +78,7 @@ def unlike_its_text(key: str, value: Any, origins: Origins) -> str | None:
 @pytest.mark.parametrize(
     ("name", "overrides"),
     [
-        *[("train", [f"parallel={preset}"]) for preset in PRESETS],
+        *(pytest.param("train", [f"parallel={p}"], marks=marks_at(i)) for i, p in enumerate(PRESETS)),
         ("train", ["parallel=tp8_cp2", "parallel.mesh.cp=4", "++train.seq_len=8", "model.dim=64"]),
         ("train", ["parallel=deep"]),
         ("train", ["parallel=under"]),
@@ -191,7 +192,9 @@ def written_anew(span: Span, text: str, overrides: list[str]) -> tuple[list[str]
     return overrides, lambda: path.write_text(before) and None
 
 
-@pytest.mark.parametrize(("name", "overrides"), SCENARIOS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "overrides"), [pytest.param(*s, marks=marks_at(i)) for i, s in enumerate(SCENARIOS)], ids=str
+)
 def test_what_is_written_anew_at_the_place_of_a_key_becomes_its_value(
     users: Path, name: str, overrides: list[str]
 ) -> None:

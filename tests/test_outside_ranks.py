@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -158,6 +160,7 @@ def written(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow  # as the recipe does in tests/recipes/test_torchrun.py
 def test_ranks_of_torchrun_join(script: Path, env: pytest.MonkeyPatch) -> None:
     out = script.parent / "out"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -169,13 +172,18 @@ def test_ranks_of_torchrun_join(script: Path, env: pytest.MonkeyPatch) -> None:
 def test_tasks_of_slurm_join(script: Path, env: pytest.MonkeyPatch) -> None:
     out = script.parent / "out"
     job = {**SRUN, "SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "127.0.0.1", "SLURM_JOB_ID": str(os.getpid())}
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(out)],
-            env={**os.environ, **job, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    assert [task.wait(timeout=120) for task in tasks] == [0, 0]
+
+    def task(rank: int) -> None:
+        os.environ.update(job, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank))
+        sys.argv = [str(script), str(out)]
+        runpy.run_path(str(script), run_name="__main__")
+
+    # Forked, so that they need not import torch again.
+    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
+    for one in tasks:
+        one.start()
+    for one in tasks:
+        one.join(120)
+    assert [one.exitcode for one in tasks] == [0, 0]
     # Inside the worker the environment is torchrun's.
     assert written(out) == {"0": "torchrun 0 0 3.0", "1": "torchrun 1 1 3.0"}

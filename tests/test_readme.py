@@ -1,15 +1,18 @@
-"""Every command that the README shows runs; every file that it links to is there."""
+"""Every command that the README shows runs; every file that it links to is there.
+
+The cheap ones run every day, the others take turns (see `tests/rotation.py`).
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.recipes.runs import COMMANDS, Ended, command, typed
+from tests.rotation import taking_turns
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -40,24 +43,39 @@ def commands() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-@pytest.mark.ranks
-@pytest.mark.parametrize("command", commands())
-def test_the_command_runs(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)
-    assert words[0] == "python"
-    if "recipes.train" in words and not any(w.startswith("train.steps") for w in words):
-        words.append("train.steps=1")
-    named = words[2] if words[1] == "-m" else words[1]
-    words += QUICK.get(named, [])
-    if words[1].startswith("benchmarks/"):
-        words[1] = str(ROOT / words[1])
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, *words[1:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+def is_cheap(line: str) -> bool:
+    """Whether it takes a second or two: no ranks, no large model, nothing measured."""
+    words = line.split()
+    name = words[2] if words[1] == "-m" else words[1]
+    return "--help" in QUICK.get(name, []) or words[2:4] in (
+        ["parallelizer", "validate"],
+        ["parallelizer", "explain"],
     )
-    expected = 1 if any(word in command for word in FAILING) else 0
-    assert done.returncode == expected, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("line", taking_turns(commands(), always=filter(is_cheap, commands())))
+def test_the_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, *words = shlex.split(line)
+    assert python == "python"
+    if "recipes.train" in words:
+        words.append("train.eval_batches=1")
+        words += [] if any(w.startswith("train.steps") for w in words) else ["train.steps=1"]
+    words += QUICK.get(words[1] if words[0] == "-m" else words[0], [])
+    monkeypatch.setenv("COLUMNS", "100")
+    done = run(words, tmp_path)
+    expected = 1 if any(word in line for word in FAILING) else 0
+    assert done.status == expected, done.out + done.err
+    assert "Traceback" not in done.err
+
+
+def run(words: list[str], folder: Path) -> Ended:
+    """What follows `python`; the commands of this repository in a fork, which need not import torch again."""
+    if words[0] == "-m" and words[1] in COMMANDS:
+        return typed(*words[2:], cwd=folder, module=words[1], timeout=300)
+    if words[0].startswith("benchmarks/"):
+        words = [str(ROOT / words[0]), *words[1:]]
+    return command(*words, cwd=folder, timeout=300)
 
 
 def test_make_has_the_targets_that_are_named() -> None:

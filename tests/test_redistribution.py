@@ -5,6 +5,7 @@ the choice ends with its context.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from parallelizer.simulate.trace import trace
 from parallelizer.simulate.world import enter_fake_world, in_children
 from parallelizer.state import state_of
 from tests.ranks import run_ranks
+from tests.rotation import TURNS, taking_turns
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import llama
 
@@ -62,14 +64,18 @@ def example(whole: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
     )
 
 
-def test_both_ways_move_the_same_values_and_the_cheaper_sends_less() -> None:
+@pytest.mark.ranks
+@pytest.mark.parametrize("third", taking_turns(range(TURNS)))
+def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(third: int) -> None:
     """Over 2 x 2 real ranks, of a tensor that two does not divide, forward and backward."""
 
     def worker() -> tuple[int, int]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+        every = list(moves())
+        some = random.Random(0).sample(every, len(every))[third::TURNS]
         whole = torch.arange(35.0).view(5, 7) - 11
         number = cheaper = 0
-        for before, after in moves():
+        for before, after in some:
             found: list[Move] = []
             gradients = []
             for mode in ("greedy", "min-cost"):
@@ -90,7 +96,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less() -> None:
         return number, cheaper
 
     [(number, cheaper)] = {*run_ranks(worker, 4)}
-    assert number == 144 and cheaper > 30
+    assert number == 48 and cheaper > 5
 
 
 def _planned(mode: str) -> list[Move]:

@@ -21,6 +21,7 @@ from parallelizer.shards import _cut, parameter_shards
 from tests.findings import compiled, mesh_of, on_meta
 from tests.parity import plan, style_defaults
 from tests.ranks import run_ranks
+from tests.rotation import taking_turns
 from tests.styles.models import Experts, FusedAttention, around
 from tests.test_initialize import EXPERTS, LLAMA, PACKED, UNEVEN
 from tests.test_step import llama
@@ -41,36 +42,39 @@ OPTIONS: list[dict[str, Any]] = [{}, {"shard_dim": "largest"}, {"min_size": 100}
 
 
 @pytest.mark.ranks
-def test_the_arithmetic_agrees_with_live_parameters_on_every_rank() -> None:
+@pytest.mark.parametrize("shift", taking_turns(range(len(OPTIONS))))
+def test_the_arithmetic_agrees_with_live_parameters_on_every_rank(shift: int) -> None:
+    """On every mesh with one of the options, on other days with the others."""
+
     def worker() -> int:
         count = 0
         for build, rules, meshes in MODELS:
-            for sizes in meshes:
-                for options in OPTIONS:
-                    mesh = pz.build_mesh(Mesh(sizes), "cpu")
-                    model = on_meta(build)
-                    program = pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options}))
-                    expected = parameter_shards(program, model, dist.get_rank())
-                    pz.materialize(pz.apply(program, model, mesh), device="cpu", seed=1)
-                    live = dict(model.named_parameters())
-                    assert list(live) == [s.name for s in expected]
-                    for one in expected:
-                        where = f"{one.name} on {sizes} with {options}"
-                        param = live[one.name]
-                        local = param.to_local() if isinstance(param, DTensor) else param
-                        assert tuple(param.shape) == one.global_shape, where
-                        assert tuple(local.shape) == one.local_shape, where
-                        assert local.nbytes == one.bytes, where
-                        assert f"torch.{one.dtype}" == str(local.dtype), where
-                        assert placements(param) == {
-                            a: p for a, p in one.placements.items() if p != "replicate"
-                        }, where
-                        assert set(one.placements) == axes(sizes), where
-                        count += 1
+            for place, sizes in enumerate(meshes):
+                options = OPTIONS[(place + shift) % len(OPTIONS)]
+                mesh = pz.build_mesh(Mesh(sizes), "cpu")
+                model = on_meta(build)
+                program = pz.compile(rules, model, mesh, defaults=style_defaults({"fsdp": options}))
+                expected = parameter_shards(program, model, dist.get_rank())
+                pz.materialize(pz.apply(program, model, mesh), device="cpu", seed=1)
+                live = dict(model.named_parameters())
+                assert list(live) == [s.name for s in expected]
+                for one in expected:
+                    where = f"{one.name} on {sizes} with {options}"
+                    param = live[one.name]
+                    local = param.to_local() if isinstance(param, DTensor) else param
+                    assert tuple(param.shape) == one.global_shape, where
+                    assert tuple(local.shape) == one.local_shape, where
+                    assert local.nbytes == one.bytes, where
+                    assert f"torch.{one.dtype}" == str(local.dtype), where
+                    assert placements(param) == {
+                        a: p for a, p in one.placements.items() if p != "replicate"
+                    }, where
+                    assert set(one.placements) == axes(sizes), where
+                    count += 1
         return count
 
     counts = run_ranks(worker, 4)
-    assert counts[0] > 500 and len(set(counts)) == 1
+    assert counts[0] > 150 and len(set(counts)) == 1
 
 
 def placements(param: nn.Parameter) -> dict[str, str]:

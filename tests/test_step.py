@@ -21,6 +21,7 @@ from tests.parity import (
     VOCAB,
     Case,
     Errors,
+    asked_for,
     assert_exact,
     compare,
     ignored_batch,
@@ -28,6 +29,7 @@ from tests.parity import (
     token_batch,
     token_loss,
 )
+from tests.rotation import taking_turns
 
 MESHES_OF_2 = {
     "tp2": {"tp": 2},
@@ -181,26 +183,44 @@ SPOILT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def on_2_ranks() -> dict[str, Errors | str]:
-    return compare([*CASES_OF_2, *SPOILT])
+ALWAYS = {
+    *(f"{mesh} llama" for mesh in (*MESHES_OF_2, "fsdp2_tp2", "fsdp2_cp2", "cp2_tp2", "hsdp2x2")),
+    "tp2 llama_tp",
+    "fsdp2_tp2 llama_tp",
+    "fsdp2 min_size above everything",  # with checkpoints and accumulation
+    "fsdp2 frozen whole parameters",
+    "fsdp2 uneven shards",
+    "tp2 tied embeddings",
+    "cp2 ignored labels",
+    "cp2_tp2 shard_dim largest",
+}
+"""Every kind of mesh, and what differs most from it; the others take turns."""
 
 
 @pytest.fixture(scope="module")
-def on_4_ranks() -> dict[str, Errors | str]:
-    return compare(CASES_OF_4)
+def on_2_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
+    return compare([*asked_for(CASES_OF_2, request), *SPOILT])
+
+
+@pytest.fixture(scope="module")
+def on_4_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
+    return compare(asked_for(CASES_OF_4, request))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [case.name for case in CASES_OF_2])
+@pytest.mark.parametrize("name", taking_turns([case.name for case in CASES_OF_2], always=ALWAYS))
 def test_two_ranks_compute_what_one_does(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_2_ranks[name])
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [case.name for case in CASES_OF_4])
+@pytest.mark.parametrize("name", taking_turns([case.name for case in CASES_OF_4], always=ALWAYS))
 def test_four_ranks_compute_what_one_does(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
+
+
+def test_what_is_due_always_is_there() -> None:
+    assert {case.name for case in (*CASES_OF_2, *CASES_OF_4)} >= ALWAYS
 
 
 @pytest.mark.ranks

@@ -167,7 +167,7 @@ def interception() -> dict[str, Any]:
     return results
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_way_to_call_attention_is_caught(ranks: int) -> None:
     for result in run_ranks(interception, ranks):
         assert {case: error for case, error in result.items() if not error < 1e-12} == {}

@@ -16,7 +16,7 @@ from tests.fuzz.drive import Outcome
 from tests.fuzz.judge import MAX_GROWTH, judge
 from tests.fuzz.shrink import shrink
 
-CASES = 200
+CASES = 100
 
 
 def test_no_mutation_of_what_people_write_ends_in_anything_but_a_diagnostic(

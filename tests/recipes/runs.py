@@ -1,4 +1,6 @@
-"""The recipe as tests run it: its training in this process, or the whole command in a process of its own."""
+"""The recipe as tests run it: its training in this process, or the whole command in a process of its own; and the
+command line of the package.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallelizer import __main__ as package
 from parallelizer import launch
 from parallelizer.compose import compose_config
 from recipes import train as recipe
@@ -61,8 +64,12 @@ class Ended:
     err: str
 
 
-def typed(*arguments: str, cwd: Path, timeout: float = 60.0) -> Ended:
-    """`python -m recipes.train ARGUMENTS` in the folder `cwd`, in a process forked from this one.
+COMMANDS: dict[str, Callable[[], int | None]] = {"recipes.train": recipe.main, "parallelizer": package.run}
+"""What `python -m` runs, by module."""
+
+
+def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: float = 60.0) -> Ended:
+    """`python -m MODULE ARGUMENTS` in the folder `cwd`, in a process forked from this one.
 
     So it need not import torch again; all else is as for the command. A process that it leaves behind is an
     error.
@@ -70,7 +77,7 @@ def typed(*arguments: str, cwd: Path, timeout: float = 60.0) -> Ended:
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         pid = os.fork()
         if pid == 0:
-            run_command(arguments, cwd, out.fileno(), err.fileno())
+            run_command(arguments, cwd, out.fileno(), err.fileno(), module)
         status = _wait(pid, timeout)
         left = in_session(pid)
         if left or status is None:
@@ -85,7 +92,9 @@ def typed(*arguments: str, cwd: Path, timeout: float = 60.0) -> Ended:
     return ended
 
 
-def run_command(arguments: Sequence[str], cwd: Path, out: int, err: int) -> None:
+def run_command(
+    arguments: Sequence[str], cwd: Path, out: int, err: int, module: str = "recipes.train"
+) -> None:
     """The command in this process, which has just been forked, and its end."""
     status = 1
     try:
@@ -94,9 +103,8 @@ def run_command(arguments: Sequence[str], cwd: Path, out: int, err: int) -> None
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - for as long as the process lives
-        sys.argv = [str(ROOT / "recipes" / "train.py"), *arguments]
-        recipe.main()
-        status = 0
+        sys.argv = [sys.modules[COMMANDS[module].__module__].__file__ or module, *arguments]
+        status = COMMANDS[module]() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

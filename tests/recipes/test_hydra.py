@@ -192,9 +192,9 @@ def test_a_plan_by_name_by_path_and_from_a_folder_of_one_s_own(here: Path) -> No
     (here / "conf" / "plans" / "whole.yaml").write_text(text)
     (here / "mine.yaml").write_text(text)
     for arguments in (
-        ["plan=llama_tp"],
-        ["plan=./mine.yaml"],
-        [f"plan={here / 'mine.yaml'}"],
+        ["plan=llama_tp", "dry_run=true"],
+        ["plan=./mine.yaml", "dry_run=true"],
+        [f"plan={here / 'mine.yaml'}", "dry_run=true"],
         ["--config-dir=conf", "plan=whole"],
     ):
         ended = typed(*arguments, *RUN, "parallel=tp2", cwd=here)

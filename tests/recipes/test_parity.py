@@ -13,6 +13,7 @@ from parallelizer import checks, step
 from parallelizer.compose import compose_config
 from parallelizer.config import config_folder, from_config
 from tests.recipes.runs import SMALL, metrics, run_here
+from tests.rotation import marks_at
 
 STEPS = 10
 TOLERANCE = 1e-5
@@ -25,11 +26,27 @@ PRESETS = {
 }  # fmt: skip
 """The presets that one machine can run, by their number of ranks."""
 
+ALWAYS = {
+    ("tp2", "llama"),
+    ("tp2", "llama_tp"),
+    ("cp2", "llama"),
+    ("hsdp2x2", "llama"),
+    ("fsdp2_cp2_tp2", "llama"),
+}
+TAKING_TURNS = ["fsdp2", "fsdp4", "tp4", "cp4", "fsdp2_tp2", "cp2_tp2"]
+"""With the first plan; what is in neither is for the whole run."""
+
+
+def marks(preset: str, plan: str) -> tuple[pytest.MarkDecorator, ...]:
+    if plan == PLANS[0] and preset in TAKING_TURNS:
+        return marks_at(TAKING_TURNS.index(preset))
+    return () if (preset, plan) in ALWAYS else (pytest.mark.slow,)
+
+
 CASES = [
-    pytest.param(preset, plan, id=f"{preset}-{plan}", marks=pytest.mark.slow if slow else ())
-    for preset, ranks in PRESETS.items()
+    pytest.param(preset, plan, id=f"{preset}-{plan}", marks=marks(preset, plan))
+    for preset in PRESETS
     for plan in PLANS
-    for slow in [ranks > 8 or (plan == "llama_tp" and preset != "tp2")]
 ]
 
 pytestmark = pytest.mark.ranks

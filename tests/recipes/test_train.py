@@ -74,7 +74,9 @@ def test_accumulation_changes_memory_and_nothing_else(preset: str, tmp_path: Pat
     assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "1"), rel=1e-6)
 
 
-@pytest.mark.parametrize("preset", ["single", "fsdp2_cp2_tp2"])
+@pytest.mark.parametrize(
+    "preset", ["single", "fsdp2_tp2", pytest.param("fsdp2_cp2_tp2", marks=pytest.mark.slow)]
+)
 def test_bfloat16_trains_close_to_float32(preset: str, tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         (tmp_path / dtype).mkdir()
@@ -99,7 +101,7 @@ def test_evaluation_changes_nothing(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         run_here(
             tmp_path / name,
-            "parallel=cp2_tp2",
+            "parallel=cp2",
             "train.steps=3",
             f"train.eval_every={every}",
             "train.log_every=0",

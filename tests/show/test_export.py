@@ -43,6 +43,7 @@ from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload
 from tests import findings
 from tests.ranks import run_ranks
+from tests.rotation import marks_at
 from tests.show import own_styles
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
@@ -64,9 +65,13 @@ def shipped(preset: str, plan: str, *overrides: str) -> Any:
     return from_config(*compose_config([f"parallel={preset}", f"plan={plan}", *fixed, *overrides]))
 
 
-@pytest.mark.parametrize("plan", ["llama", "llama_tp"])
 @pytest.mark.parametrize(
-    "preset", [p if p in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS]
+    ("preset", "plan"),
+    [
+        pytest.param(p, name, marks=marks_at(QUICK.index(p) + place) if p in QUICK else pytest.mark.slow)
+        for p in PRESETS
+        for place, name in enumerate(("llama", "llama_tp"))
+    ],
 )
 def test_a_shipped_plan_places_and_sends_the_same(preset: str, plan: str) -> None:
     setup = shipped(preset, plan)

@@ -16,6 +16,7 @@ from parallelizer.program import Program
 from parallelizer.setup import Setup
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch
 from parallelizer.simulate.memory import Usage
+from tests.rotation import marks_at
 from tests.simulate.setups import CHECKPOINT, GPT, SELECTIVE, llama, setup_of, stack, traced
 
 
@@ -93,7 +94,7 @@ ranks = st.floats(0, 1, exclude_max=True)
 REPLICATED: tuple[Any, ...] = ({"dp_replicate": 2}, {"train.accumulate": 2}, "", 0.0)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=1, deadline=None)
 @example(8, *REPLICATED)
 @given(st.integers(8, 10), meshes, options, checkpoints, ranks)
 def test_folded_is_unfolded(
@@ -183,7 +184,8 @@ QUICK = (
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+    "name",
+    [pytest.param(n, marks=marks_at(QUICK.index(n)) if n in QUICK else pytest.mark.slow) for n in CASES],
 )
 def test_layers_that_differ_are_not_folded_or_in_runs(name: str) -> None:
     overrides, run = CASES[name]

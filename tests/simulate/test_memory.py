@@ -10,6 +10,7 @@ from benchmarks.memory_truth import Case, cases, compare
 from parallelizer.simulate.memory import CATEGORIES, MemoryTracker, settled, usage
 from parallelizer.simulate.modules import Running
 from parallelizer.simulate.world import in_children
+from tests.rotation import taking_turns
 from tests.simulate.allocator import differences
 from tests.simulate.setups import CHECKPOINT, llama, traced
 
@@ -31,7 +32,10 @@ SHOWN = (
 BY_NAME = {case.name: case for case in cases()}
 
 
-@pytest.mark.parametrize("name", SHOWN)
+ALWAYS = ("fsdp2_tp2 llama_tp bf16 checkpoint", "cp2_tp2 bf16 selective")
+
+
+@pytest.mark.parametrize("name", taking_turns(SHOWN, always=ALWAYS))
 def test_every_phase_peaks_where_the_allocator_does(name: str) -> None:
     predicted, measured = compare(BY_NAME[name])
     assert differences(predicted, measured) == {}

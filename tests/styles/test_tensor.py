@@ -14,7 +14,8 @@ from parallelizer.diagnostics import Span
 from parallelizer.plan import shard
 from parallelizer.styles.packing import Packing
 from tests.findings import compiled, finding, findings, marked, mesh_of
-from tests.parity import Case, Errors, assert_exact, compare, plan
+from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
+from tests.rotation import taking_turns
 from tests.styles.models import Experts, FusedAttention, FusedMlp, Mlp, NormedMlp, TransposedMlp, around
 
 
@@ -150,8 +151,8 @@ def on_2_ranks() -> dict[str, Errors | str]:
 
 
 @pytest.fixture(scope="module")
-def on_4_ranks() -> dict[str, Errors | str]:
-    return compare(CASES_OF_4)
+def on_4_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
+    return compare(asked_for(CASES_OF_4, request))
 
 
 @pytest.mark.ranks
@@ -161,7 +162,7 @@ def test_one_axis(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [case.name for case in CASES_OF_4])
+@pytest.mark.parametrize("name", taking_turns(case.name for case in CASES_OF_4))
 def test_two_axes(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
 
