@@ -10,7 +10,7 @@ train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests.halves
 
 test-all: $(STAMP)  ## the slow matrices too
 	$(BIN)/python -m pytest -m ""
