@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ FAILING = {"atention", "ffn_norm: none"}
 QUICK = {
     "benchmarks/startup.py": ["--ranks", "2", "--repeats", "1"],
     "benchmarks/step_time.py": ["--blocks", "2", "--steps", "1"],
+    "benchmarks/context_parallel.py": ["--rows", "64", "--rounds", "2"],
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
     "benchmarks/any_size.py": ["--help"],
@@ -94,3 +96,45 @@ def test_the_plan_that_is_shown_is_the_shipped_one() -> None:
     assert shown is not None
     shipped = (ROOT / "configs/plans/llama.yaml").read_text().split("\n", 2)[2]
     assert shown[1].strip() == shipped.strip()
+
+
+OWN = """
+    from torch import nn
+    from torch.nn.functional import gelu
+
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            return x + self.down(gelu(self.up(x)))
+
+
+    class MyModel(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+            self.blocks = nn.ModuleList(Block(width) for _ in range(2))
+
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+"""
+
+
+@pytest.mark.ranks
+def test_a_model_of_one_s_own_is_used_as_the_text_says(tmp_path: Path) -> None:
+    (tmp_path / "my_package.py").write_text(textwrap.dedent(OWN))
+    for name, text in re.findall(r"```yaml\n# (mine/\S+)\n(.*?)```", TEXT, re.S):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    lines = re.findall(r"^    python (-m .* --config-dir mine .*)$", TEXT, re.M)
+    assert len(lines) == 2
+    for line in lines:
+        more = ["train.steps=1", "train.eval_batches=1"] if "recipes.train" in line else []
+        done = command(*shlex.split(line), *more, cwd=tmp_path, timeout=300)
+        assert done.status == 0, done.out + done.err

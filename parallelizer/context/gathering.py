@@ -41,10 +41,7 @@ class GatheredAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise RuntimeError(
-                "context_attention can be differentiated once: call backward without create_graph"
-            )
+        refuse_second_order()
         q, k, v, out, lse = ctx.saved_tensors
         keys, values = (k, v) if ctx.gathered else gather(k, v, ctx.group)
         grad_q, grad_keys, grad_values = backward_blocks(
@@ -55,6 +52,12 @@ class GatheredAttention(torch.autograd.Function):
             return grad_q, None, None, None, None, None, None
         grad_k, grad_v = scatter_sum(grad_keys, grad_values, k.dtype, ctx.group)
         return grad_q, grad_k, grad_v, None, None, None, None
+
+
+def refuse_second_order() -> None:
+    """Raises RuntimeError in a backward that is itself recorded: nothing here can be differentiated again."""
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise RuntimeError("context_attention can be differentiated once: call backward without create_graph")
 
 
 def forward_blocks(

@@ -98,7 +98,7 @@ def _cuda_kernel_fits(q: Tensor, v: Tensor) -> bool:
 
 def _plain_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
     """In tensor operations, on any device, in the accumulation dtype; holds the whole matrix of scores."""
-    with _no_autocast(q.device.type):
+    with no_autocast(q.device.type):
         wide = accumulation_dtype(q.dtype)
         scores = _scores(q.to(wide), k.to(wide), is_causal, scale)
         lse = torch.logsumexp(scores, dim=-1)
@@ -109,7 +109,7 @@ def _plain_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: floa
 def _plain_backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    with _no_autocast(q.device.type):
+    with no_autocast(q.device.type):
         wide = accumulation_dtype(q.dtype)
         heads = k.size(1)
         queries, keys, values = _by_kv_head(q.to(wide), heads), k.to(wide), v.to(wide)
@@ -144,7 +144,7 @@ def _of_heads(tensor: Tensor, q: Tensor) -> Tensor:
     return tensor.unflatten(2, (-1, q.size(2))).flatten(1, 2)
 
 
-def _no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+def no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
     """The dtypes here are chosen; autocast would multiply in bf16 what was lifted to float32."""
     if torch.amp.is_autocast_available(device_type):
         return torch.autocast(device_type, enabled=False)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.gathering import gather, scatter_sum
+from parallelizer.context.gathering import gather, refuse_second_order, scatter_sum
+from parallelizer.context.kernels import no_autocast
 from parallelizer.context.sequence import GatherSequence
 
 Tensor = torch.Tensor
@@ -42,10 +43,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
     """torch's attention, with grouped heads."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
-    # The operator and not the function, which whoever looks for calls of a model's own would take for one.
-    out: Tensor = torch.ops.aten.scaled_dot_product_attention.default(
-        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.size(1) != k.size(1)
-    )
+    with no_autocast(q.device.type):
+        # The operator and not the function, which whoever looks for calls of a model's own would take for one.
+        out: Tensor = torch.ops.aten.scaled_dot_product_attention.default(
+            q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.size(1) != k.size(1)
+        )
     return out
 
 
@@ -65,6 +67,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        refuse_second_order()
         grad_keys, grad_values = gradients
         return None, *scatter_sum(grad_keys, grad_values, grad_keys.dtype, ctx.group)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallelizer.context.gathering import refuse_second_order
 from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
 
 Tensor = torch.Tensor
@@ -49,6 +50,7 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
         (grad_out,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
         group, lse = ctx.group, lse.squeeze(0)

