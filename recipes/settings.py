@@ -66,8 +66,8 @@ def _numbers(reading: Reading) -> dict[str, Any]:
 def _check_keys(reading: Reading) -> None:
     """Report keys that nobody reads: a misspelt one that is passed over leaves its setting as it was.
 
-    `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys that others of its keys
-    name, so that there only what the command line adds is looked at.
+    `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys
+    that others of its keys name, so that there only what the command line adds is looked at.
     """
     written = str(OmegaConf.to_container(reading.config, resolve=False))
     sections = dict(SECTIONS)
