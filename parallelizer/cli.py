@@ -322,7 +322,8 @@ def _explain_path(arguments: argparse.Namespace) -> int:
             show_diagnostics.write((d for d in answer.diagnostics if d.severity == "error"), sys.stderr)
     except PlanError as error:
         found = error.diagnostics
-        if any(d.code == "unknown-path" for d in found) and codes.nearest_codes(arguments.word):
+        no_path = any(d.code == "unknown-path" and "did you mean" not in (d.help or "") for d in found)
+        if no_path and codes.nearest_codes(arguments.word):
             found = (codes.unknown(arguments.word),)
         return _refuse(arguments, found)
     return 1 if has_errors(answer.diagnostics) else 0
