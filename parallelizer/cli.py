@@ -10,9 +10,10 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.override_mistakes import OverrideSyntaxError
 from parallelizer.show import diagnostics as show_diagnostics
@@ -50,16 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; overrides may stand before, between and behind the options."""
-    parser = _parser()
+    parser, commands = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if any(word.startswith("-") for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    refuse_options(rest, arguments.command, commands)
     arguments.overrides += rest
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("parallelizer", description="Parallelism for PyTorch models as data.")
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands by name."""
+    parser = Parser("parallelizer", description="Parallelism for PyTorch models as data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, doc in (
         ("validate", _validate, "find every mistake in the plan and the configuration"),
@@ -114,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
             verify_command.add_options(command)
         command.set_defaults(run=run)
     _add_explain(commands)
-    return parser
+    return parser, commands.choices
 
 
 def _add_explain(commands: Any) -> None:
