@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from parallelizer import interrupts
 from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.override_mistakes import OverrideSyntaxError
@@ -41,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_diagnostics.write([error.diagnostic], sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader has gone (`| head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return interrupts.reader_gone()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -167,11 +166,16 @@ def _plan(arguments: argparse.Namespace) -> int:
     from parallelizer.show import dry_run
     from parallelizer.show.diff import check_rank
     from parallelizer.show.documents import plan_document
+    from parallelizer.show.lock import read_lock
+    from parallelizer.show.targets import check_targets
 
     torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     if arguments.diff:
         return _diff(arguments)
     try:
+        check_targets(arguments.html, arguments.lock)
+        if arguments.locked:
+            read_lock(arguments.locked)
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
