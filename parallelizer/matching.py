@@ -156,14 +156,14 @@ def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
         later = beaten_by.get(id(rule))
         if later is None or id(rule) in winning or rule.optional:
             continue
-        # A plan that extends another replaces rules on purpose.
-        severity = "warning" if later.span.file == rule.span.file else "note"
+        if later.span.file != rule.span.file:
+            continue  # a plan that extends another replaces rules on purpose, and so do a preset and a command
         state.find(
             "shadowed-rule",
             f"{_shown(rule)} never wins: later rules take every slot that it fills",
             rule.span,
             "remove the rule, or put it behind the others",
-            severity=severity,
+            severity="warning",
             related=(Related(later.span, "this one wins"),),
         )
 

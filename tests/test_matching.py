@@ -217,7 +217,11 @@ def test_a_plan_that_extends_another_may_replace_its_rules(tmp_path: Path) -> No
     (tmp_path / "plans" / "parent.yaml").write_text(rules("inner.up: colwise"))
     (tmp_path / "plans" / "child.yaml").write_text("extends: parent\nrules: {inner.up: replicate}")
     program = pz.compile(pz.load_plan("child", [tmp_path]), on_meta(MLP), TP)
-    assert [(d.code, d.severity) for d in program.diagnostics] == [("shadowed-rule", "note")]
+    assert program.diagnostics == ()
+    child = "extends: parent\nrules: {inner.up: replicate, inner.*: replicate}"
+    (tmp_path / "plans" / "child.yaml").write_text(child)
+    [found] = pz.compile(pz.load_plan("child", [tmp_path]), on_meta(MLP), TP).diagnostics
+    assert (found.code, found.severity) == ("shadowed-rule", "warning") and "`inner.up`" in found.message
 
 
 # Names
