@@ -130,9 +130,14 @@ def _table(found: Iterable[Change], names: Sequence[str]) -> Table:
     table.add_column("change", justify="right", no_wrap=True)
     for change in found:
         rows = _rows(change)
+        cells = [
+            (_cell(f, before), _cell(f, after), _ratio(f, before, after) or "-") for f, before, after in rows
+        ]
+        # What subjects share stands beside each of them, or that it does: a blank would read as nothing.
+        beside = cells * len(change.subjects) if len(cells) == 1 else cells
+        beside = beside + [("as above", "as above", "")] * (len(change.subjects) - len(beside))
         subjects = "\n".join(f"  {subject}" for subject in change.subjects)
-        sides = ("\n".join(_cell(row[0], row[i]) for row in rows) for i in (1, 2))
-        table.add_row(Text(subjects), *map(Text, sides), Text("\n".join(_ratio(*row) for row in rows)))
+        table.add_row(Text(subjects), *(Text("\n".join(column)) for column in zip(*beside, strict=True)))
     return table
 
 
