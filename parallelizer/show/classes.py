@@ -56,9 +56,7 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
         Column("peak", right=True),
         Column("sent", right=True, spare=1),
     ]
-    merged = "; equal figures share a row" if len(groups) < len(classes) else ""
-    said = f"  {len(classes):,} classes, by what they hold and compute{merged}"
-    title = Text.assemble(("ranks", "bold"), said)
+    title = Text.assemble(("ranks", "bold"), f"  {len(classes):,} classes, by what they hold and compute")
     tables.write(screen, title, columns, rows)
     if any(c.peak is None for c in classes):
         screen.print(Text("  Those not traced hold no more than one that was.", "dim"))

@@ -21,14 +21,7 @@ def test_a_row_for_what_differs() -> None:
         RankClass(0, 4, 1024, 4096, 10), RankClass(4, 8, 1024, 4096, 10), RankClass(12, 4, 0, 1024, 10)
     )
     rows = [line.split() for line in text.splitlines()]
-    assert rows[0][:3] == ["ranks", "3", "classes,"] and rows[0][-6:] == [
-        "compute;",
-        "equal",
-        "figures",
-        "share",
-        "a",
-        "row",
-    ]
+    assert rows[0][:3] == ["ranks", "3", "classes,"]
     assert rows[2] == ["0,", "4", "12", "1.0", "KiB", "4.0", "KiB", "10", "B"]
     assert rows[3] == ["12", "4", "0", "B", "1.0", "KiB", "10", "B"]
     assert "not traced" not in text.lower()
