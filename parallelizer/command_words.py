@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
         """Print usage and message, and exit with status 2."""
         chosen = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         near = nearest(chosen[1], re.findall(r"[\w-]+", chosen[2]), 1) if chosen else []
-        super().error(message + (f"; did you mean {near[0]}?" if near else ""))
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def refuse_options(words: Sequence[str], name: str, commands: Mapping[str, argparse.ArgumentParser]) -> None:
