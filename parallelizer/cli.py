@@ -10,9 +10,11 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from parallelizer import interrupts
+from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.override_mistakes import OverrideSyntaxError
 from parallelizer.show import diagnostics as show_diagnostics
@@ -40,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show_diagnostics.write([error.diagnostic], sys.stderr)
         return 2
     except BrokenPipeError:
-        # The reader has gone (`| head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return interrupts.reader_gone()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -50,16 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; overrides may stand before, between and behind the options."""
-    parser = _parser()
+    parser, commands = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if any(word.startswith("-") for word in rest):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    refuse_options(rest, arguments.command, commands)
     arguments.overrides += rest
     return arguments
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("parallelizer", description="Parallelism for PyTorch models as data.")
+def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the commands by name."""
+    parser = Parser("parallelizer", description="Parallelism for PyTorch models as data.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, run, doc in (
         ("validate", _validate, "find every mistake in the plan and the configuration"),
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
             verify_command.add_options(command)
         command.set_defaults(run=run)
     _add_explain(commands)
-    return parser
+    return parser, commands.choices
 
 
 def _add_explain(commands: Any) -> None:
@@ -166,11 +166,16 @@ def _plan(arguments: argparse.Namespace) -> int:
     from parallelizer.show import dry_run
     from parallelizer.show.diff import check_rank
     from parallelizer.show.documents import plan_document
+    from parallelizer.show.lock import read_lock
+    from parallelizer.show.targets import check_targets
 
     torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     if arguments.diff:
         return _diff(arguments)
     try:
+        check_targets(arguments.html, arguments.lock)
+        if arguments.locked:
+            read_lock(arguments.locked)
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
@@ -322,7 +327,8 @@ def _explain_path(arguments: argparse.Namespace) -> int:
             show_diagnostics.write((d for d in answer.diagnostics if d.severity == "error"), sys.stderr)
     except PlanError as error:
         found = error.diagnostics
-        if any(d.code == "unknown-path" for d in found) and codes.nearest_codes(arguments.word):
+        no_path = any(d.code == "unknown-path" and "did you mean" not in (d.help or "") for d in found)
+        if no_path and codes.nearest_codes(arguments.word):
             found = (codes.unknown(arguments.word),)
         return _refuse(arguments, found)
     return 1 if has_errors(answer.diagnostics) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -13,6 +14,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, quoted
 from parallelizer.layouts import layouts_in, unused_layouts
 from parallelizer.limits import grown_key
 from parallelizer.load import config_folder, find_along, load
+from parallelizer.located import function_at
 from parallelizer.mesh_sizes import read_mesh
 from parallelizer.model_config import read_model, read_workload
 from parallelizer.origins import Origins
@@ -34,8 +36,8 @@ DEVICES = ("auto", "cpu", "cuda")
 def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     """Read a composed configuration.
 
-    Raises PlanError with every mistake in it, plan files included. What `imports` names is imported; no model
-    is built.
+    Raises PlanError with every mistake in it, plan files included. What `imports` names and `checks` name is imported; no
+    model is built.
     """
     reading = Reading(config, origins or Origins(folders=[config_folder()]))
     _check_size(reading)
@@ -53,6 +55,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     clip = _clip(reading)
     redistribute = _redistribute(reading)
     share = _max_unsharded(reading)
+    _check(reading)
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
@@ -138,6 +141,27 @@ def _import(reading: Reading) -> None:
             help_text = "it is looked for in the working directory and among what is installed"
             span = reading.origins.span(f"imports.{index}") or reading.span("imports")
             raise PlanError([Diagnostic("import-failed", message, span, help_text)]) from None
+
+
+def _check(reading: Reading) -> None:
+    """Let the functions that `checks` names report what they find. Each takes the Reading.
+
+    Those of a package that is not installed here are left out: what it would run cannot be run here either.
+    """
+    names = reading.get("checks") or []
+    for index, name in enumerate(names if isinstance(names, list) else [names]):
+        package = str(name).partition(".")[0]
+        if package.isidentifier() and importlib.util.find_spec(package) is None:
+            continue
+        try:
+            check = function_at(str(name))
+        except Exception as error:  # whatever the import of somebody's module raises
+            message = f"checks names {quoted(str(name))}, which is no function: {error}"
+            span = reading.origins.span(f"checks.{index}") or reading.span("checks")
+            help_text = "name a function that takes a parallelizer.reading.Reading"
+            reading.findings.error("check-not-found", message, span, help_text)
+            continue
+        check(reading)
 
 
 def _plan(reading: Reading) -> Plan | None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from parallelizer.conversions import conversions
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
-from parallelizer.glob import GlobError, parse_glob
+from parallelizer.glob import GlobError, escape, parse_glob
 from parallelizer.matching import match
 from parallelizer.parse_rule import slot_of
 from parallelizer.plan import AXES, SLOTS, Option, Rule, StyleDefaults, StyleUse, full_name
@@ -20,7 +20,7 @@ from parallelizer.resolving import slot_order
 from parallelizer.setup import Setup
 from parallelizer.shards import ParameterShard, parameter_shards
 from parallelizer.styles.declare import STYLES
-from parallelizer.suggest import suggest
+from parallelizer.suggest import nearest, suggest
 from parallelizer.tied_parameters import parameter_names
 from parallelizer.wording import flow, layout_names, place, written
 
@@ -136,10 +136,24 @@ def _targets(word: str, modules: Sequence[str], names: Sequence[str]) -> list[tu
         return [(path, None) for path in found]
     if found := glob.select(names):
         return [(path, leaf) for path, _, leaf in (name.rpartition(".") for name in found)]
-    near = suggest(word, [*modules, *names])
-    meant = "; ".join(f"`{glob}` (matches {n})" for glob, n in near)
-    help_text = f"did you mean {meant}?" if near else "`python -m parallelizer plan` lists the modules"
+    help_text = _meant(word, modules, names)
     raise _unknown(f"nothing in the model is called {quoted(word)}", help_text)
+
+
+def _meant(word: str, modules: Sequence[str], names: Sequence[str]) -> str:
+    """Help for a path that is not there: near paths, a near name anywhere in the model, or what the root has."""
+    paths = [path for path in (*modules, *names) if path]
+    near = suggest(word, paths)
+    if not near:
+        leaves = dict.fromkeys(path.rpartition(".")[2] for path in paths)
+        anywhere = [f"**.{escape(leaf)}" for leaf in nearest(word.rpartition(".")[2], leaves)]
+        near = [(glob, len(parse_glob(glob).select(paths))) for glob in anywhere]
+    if near:
+        shown = "; ".join(f"`{glob}` (matches {n})" if n > 1 else f"`{glob}`" for glob, n in near)
+        return f"did you mean {shown}?"
+    top = list(dict.fromkeys(path.partition(".")[0] for path in paths))
+    shown = ", ".join(top[:8]) + (", ..." if len(top) > 8 else "")
+    return f"the model has {shown}; `python -m parallelizer plan` lists the modules"
 
 
 def _unknown(message: str, help_text: str) -> PlanError:

@@ -1,14 +1,18 @@
-"""Ctrl-C while a command imports what it needs: it ends at once, with a word and without a traceback.
+"""Ends that are nobody's mistake: Ctrl-C while a command imports what it needs, and a reader who has gone.
 
-No command's own handling is in place yet then, and code that is being imported may turn the exception into
-another. Imports nothing that takes time.
+Of Ctrl-C: no command's own handling is in place yet then, and code that is being imported may turn the exception
+into another. Imports nothing that takes time.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+
+READER_GONE = 128 + 13
+"""The exit status of what writes into a pipe that nobody reads any more, as a shell reports SIGPIPE."""
 
 
 def end_at_once() -> None:
@@ -24,6 +28,21 @@ def raise_again() -> None:
     """Ctrl-C raises KeyboardInterrupt, as it does in Python."""
     if _is_ours_to_set(_end):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def reader_gone() -> int:
+    """After BrokenPipeError (`| head`): nobody is left to tell, so what is still to be written goes nowhere.
+
+    Returns the exit status.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return READER_GONE
 
 
 def _is_ours_to_set(present: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelizer.diagnostics import Diagnostic, Span, quoted
 from parallelizer.plan import Flow, Option, Placement, Plan
-from parallelizer.suggest import did_you_mean
+from parallelizer.suggest import did_you_mean, nearest
 
 
 def layouts_in(value: Any) -> Iterator[Placement]:
@@ -37,7 +37,13 @@ def unused_layouts(plan: Plan) -> Iterator[Diagnostic]:
 def unknown_layout(named: Placement, layouts: Iterable[str], span: Span) -> Diagnostic:
     """The diagnostic for a name that is none of `layouts`; `span` is where it stands if it does not know."""
     name = named.name or ""
-    help_text = did_you_mean(name, layouts, "the layouts are")
+    known = list(layouts)
+    help_text = did_you_mean(name, known, "the layouts are")
+    word = nearest(name, ("replicate", "partial", "shard"), 1)
+    if word and not nearest(name, known, 1):
+        number = name[-1] if name[-1].isdecimal() else "<dimension>"
+        meant = f"shard({number})" if word == ["shard"] else word[0]
+        help_text = f"did you mean {meant}? {help_text}"
     return Diagnostic("unknown-layout", f"there is no layout {quoted(name)}", named.span or span, help_text)
 
 

@@ -49,6 +49,26 @@ def match(state: Compilation) -> None:
     _report_losers(state, beaten_by)
 
 
+def taken_away(rules: Iterable[Rule], paths: Sequence[str]) -> tuple[Related, ...]:
+    """The `none` rules that leave a slot of one of these modules empty, which an earlier rule had filled."""
+    found: dict[Span, Related] = {}
+    for path in paths:
+        stands: dict[str, str] = {}
+        taken: dict[str, tuple[Rule, str]] = {}
+        for rule in rules:
+            if not rule.glob.select([path]):
+                continue
+            for slot in rule.empties & stands.keys():
+                taken[slot] = rule, stands.pop(slot)
+            for use in rule.uses:
+                slot = slot_of(use)[0]
+                stands[slot] = use.style
+                taken.pop(slot, None)
+        for rule, style in taken.values():
+            found.setdefault(rule.span, Related(rule.span, f"this rule takes `{style}` away"))
+    return tuple(found.values())
+
+
 def _targets(
     state: Compilation, rule: Rule, paths: list[str], names: list[str]
 ) -> list[tuple[str, str | None]] | None:
@@ -156,14 +176,14 @@ def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
         later = beaten_by.get(id(rule))
         if later is None or id(rule) in winning or rule.optional:
             continue
-        # A plan that extends another replaces rules on purpose.
-        severity = "warning" if later.span.file == rule.span.file else "note"
+        if later.span.file != rule.span.file:
+            continue  # a plan that extends another replaces rules on purpose, and so do a preset and a command
         state.find(
             "shadowed-rule",
             f"{_shown(rule)} never wins: later rules take every slot that it fills",
             rule.span,
             "remove the rule, or put it behind the others",
-            severity=severity,
+            severity="warning",
             related=(Related(later.span, "this one wins"),),
         )
 

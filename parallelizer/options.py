@@ -8,13 +8,16 @@ from typing import Any
 
 from parallelizer import foreign_words
 from parallelizer.diagnostics import Findings
-from parallelizer.placement import PlacementError, parse_flow, parse_placement
+from parallelizer.placement import RESERVED, PlacementError, parse_flow, parse_placement
 from parallelizer.plan import AXES, Flow, Placement
 from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, kind
 from parallelizer.styles.declare import OptionKind
-from parallelizer.suggest import did_you_mean
+from parallelizer.suggest import did_you_mean, nearest
 
 PLACEMENT_HELP = "a placement is replicate, shard(0), shard(1), ..., partial, or the name of a layout"
+_WORD = re.compile(r"(\w+)\s*(?:[(\[{]\s*([0-9]*)\s*[)\]}])?")
+"""A word with or without a number behind it: `shrad(1)`, `shard[1]`, `shard`."""
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,2}(_[0-9]{3}){1,5}|[1-9][0-9]{0,17}")
@@ -160,6 +163,12 @@ def placement(node: Node, findings: Findings) -> Placement | None:
 
 def _placement_help(text: str) -> str:
     meant = foreign_words.placement(text)
+    if meant is None and (written := _WORD.fullmatch(text.strip())):
+        word, number = nearest(written[1], RESERVED, 1), written[2]
+        if word == ["shard"]:
+            return f"did you mean shard({number or '<dimension>'})? {PLACEMENT_HELP}"
+        if word and not number:
+            return f"did you mean {word[0]}? {PLACEMENT_HELP}"
     return f"a plan writes it `{meant}`" if meant else PLACEMENT_HELP
 
 

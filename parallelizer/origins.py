@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,19 @@ class Origins:
             return override.key
         written = self._written(key)
         return written[0].span if written is not None and written[0] is not None else None
+
+    def set_inside(self, key: str, without: Collection[str] = ()) -> list[Span]:
+        """The places of the values that overrides set inside of `key`, in their order.
+
+        Left out are the keys `without` right below it, and what only chooses a file.
+        """
+        found = {}
+        for override in self.overrides:
+            name = override.partition("=")[0].lstrip("+~")
+            below = name.removeprefix(f"{key}.").partition(".")[0]
+            if name.startswith(f"{key}.") and below not in without:
+                found[name] = _Overridden.whole(override).value
+        return list(found.values())
 
     def written(self, key: str) -> Node | None:
         """What stands under `key` in the file that set it last; None for an override, and for what is in no file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -29,7 +30,10 @@ def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Di
     name, equals, value = override.partition("=")
     if not equals:
         help_text = "an override is key=value"
-        if any("rules=" in other for other in overrides):
+        if is_path(override):
+            alone = f"`validate --quick {shlex.quote(override)}` reads it alone"
+            help_text = f"a plan is checked against a model: {shlex.quote(f'plan={override}')} ({alone})"
+        elif any("rules=" in other for other in overrides):
             help_text = f"a rule's blanks need quotes: {quoted_rules('rules', 'layers.*: checkpoint')}"
         message = f"{quoted(override)} is no override"
         return Diagnostic("override-syntax", message, override_span(override), help_text)
@@ -43,6 +47,11 @@ def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Di
         typed = shlex.quote(f'{name}="{value}"') if "'" in value else f"\"{name}='{value}'\""
         help_text = f"put it in quotes: {typed}"
     return Diagnostic("override-syntax", message, value_span(override), help_text)
+
+
+def is_path(word: str) -> bool:
+    """Whether a word of the command line names a plan file."""
+    return "=" not in word and (os.sep in word or word.endswith((".yaml", ".yml")))
 
 
 def _meant_rules(override: str, overrides: Sequence[str]) -> str:

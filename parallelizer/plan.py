@@ -127,10 +127,12 @@ class Plan:
     layouts: Mapping[str, Placement] = field(default_factory=dict)
     batch: Mapping[str, Buffer] = field(default_factory=dict)
     buffers: Mapping[str, Buffer] = field(default_factory=dict)
+    added: int = field(default=0, compare=False)
+    """How many rules, at the end, are a preset's or the command line's."""
 
     def with_rules(self, rules: tuple[Rule, ...]) -> Plan:
         """This plan with more rules behind its own, so that they win."""
-        return replace(self, rules=self.rules + rules)
+        return replace(self, rules=self.rules + rules, added=self.added + len(rules))
 
     def with_layouts(self, layouts: Mapping[str, Placement]) -> Plan:
         """This plan with some layouts set anew."""

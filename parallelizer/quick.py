@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors, in_order
 from parallelizer.layouts import unknown_layouts, unused_layouts
 from parallelizer.load import config_folder, find_along, load
-from parallelizer.override_mistakes import OverrideSyntaxError, override_span
+from parallelizer.override_mistakes import OverrideSyntaxError, is_path, override_span
 from parallelizer.plan import Option, Plan, StyleDefaults
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show.documents import validate_document
@@ -38,27 +37,25 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
     """
     files = plan_files(arguments.overrides)
     found: Sequence[Diagnostic]
-    fine: list[str]
+    said: list[str]
     if files:
-        found = check_files(files, arguments.config_dir)
-        fine = [f"{file}: well formed" for file in files]
+        by_file = check_files(files, arguments.config_dir)
+        found, said = in_order(one for some in by_file.values() for one in some), _of_files(by_file)
     else:
-        found, fine = _check_configuration(setup)
+        found, said = _check_configuration(setup)
     if arguments.json:
         json.dump(validate_document(found), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         show_diagnostics.write(found, sys.stderr)
-        if not has_errors(found):
-            print("\n".join(fine))
+        for line in said:
+            print(line)
     return 1 if has_errors(found) else 0
 
 
 def plan_files(words: Sequence[str]) -> list[str]:
     """The words that are paths of plan files: all of them, or none. Raises OverrideSyntaxError for some."""
-    files = [
-        word for word in words if "=" not in word and (os.sep in word or word.endswith((".yaml", ".yml")))
-    ]
+    files = [word for word in words if is_path(word)]
     if files and len(files) < len(words):
         other = next(word for word in words if word not in files)
         message = "a plan file is checked alone, or in a configuration, and here stand both"
@@ -67,16 +64,28 @@ def plan_files(words: Sequence[str]) -> list[str]:
     return files[:MAX_FILES]
 
 
-def check_files(files: Iterable[str], config_dir: str | None = None) -> tuple[Diagnostic, ...]:
-    """What is wrong with plan files, each with what it extends, and no configuration around them."""
+def check_files(files: Iterable[str], config_dir: str | None = None) -> dict[str, tuple[Diagnostic, ...]]:
+    """What is wrong with plan files, by file, each with what it extends, and no configuration around them."""
     find = find_along([*([Path(config_dir)] if config_dir else []), config_folder()])
-    found: list[Diagnostic] = []
+    found = {}
     for file in files:
         try:
-            found += check_plan(load(file, find))
+            found[file] = tuple(check_plan(load(file, find)))
         except PlanError as error:
-            found += error.diagnostics
-    return in_order(found)
+            found[file] = error.diagnostics
+    return found
+
+
+def _of_files(found: Mapping[str, tuple[Diagnostic, ...]]) -> list[str]:
+    """A line for each plan file that is fine, and of several one that counts them."""
+    fine = [file for file, some in found.items() if not has_errors(some)]
+    lines = [f"{file}: well formed" for file in fine]
+    if len(found) > 1:
+        wrong = len(found) - len(fine)
+        lines.append(
+            f"{len(found)} plan files: {len(fine)} well formed" + (f", {wrong} wrong" if wrong else "")
+        )
+    return lines
 
 
 def check_plan(plan: Plan, defaults: Iterable[StyleDefaults] = ()) -> Iterator[Diagnostic]:
@@ -93,4 +102,5 @@ def _check_configuration(setup: Callable[[], Setup]) -> tuple[tuple[Diagnostic, 
     except PlanError as error:
         return error.diagnostics, []
     found = in_order((*read.warnings, *check_plan(read.plan, read.defaults.values())))
-    return found, [f"{read.plan.file} on {read.mesh}: well formed (no model was built)"]
+    fine = f"{read.plan.file} on {read.mesh}: well formed (no model was built)"
+    return found, [] if has_errors(found) else [fine]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.diagnostics import Diagnostic, PlanError, in_order
+from parallelizer.diagnostics import Diagnostic, PlanError, Related, in_order
 from parallelizer.located import function_at
 from parallelizer.origins import Origins
 from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
@@ -156,9 +156,19 @@ class Setup:
             key, help_text = f"model.{missing[1]}", "give it one"
             message = f"{key} has no value"
         else:
-            key, help_text = "model._target_", f"check model._target_={target} and its arguments"
-            message = f"the model cannot be built: {_reason(cause)}"
+            return self._not_built(_reason(cause))
         return self._error("model-build", message, key, help_text)
+
+    def _not_built(self, reason: str) -> PlanError:
+        """A model whose constructor fails: the arguments of the command line are likelier at fault than its config."""
+        target = self.model.get("_target_")
+        no_class = re.match(r"Error (loading|locating) ", reason)
+        given = [] if no_class else self.origins.set_inside("model", MODEL_KEYS)
+        span = given[0] if given else self.origins.span("model._target_")
+        others = tuple(Related(other, "and this is set here") for other in given[1:])
+        help_text = f"check model._target_={target} and its arguments"
+        message = f"the model cannot be built: {reason}"
+        return PlanError([Diagnostic("model-build", message, span, help_text, related=others)])
 
     def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
         return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])

@@ -49,7 +49,9 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
     mark = Position.of(error.problem_mark or error.context_mark)
     began = Position.of(error.context_mark or error.problem_mark)
 
-    def at(code: str, message: str, start: Position, help_text: str | None, length: int = 1) -> Diagnostic:
+    def finding(
+        code: str, message: str, start: Position, help_text: str | None, length: int = 1
+    ) -> Diagnostic:
         return Diagnostic(code, message, span_of(start, length), help_text)
 
     line = _line(text, mark)
@@ -58,7 +60,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         return (tag if is_tag(word_at(text, began)) else unquoted)(began, text, span_of)
     if here == "\t" or "\t" in line[: _indent(text, mark.line)]:
         tab = Position(mark.line, line.index("\t"))
-        return at("yaml-syntax", "a tab stands where YAML wants blanks", tab, "indent with blanks")
+        return finding("yaml-syntax", "a tab stands where YAML wants blanks", tab, "indent with blanks")
     if here in _READ_AS and "cannot start any token" in problem:
         return unquoted(mark, text, span_of)
     if line[: mark.column + 1].endswith("${"):
@@ -67,63 +69,67 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             "YAML cannot read an interpolation without quotes",
             Position(mark.line, mark.column - 1),
         )
-        return at(
+        return finding(
             "interpolation", message, dollar, help_text, line.find("}", mark.column) + 1 - dollar.column
         )
     if here and here in "]}" and "flow" not in context:
-        return at("yaml-syntax", f"this `{here}` closes nothing", mark, "remove it")
+        return finding("yaml-syntax", f"this `{here}` closes nothing", mark, "remove it")
     if bracket := _bracket_before(line, mark):
         return unquoted(bracket, text, span_of)
     if "quoted scalar" in context:
         if "escape" in problem:
-            return at(
+            return finding(
                 "yaml-syntax", f"`\\{here}` is no escape of YAML's", mark, "write the text in single quotes"
             )
-        return at("yaml-syntax", "this quote is never closed", began, "close it in the same line")
+        return finding("yaml-syntax", "this quote is never closed", began, "close it in the same line")
     if "mapping values are not allowed" in problem:
         # Without a colon of its own before, the line was read as the continuation of the text above it.
         above = None if re.search(r":\s", line[: mark.column]) else _line_above(text, mark.line)
         if above is None:
             help_text = "one key to a line; put a text that holds `: ` in quotes"
-            return at("yaml-syntax", "a second `:` stands in this line", mark, help_text)
+            return finding("yaml-syntax", "a second `:` stands in this line", mark, help_text)
         if re.search(r":(\s|$)", _line(text, Position(above, 0))):
             start, help_text = Position(mark.line, _indent(text, mark.line)), "begin it in the same column"
-            return at("yaml-syntax", "this line is indented deeper than the one above it", start, help_text)
+            return finding(
+                "yaml-syntax", "this line is indented deeper than the one above it", start, help_text
+            )
         context, began = "simple key", Position(above, _indent(text, above))
     if "simple key" in context:
         help_text = "write `glob: style`, with a blank behind the colon"
         written = _line(text, began)[began.column :].split(" #")[0].rstrip()
-        return at("yaml-syntax", "this line has no `: `", began, help_text, len(written))
+        return finding("yaml-syntax", "this line has no `: `", began, help_text, len(written))
     if "flow" in context:
         opening = _line(text, began)[began.column : began.column + 1]
         if opening not in ("[", "{"):
-            return at("yaml-syntax", "the text ends inside `[` or `{`", mark, "close what was opened")
+            return finding("yaml-syntax", "the text ends inside `[` or `{`", mark, "close what was opened")
         if mark.line != began.line or not here:
             help_text = "close it; a glob that begins with it needs quotes"
-            return at("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
+            return finding("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
         closing = {"{": "}", "[": "]"}[opening]
         help_text = "put it here, or put a text that holds `: ` in quotes"
-        return at("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, help_text)
+        return finding("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, help_text)
     if here == ":" and not line[: mark.column].strip():
-        return at("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
+        return finding("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
     if "block" in context:
         help_text = "lines of one map or list begin in the same column"
-        return at("yaml-syntax", "this line is not indented like those above it", mark, help_text)
+        return finding("yaml-syntax", "this line is not indented like those above it", mark, help_text)
     if "<document start>" in problem:
-        return at("yaml-syntax", "the document has ended above this line", mark, "a file is one document")
+        return finding(
+            "yaml-syntax", "the document has ended above this line", mark, "a file is one document"
+        )
     if "duplicate key" in problem:
         key = problem.rpartition(" ")[2]
-        return at(
+        return finding(
             "duplicate-key", f"the key {quoted(key)} stands twice", mark, "keep one of the two", len(key)
         )
     if "constructor for the tag" in problem:
         written = word_at(text, mark)
-        return at(
+        return finding(
             "yaml-tag", f"the tag {quoted(written)} is not allowed", mark, "leave the tag out", len(written)
         )
     if "unhashable key" in problem:
-        return at("yaml-syntax", "this key is a list or a map", mark, "a key is text: put it in quotes")
-    return at("yaml-syntax", problem, mark, "put a text with characters that YAML uses itself in quotes")
+        return finding("yaml-syntax", "this key is a list or a map", mark, "a key is text: put it in quotes")
+    return finding("yaml-syntax", problem, mark, "put a text with characters that YAML uses itself in quotes")
 
 
 _TAG = re.compile(r"!(<|[\w-]*!)")

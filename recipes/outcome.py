@@ -23,6 +23,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from parallelizer import interrupts
 from parallelizer.compose import OverrideSyntaxError, compose_config
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.launch import LaunchError, outside_ranks
@@ -54,6 +55,8 @@ def job_reported(folder: Path | None, sweep: bool) -> Iterator[None]:
             discard(
                 folder, MADE_BY_HYDRA if isinstance(error, LaunchError) else (*MADE_BY_HYDRA, "rank*.log")
             )
+        if isinstance(error, BrokenPipeError):
+            sys.exit(interrupts.reader_gone())
         if not isinstance(error, PlanError | LaunchError | KeyboardInterrupt):
             raise
         status = _say(error)
@@ -154,6 +157,13 @@ def _jobs(overrides: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _say(error: BaseException) -> int:
     """Tell a person what went wrong. Returns the exit status."""
+    try:
+        return _told(error)
+    except BrokenPipeError:
+        return interrupts.reader_gone()
+
+
+def _told(error: BaseException) -> int:
     _let_rank_0_speak()
     if isinstance(error, KeyboardInterrupt):
         print(

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics import PlanError, Span, quoted
 from parallelizer.origins import Origins
 from parallelizer.reading import Reading, is_whole
+from parallelizer.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,23 @@ class Settings:
 def read_settings(config: DictConfig, origins: Origins) -> Settings:
     """Settings of a composed configuration. Raises PlanError with every value that is of no use."""
     reading = Reading(config, origins)
+    found = _numbers(reading)
+    if reading.findings.items:
+        raise PlanError(reading.findings.items)
+    return Settings(**found)
+
+
+def check(reading: Reading) -> None:
+    """Report every number of the recipe that is of no use, and every key that it does not read.
+
+    The configuration's `checks` names it, so that `parallelizer validate` says the same as a run would.
+    """
+    _numbers(reading)
+    _check_keys(reading)
+
+
+def _numbers(reading: Reading) -> dict[str, Any]:
+    """The fields of Settings; what is of no use is reported."""
     found: dict[str, Any] = {}
     for key, (useful, wanted) in _WANTED.items():
         before = len(reading.findings.items)
@@ -42,13 +60,48 @@ def read_settings(config: DictConfig, origins: Origins) -> Settings:
             shown = "missing" if value is None else repr(value)
             reading.error("wrong-type", f"{key} is {shown}", key, f"it is {wanted}")
         found[key.partition(".")[2]] = value
-    if reading.findings.items:
-        raise PlanError(reading.findings.items)
-    return Settings(**found)
+    return found
 
 
-def _whole(least: int) -> Callable[[Any], bool]:
-    return lambda value: is_whole(value) and value >= least
+def _check_keys(reading: Reading) -> None:
+    """Report keys that nobody reads: a misspelt one that is passed over leaves its setting as it was.
+
+    `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys
+    that others of its keys name, so that there only what the command line adds is looked at.
+    """
+    written = str(OmegaConf.to_container(reading.config, resolve=False))
+    sections = dict(SECTIONS)
+    if reading.get("optim._target_") != OPTIMIZER:
+        del sections["optim"]
+    for name in map(str, reading.config):
+        added = None if name in KEYS else _added(reading, name)
+        if added is not None and f"${{{name}" not in written:
+            help_text = did_you_mean(name, KEYS, "there are")
+            reading.findings.error("unknown-key", f"there is no key {quoted(name)}", added, help_text)
+    for section, known in sections.items():
+        below = reading.get(section, resolve=False)
+        for name in map(str, below if isinstance(below, dict) else ()):
+            key = f"{section}.{name}"
+            if name not in known and f"${{{key}" not in written:
+                help_text = did_you_mean(name, known, f"{section} has")
+                reading.unknown("unknown-key", f"there is no key {quoted(key)}", key, help_text)
+
+
+def _added(reading: Reading, name: str) -> Span | None:
+    """Where the command line has added a key of the root; None when it has not, or has chosen a file for it."""
+    if any((folder / name).is_dir() for folder in reading.origins.folders):
+        return None
+    for override in reading.origins.overrides:
+        key = override.partition("=")[0]
+        bare = key.lstrip("+~")
+        if bare == name or bare.startswith(f"{name}."):
+            start = len(key) - len(bare) + 1
+            return Span(f"<override {override}>", 1, start, start + len(name))
+    return None
+
+
+def _whole(least: int, most: int = 2**63 - 1) -> Callable[[Any], bool]:
+    return lambda value: is_whole(value) and least <= value <= most
 
 
 def _number(value: Any) -> bool:
@@ -73,3 +126,21 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "launch.max_cpu_ranks": (_whole(1), "a whole number from 1"),
 }
 """By key: whether a value is of use, and what would be."""
+
+KEYS = (
+    *("model", "parallel", "data", "optim", "hardware", "plan", "rules", "imports", "checks"),
+    *("device", "dry_run", "world_size", "train", "launch"),
+)
+"""What the root configuration says."""
+
+SECTIONS = {
+    "train": (
+        *("steps", "batch_size", "accumulate", "seq_len", "dtype", "seed", "clip"),
+        *("eval_every", "eval_batches", "log_every"),
+    ),
+    "launch": ("start_timeout", "collective_timeout", "max_cpu_ranks"),
+    "optim": ("_target_", "lr", "betas", "eps", "weight_decay", "fused", "warmup", "final_ratio"),
+}
+"""What the sections say that the recipe reads; `optim` where the optimizer is its own."""
+
+OPTIMIZER = "recipes.optim.build_optimizer"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from parallelizer.cli import main
-from tests.recipes.runs import command
+from tests.recipes.runs import ROOT, command
 
 Captured = pytest.CaptureFixture[str]
 
@@ -121,3 +124,27 @@ def test_a_model_is_found_in_the_working_directory(tmp_path: Path) -> None:
     ended = command("-m", "parallelizer", "validate", *arguments, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.endswith("plan.yaml on dp_shard=2: valid\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("parallelizer", "explain", "layers.0.attention.wq", "parallel=tp2"),
+        ("recipes.train", "dry_run=true", "parallel=tp22"),
+    ],
+)
+def test_a_reader_who_has_gone_ends_a_command_quietly(words: tuple[str, ...], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(tmp_path / "err", "w+") as err:
+        refused = "parallel=tp22" in words  # which is said on stderr
+        ended = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            stdout=write,
+            stderr=write if refused else err,
+            check=False,
+        )
+        os.close(write)
+        err.seek(0)
+        assert ended.returncode == 141 and err.read() == ""

@@ -155,6 +155,21 @@ def test_an_error_of_the_command_line_can_be_copied_and_sent() -> None:
     assert str(caught.value).startswith("<override a>:1:1: error[override-syntax]: 'a' is no override")
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("mine.yaml", "plan=mine.yaml"),
+        ("./my plan.yml", "'plan=./my plan.yml'"),
+        ("plans/mine", "plan=plans/mine"),
+    ],
+)
+def test_a_plan_file_by_itself_is_told_how_to_be_checked(word: str, meant: str) -> None:
+    with pytest.raises(OverrideSyntaxError) as caught:
+        compose_config(["parallel=tp2", word])
+    help_text = caught.value.diagnostic.help or ""
+    assert f"against a model: {meant} " in help_text and "validate --quick" in help_text
+
+
 @pytest.mark.parametrize("command", ["validate", "plan"])
 @pytest.mark.parametrize(
     ("overrides", "status", "said"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import parallelizer as pz
+from parallelizer.matching import taken_away
 from parallelizer.plan import Mesh
 from tests.findings import compiled, finding, findings, marked, mesh_of, on_meta
 from tests.styles.models import Mlp, around
@@ -217,7 +218,11 @@ def test_a_plan_that_extends_another_may_replace_its_rules(tmp_path: Path) -> No
     (tmp_path / "plans" / "parent.yaml").write_text(rules("inner.up: colwise"))
     (tmp_path / "plans" / "child.yaml").write_text("extends: parent\nrules: {inner.up: replicate}")
     program = pz.compile(pz.load_plan("child", [tmp_path]), on_meta(MLP), TP)
-    assert [(d.code, d.severity) for d in program.diagnostics] == [("shadowed-rule", "note")]
+    assert program.diagnostics == ()
+    child = "extends: parent\nrules: {inner.up: replicate, inner.*: replicate}"
+    (tmp_path / "plans" / "child.yaml").write_text(child)
+    [found] = pz.compile(pz.load_plan("child", [tmp_path]), on_meta(MLP), TP).diagnostics
+    assert (found.code, found.severity) == ("shadowed-rule", "warning") and "`inner.up`" in found.message
 
 
 # Names
@@ -236,3 +241,22 @@ class Tied(nn.Module):
 def test_a_tied_parameter_is_matched_under_each_of_its_names() -> None:
     text = "rules: {'{table,out}.weight': {style: shard-params, params: shard(0)}}"
     assert [a.module for a in compiled(text, Tied, Mesh({"tp": 2}))] == ["table", "out"]
+
+
+@pytest.mark.parametrize(
+    ("later", "taken"),
+    [
+        ("inner.up: none", ["this rule takes `colwise` away"]),
+        ("inner.*: {none: params}", ["this rule takes `colwise` away"]),
+        ("inner.*: {none: fsdp}", []),
+        ("inner.down: none", []),
+        ("inner.up: none\n  inner.{up,down}: replicate", []),
+    ],
+)
+def test_a_rule_that_takes_a_style_away_is_found(later: str, taken: list[str], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"rules:\n  inner.up: colwise\n  {later.replace('inner.up:', 'inner.[u]p:')}\n")
+    rules = pz.load_plan(plan).rules
+    assert [r.label for r in taken_away(rules, ["inner.up"])] == taken
+    assert all(r.span == rules[1].span for r in taken_away(rules, ["inner.up"]))
+    assert taken_away(rules[:1], ["inner.up"]) == ()

@@ -129,3 +129,22 @@ def test_keys_that_yaml_retypes_are_refused(key: str) -> None:
         else:
             assert [found.code for found in findings] == ["yaml-retyped"]
             assert f'"{key}"' in (findings[0].help or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("shrad(1)", "did you mean shard(1)?"),
+        ("Shrad( 2 )", "did you mean shard(2)?"),
+        ("'shard[0]'", "did you mean shard(0)?"),
+        ("shard", "did you mean shard(<dimension>)?"),
+        ("replicat()", "did you mean replicate?"),
+        ("foo(1)", "a placement is replicate"),
+        ("shard(x)", "a placement is replicate"),
+        ("'1'", "a placement is replicate"),
+    ],
+)
+def test_a_misspelt_placement_is_told_the_nearest(text: str, meant: str) -> None:
+    for kind in ("placement", "output", "params"):
+        _, findings = parse(kind, text)
+        assert [(f.help or "").startswith(meant) for f in findings.items] == [True]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
+from parallelizer.diagnostics import Diagnostic, Related
 from parallelizer.glob import parse_glob
 from parallelizer.plan import Buffer
 from parallelizer.styles.base import forward_names
@@ -13,6 +13,7 @@ from parallelizer.suggest import nearest, suggest
 
 if TYPE_CHECKING:
     from parallelizer.program import Compilation
+    from parallelizer.workload import Workload
 
 
 def buffers(state: Compilation) -> Iterator[Diagnostic]:
@@ -107,10 +108,24 @@ def _model_buffers(state: Compilation) -> Iterator[Diagnostic]:
                 and state.workload
                 and own[path].shape[buffer.dim] < state.workload.seq_len
             ):
-                yield Diagnostic(
-                    "sequence-too-long",
-                    f"{path} has {own[path].shape[buffer.dim]:,} positions, the sequence has "
-                    f"{state.workload.seq_len:,}",
-                    state.workload.spans.get("seq_len"),
-                    "shorten train.seq_len",
-                )
+                yield _too_short(name, path, tuple(own[path].shape), buffer, state.workload)
+
+
+def _too_short(
+    name: str, path: str, shape: tuple[int, ...], buffer: Buffer, workload: Workload
+) -> Diagnostic:
+    """A buffer without a position for every token: the wrong dimension of it, or a sequence that is too long."""
+    dim, length = buffer.dim or 0, workload.seq_len
+    sequence = workload.spans.get("seq_len")
+    enough = [d for d, size in enumerate(shape) if size >= length]
+    if not enough or buffer.span is None:
+        message = f"{path} has {shape[dim]:,} positions, the sequence has {length:,}"
+        return Diagnostic("sequence-too-long", message, sequence, "shorten train.seq_len")
+    message = (
+        f"{path} {list(shape)} is split in dimension {dim}, which has {shape[dim]:,} positions; "
+        f"the sequence has {length:,}"
+    )
+    sizes = ", ".join(f"dimension {d} has {shape[d]:,}" for d in enough)
+    help_text = f"{sizes}: write `{name}: {enough[0]}`, or shorten train.seq_len"
+    related = (Related(sequence, "the sequence"),) if sequence else ()
+    return Diagnostic("sequence-too-long", message, buffer.span, help_text, related=related)

@@ -1,5 +1,5 @@
-"""Rules that only ever meet axes of size 1. One plan serves many meshes, so the rules of files are told of in one note;
-a rule of the command line, which was written for this mesh, gets one of its own.
+"""Rules that only ever meet axes of size 1. One plan serves many meshes, so the rules of its files are told of in one
+line; a rule of a preset or of the command line, which was written for this mesh, gets a note of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ def idle_rules(program: Program) -> Iterator[Diagnostic]:
     busy = {id(application.rule) for application in program}
     shadowed = {d.span for d in program.diagnostics if d.code == "shadowed-rule"}
     shared: dict[str, list[Rule]] = {}
-    for rule in program.plan.rules:
+    rules = program.plan.rules
+    for at, rule in enumerate(rules):
         axes = {axis for use in rule.uses for axis in _axes(use)}
         if id(rule) in busy or rule.span in shadowed or rule.optional or not axes:
             continue
         if any(program.mesh.sizes[axis] > 1 for axis in axes):
             continue
         sizes = ", ".join(f"{a}=1" for a in AXES if a in axes)
-        if not rule.span.file.startswith("<override "):
+        if at < len(rules) - program.plan.added:
             shared.setdefault(sizes, []).append(rule)
         else:
             yield _note(f"{_shown(rule)} does nothing on this mesh: {sizes}", rule)
-    if shared:
+    styles = {use.style for some in shared.values() for rule in some for use in rule.uses}
+    if styles - USUAL:
         parts = [f"{_listed(rules)} ({sizes})" for sizes, rules in shared.items()]
-        first = next(iter(shared.values()))[0]
-        yield _note(f"on this mesh nothing is done by {'; '.join(parts)}", first)
+        yield Diagnostic("idle-rule", f"on this mesh nothing is done by {'; '.join(parts)}", severity="note")
+
+
+USUAL = frozenset({"fsdp", "context-parallel"})
+"""Styles whose rules stand in every plan, and wait for a mesh that has their axes."""
 
 
 def _note(message: str, rule: Rule) -> Diagnostic:

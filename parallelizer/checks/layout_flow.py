@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
+from parallelizer.matching import taken_away
 from parallelizer.styles.sizes import TENSOR_AXES
 
 if TYPE_CHECKING:
@@ -166,7 +167,8 @@ class _Report:
         )
         span = related[0].span if related else self._span(module, axis, OPTIONS)
         others = tuple(r for r in related if r.span != span)
-        return Diagnostic("varying-gradient", message, span, help_text, related=others)
+        taken = taken_away(self.program.plan.rules, [self._one(module)])
+        return Diagnostic("varying-gradient", message, span, help_text, related=others + taken)
 
     def loss(self) -> Iterator[Diagnostic]:
         for axis, since in self.flow.loss.items():
@@ -294,8 +296,15 @@ class _Report:
             f"the plan does not run: {stage}{where} fails at {failure.operator or 'no operator'}: {failure.text}{operands}",
             span,
             _advice(failure, where),
-            related=related,
+            related=related + self._taken_near(failure.module),
         )
+
+    def _taken_near(self, module: str) -> tuple[Related, ...]:
+        """Rules that take a style away from a module, from what is right inside it, or from what is around it."""
+        path = self._one(module)
+        around = [p for p, _ in self.model.named_modules() if path == p or path.startswith(f"{p}.")]
+        inside = [f"{path}.{name}".lstrip(".") for name, _ in self.model.get_submodule(path).named_children()]
+        return taken_away(self.program.plan.rules, [*around, *inside])
 
     def _operand(self, operand: Operand, axes: list[str]) -> str:
         shape = f"[{', '.join(map(str, operand.shape))}]"

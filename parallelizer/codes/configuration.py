@@ -6,6 +6,14 @@ from parallelizer.codes.declare import Code, Example
 
 CODES: tuple[Code, ...] = (
     Code(
+        "check-not-found",
+        "a check that the configuration names is no function",
+        """`checks` names functions that look at a composed configuration before anything runs; the recipe's own
+        looks at the numbers of a run. If one cannot be found, what it would have refused would pass without a
+        word.""",
+        Example(overrides=["checks=[recipes.settings.chek]"]),
+    ),
+    Code(
         "config-invalid",
         "Hydra cannot compose the configuration",
         """What else can be wrong in a defaults list or an override, in Hydra's own words, with the file or
@@ -72,10 +80,10 @@ CODES: tuple[Code, ...] = (
     Code(
         "optim-invalid",
         "the optimizer refuses its settings",
-        """The optimizer is built once in the parent, on a parameter that is thrown away. So a negative
-        learning rate is found here, and not by every rank after the model has been built.""",
+        """The optimizer is built once in the parent, on a parameter that is thrown away. So a beta
+        above one is found here, and not by every rank after the model has been built.""",
         Example(
-            command="python -m recipes.train optim.lr=-1",
+            command="python -m recipes.train 'optim.betas=[2,2]'",
             because="the optimizer is the recipe's, and not built by `validate`",
         ),
     ),

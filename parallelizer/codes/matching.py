@@ -8,10 +8,11 @@ CODES: tuple[Code, ...] = (
     Code(
         "idle-rule",
         "a rule does nothing on this mesh",
-        """Every axis that its styles stand on has size 1. One plan serves many meshes, so this is a note and
-        mostly as it should be; it tells of a preset that was meant to have the axis above 1, and of a rule
-        that was given to the command for nothing.""",
-        Example('rules: {output: colwise, "": fsdp}', ["parallel=fsdp2"]),
+        """Every axis that its styles stand on has size 1. A rule of a preset or of the command line was
+        written for this mesh, and does nothing there. One plan serves many meshes, so of the rules of its files
+        one line tells, and none where only data and context parallelism are left out: a preset that was meant to
+        have an axis above 1 is found by it.""",
+        Example(overrides=["parallel=tp2", 'rules=["layers.0.attention.inner: context-parallel"]']),
         "note",
     ),
     Code(
@@ -19,7 +20,7 @@ CODES: tuple[Code, ...] = (
         "a rule never wins",
         """On one module and one slot the later rule wins. A rule that loses everywhere is dead text: whoever
         reads the plan believes it, and whoever changes it changes nothing. Mostly a broad glob was put behind
-        a narrow one. Where another file is extended, that may be the purpose, and it is a note.""",
+        a narrow one. Rules of another file that is extended may be replaced whole: that is the purpose of it.""",
         Example("""
             rules:
               layers.0: {style: fsdp, min_params: 1_000_000}

@@ -26,6 +26,15 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
         screen.print(Text.assemble(("ranks", "bold"), f"  all {ranks:,} hold and do the same"))
         screen.print()
         return
+    groups = _together(classes)
+    if len(groups) == 1:
+        among = ", ".join(f"{c.rank:,}" for c in classes[:4]) + (", ..." if len(classes) > 4 else "")
+        said = (
+            f"  all {ranks:,} need the same; {len(classes):,} kinds compute differently, like ranks {among}"
+        )
+        screen.print(Text.assemble(("ranks", "bold"), said))
+        screen.print()
+        return
     rows = [
         [
             ", ".join(f"{c.rank:,}" for c in alike[:4]) + (", ..." if len(alike) > 4 else ""),
@@ -34,7 +43,7 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
             "not traced" if first.peak is None else size(first.peak),
             "-" if first.sent_bytes is None else size(first.sent_bytes),
         ]
-        for alike in _together(classes)
+        for alike in groups
         for first in alike[:1]
     ]
     rest = len(rows) - MANY

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.plan import Mesh
 from parallelizer.show.figures import Change, Fields, Figures, changes, figures
 from parallelizer.show.lock import number
+from parallelizer.show.tables import Screen, width_of
 from parallelizer.simulate.each_class import trace_classes
 from parallelizer.units import size
 
@@ -96,7 +96,7 @@ def write(
     one: Figures, other: Figures, names: Sequence[str], stream: TextIO, *, width: int | None = None
 ) -> None:
     """Print what changes from one to the other, a section a table. Colour and width follow the terminal."""
-    console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
+    console = Screen(file=stream, width=width_of(stream, width), highlight=False)
     found = [c for c in changes(one, other) if c.section not in HIDDEN]
     sections = dict.fromkeys(name for name in (*one, *other) if name not in HIDDEN)
     for name in sections:
@@ -130,9 +130,14 @@ def _table(found: Iterable[Change], names: Sequence[str]) -> Table:
     table.add_column("change", justify="right", no_wrap=True)
     for change in found:
         rows = _rows(change)
+        cells = [
+            (_cell(f, before), _cell(f, after), _ratio(f, before, after) or "-") for f, before, after in rows
+        ]
+        # What subjects share stands beside each of them, or that it does: a blank would read as nothing.
+        beside = cells * len(change.subjects) if len(cells) == 1 else cells
+        beside = beside + [("as above", "as above", "")] * (len(change.subjects) - len(beside))
         subjects = "\n".join(f"  {subject}" for subject in change.subjects)
-        sides = ("\n".join(_cell(row[0], row[i]) for row in rows) for i in (1, 2))
-        table.add_row(Text(subjects), *map(Text, sides), Text("\n".join(_ratio(*row) for row in rows)))
+        table.add_row(Text(subjects), *(Text("\n".join(column)) for column in zip(*beside, strict=True)))
     return table
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from parallelizer.show import classes
 from parallelizer.show.capacity import NOT_COUNTED, capacity
+from parallelizer.show.tables import Screen, width_of
 from parallelizer.simulate.ledger import totals
 from parallelizer.simulate.trace import Trace
 from parallelizer.units import size
@@ -34,9 +35,9 @@ def write(
 ) -> None:
     """Print the collectives and the memory of one rank's step. `device` is what the run will be on.
 
-    Colour and width follow the terminal; a file gets plain text of 100 columns.
+    Colour and width follow the terminal; a file gets plain text of 100 columns, or of COLUMNS.
     """
-    console = Console(file=stream, width=width or (None if stream.isatty() else 100), highlight=False)
+    console = Screen(file=stream, width=width_of(stream, width), highlight=False)
     _collectives(trace, device, console)
     _memory(trace, device, hardware or {}, console)
     classes.write(trace.classes, console)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Sequence
@@ -11,6 +12,8 @@ from typing import Literal, TextIO
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from parallelizer.show.diagnostics import MIN_WIDTH
 
 GAP = 2
 """Blanks between two columns."""
@@ -33,13 +36,35 @@ INDENT = "  "
 """Before the lines of a table, and once more before the second line of a path and those after it."""
 
 
+class Screen(Console):
+    """Rich's console; a reader who has gone is the command's matter, where rich ends the process with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Called while a BrokenPipeError is handled."""
+        raise  # noqa: PLE0704
+
+
 def console(stream: TextIO, width: int | None = None) -> Console:
-    """A console whose colour and width follow the terminal; a file gets plain text of 100 columns.
+    """A console whose colour and width follow the terminal; a file gets plain text of 100 columns, or of COLUMNS.
 
     Nothing in a text is markup: module paths have brackets, and places in files look like emoji codes.
     """
-    width = width or (None if stream.isatty() else 100)
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False)
+    return Screen(
+        file=stream,
+        width=width_of(stream, width),
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=False,
+    )
+
+
+def width_of(stream: TextIO, width: int | None = None) -> int | None:
+    """The columns to write: those that are asked for, else the terminal's (None), else COLUMNS, else 100."""
+    if width or stream.isatty():
+        return width
+    columns = os.environ.get("COLUMNS", "")
+    return max(MIN_WIDTH, int(columns)) if columns.isdecimal() and int(columns) else 100
 
 
 def write(screen: Console, title: Text, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -110,6 +110,17 @@ def test_positions_must_suffice() -> None:
     assert found[0].message == "rope.cos has 12 positions, the sequence has 16"
 
 
+def test_of_a_buffer_with_a_longer_dimension_the_wrong_one_is_split() -> None:
+    plan = text("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 1}}")
+    found = findings(plan, llama(max_seq_len=20), CP, workload=work(16))
+    assert {d.code for d in found} == {"sequence-too-long"} and marked(plan, found[0]) == "'rope.*'"
+    assert found[0].message == (
+        "rope.cos [20, 1] is split in dimension 1, which has 1 positions; the sequence has 16"
+    )
+    assert found[0].help == "dimension 0 has 20: write `rope.*: 0`, or shorten train.seq_len"
+    assert [r.span for r in found[0].related] == [Span("train", 4, 1, 2)]
+
+
 def test_the_length_of_the_sequence_must_reach_the_model() -> None:
     class Renamed(nn.Module):
         def __init__(self) -> None:

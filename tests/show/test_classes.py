@@ -27,6 +27,11 @@ def test_a_row_for_what_differs() -> None:
     assert "not traced" not in text.lower()
 
 
+def test_classes_of_equal_figures_take_a_line() -> None:
+    text = printed(RankClass(0, 4, 1024, 4096, 10), RankClass(4, 8, 1024, 4096, 10))
+    assert text.strip() == "ranks  all 12 need the same; 2 kinds compute differently, like ranks 0, 4"
+
+
 def test_what_was_not_traced_is_said_to_be_so() -> None:
     text = printed(RankClass(0, 4, 1024, 4096, 10), RankClass(4, 4, 512))
     assert "not traced" in text and "hold no more than one that was" in text

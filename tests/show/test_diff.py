@@ -78,12 +78,25 @@ OTHER = example(
 
 def test_only_what_changes_is_printed() -> None:
     text = " ".join(printed(example(), OTHER, 100).split())
-    assert "2.down.weight local 8x8 local 8x16 tp=1 tp=- bytes 256 B bytes 512 B +100%" in text
+    assert "2.down.weight local 8x8 local 8x16 - tp=1 tp=- - bytes 256 B bytes 512 B +100%" in text
     assert "forward tp all_gather payload 8.0 KiB payload 32.0 KiB +300%" in text
     assert "loss tp all_reduce sent 4 B - gone" in text
     assert "forward tp send - sent 4 B new" in text
     assert "peak bytes 1,000 B bytes 999 B -0.1%" in text
     assert "7 the same" in text and "up.weight" not in text and "by module" not in text
+
+
+def test_no_subject_stands_beside_blanks() -> None:
+    """Equal changes are told together, and each line has what it is about."""
+    names = ("forward tp all_gather", "backward tp all_gather", "loss tp all_reduce")
+    fields = {"payload": "8", "sent": "4"}
+    one: Figures = {"plan": {}, "collectives": {Subject(n): dict(fields) for n in names}}
+    gone: Figures = {"plan": {}, "collectives": {}}
+    halved: Figures = {"plan": {}, "collectives": {Subject(n): {"payload": "4", "sent": "2"} for n in names}}
+    lines = [" ".join(line.split()) for line in printed(one, gone, 100).splitlines()]
+    assert all(f"{n} sent 4 B - gone" in lines for n in names)
+    lines = [" ".join(line.split()) for line in printed(one, halved, 100).splitlines()]
+    assert f"{names[0]} payload 8 B payload 4 B -50%" in lines and f"{names[2]} as above as above" in lines
 
 
 def test_the_same_plan_twice_changes_nothing() -> None:

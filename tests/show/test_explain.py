@@ -203,6 +203,21 @@ def test_a_path_that_matches_nothing_names_the_nearest(capsys: Captured) -> None
             explain(setup(), word)
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("atention", "did you mean `**.attention` (matches 2)?"),
+        ("attention", "did you mean `**.attention` (matches 2)?"),  # and no code that begins so
+        ("layer.0", "did you mean `layers.0`?"),
+        ("zzz", "the model has tok_embeddings, rope, layers, norm, output;"),
+    ],
+)
+def test_a_path_that_is_not_there_is_told_near_ones(word: str, said: str, capsys: Captured) -> None:
+    assert main(["explain", "--json", word]) == 1
+    [found] = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert found["code"] == "unknown-path" and found["help"].startswith(said)
+
+
 def test_a_plan_that_does_not_compile_is_explained_as_far_as_it_goes(capsys: Captured) -> None:
     assert main(["explain", "layers.0.attention.wq", "parallel=tp2", "train.seq_len=255"]) == 1
     printed = capsys.readouterr()

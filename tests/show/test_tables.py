@@ -105,3 +105,14 @@ def test_brackets_and_colons_are_no_markup() -> None:
     rows = [["layers.[bold].x", "1", "s", ":smile:", "plan.yaml:8:"]]
     assert "layers.[bold].x" in shown(COLUMNS, rows, 100)[2]
     assert ":smile:" in shown(COLUMNS, rows, 100)[2]
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("20", 40), ("", 100), ("0", 100), ("wide", 100)])
+def test_what_is_written_into_a_file_is_as_wide_as_columns_says(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console(io.StringIO()).width == width
+    assert console(io.StringIO(), 70).width == 70
+    monkeypatch.delenv("COLUMNS")
+    assert console(io.StringIO()).width == 100
