@@ -32,7 +32,8 @@ def context_attention(
     """softmax(q k^T * scale + mask) v over the whole sequence, for this rank's rows of it.
 
     q [B, H, S/W, D], k [B, Hkv, S/W, D] and v [B, Hkv, S/W, Dv] are the rows that `balance.split` gives this
-    rank of `group`, of one size on all ranks; H is a multiple of Hkv, and grouped heads travel unexpanded.
+    rank of `group`, of one size on all ranks; H is a multiple of Hkv, and grouped heads travel unexpanded. Without a
+    causal mask, k and v may be rows of another sequence than q, of another length.
     `scale` None means 1/sqrt(D). `attn_mask` is boolean (true where attention is paid) or is added to the scores;
     it has this rank's rows (or one row for all) against the whole sequence's columns, in its original order:
     [B or 1, H or 1, S/W or 1, S]. Returns [B, H, S/W, Dv] in q's dtype, the same rows.
@@ -49,13 +50,14 @@ def context_attention(
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if rank < 0:
         raise ValueError("this rank is not in the process group that the sequence is split over")
-    _check_shapes(q, k, v)
+    _check_shapes(q, k, v, is_causal)
+    plan = blocks(q.size(2), ranks, rank, is_causal=is_causal, local_keys=k.size(2))
     if scale is None:
         scale = q.size(-1) ** -0.5
     if attn_mask is not None:
         if is_causal:
             raise ValueError("is_causal and attn_mask exclude each other, as in scaled_dot_product_attention")
-        masked.check(attn_mask, q, ranks)
+        masked.check(attn_mask, q, k, ranks)
     heads = Heads(q.size(1), k.size(1))
     if method == "auto":
         method = cheapest(
@@ -69,7 +71,6 @@ def context_attention(
     if ranks == 1 or method == "all-gather":
         if attn_mask is not None:
             return masked.gathered_attention(q, k, v, attn_mask, group, scale)
-        plan = blocks(q.size(2), ranks, rank, is_causal=is_causal)
         out: Tensor = GatheredAttention.apply(q, k, v, group, plan, scale, keep_gathered)
         return out
     if method == "ulysses":
@@ -82,21 +83,18 @@ def context_attention(
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
     if attn_mask is not None:
         raise ValueError("the ring takes no attn_mask; all-gather and ulysses do")
-    blocks(
-        q.size(2), ranks, rank, is_causal=is_causal
-    )  # raises for rows that were not split in head-tail order
     out = RingAttention.apply(q, k, v, group, is_causal, scale)
     return out
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
         raise ValueError(f"q, k and v must be [batch, heads, rows, size], not {_shapes(q, k, v)}")
     if k.shape[:3] != v.shape[:3] or q.size(0) != k.size(0) or q.size(3) != k.size(3):
         raise ValueError(f"q, k and v do not fit together: {_shapes(q, k, v)}")
-    if q.size(2) != k.size(2):
+    if is_causal and q.size(2) != k.size(2):
         raise ValueError(
-            f"this rank has {q.size(2)} rows of queries and {k.size(2)} of keys; they must be the same rows"
+            f"this rank has {q.size(2)} rows of queries and {k.size(2)} of keys; under a causal mask they must be the same rows"
         )
     if q.size(1) % k.size(1):
         raise ValueError(f"{q.size(1)} query heads are not a multiple of {k.size(1)} key and value heads")

@@ -87,17 +87,23 @@ def unsplit_parts(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat([half[0] for half in halves] + [half[1] for half in reversed(halves)], dim)
 
 
-def blocks(local_len: int, ranks: int, rank: int, *, is_causal: bool) -> tuple[Block, ...]:
+def blocks(
+    local_len: int, ranks: int, rank: int, *, is_causal: bool, local_keys: int | None = None
+) -> tuple[Block, ...]:
     """What `rank` must compute for its `local_len` rows; blocks of the same rows stand next to each other.
 
     Without a causal mask every row needs every key, in whatever order: one block. With it, each of the two
-    chunks needs all keys before it in full, and its own keys causally. Raises ValueError if `local_len` is
-    odd and there is more than one rank: such rows were not split in head-tail order.
+    chunks needs all keys before it in full, and its own keys causally. `local_keys` are a rank's rows of keys, as many as
+    of queries if not given. Raises ValueError if there is more than one rank and either number is odd: such rows were not
+    split in head-tail order.
     """
     _check_rank(ranks, rank)
+    keys = local_len if local_keys is None else local_keys
     length = _chunk_length(local_len * ranks, ranks) if ranks > 1 else local_len
+    if ranks > 1:
+        _chunk_length(keys * ranks, ranks)
     if ranks == 1 or not is_causal:
-        return (Block(slice(0, local_len), slice(0, local_len * ranks), is_causal),)
+        return (Block(slice(0, local_len), slice(0, keys * ranks), is_causal),)
     result = []
     for half, chunk in enumerate(chunks_of(ranks, rank)):
         rows = slice(half * length, (half + 1) * length)

@@ -56,6 +56,8 @@ def unshard(tensor: torch.Tensor, mesh: DeviceMesh, dim: int = 1) -> torch.Tenso
 
     Collective over `cp`; no gradient. The tensor itself without context parallelism.
     """
+    if mesh.ndim == 1 and mesh.mesh_dim_names is None:
+        return gather_sequence(tensor.detach(), dim, mesh.get_group())
     if _cp(mesh)[0] == 1:
         return tensor
     return gather_sequence(tensor.detach(), dim, mesh.get_group("cp"))

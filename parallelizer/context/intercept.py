@@ -210,11 +210,6 @@ def _attend(
         region.refuse(
             f"q, k, v of shapes {_shapes(q, k, v)} are not supported", "give all of them four dimensions"
         )
-    if q.size(-2) != k.size(-2):
-        region.refuse(
-            f"{q.size(-2)} queries and {k.size(-2)} keys are different rows, as in cross-attention",
-            "leave this module out of context-parallel",
-        )
     if q.shape[:-2] != k.shape[:-2] and not (call.enable_gqa and q.dim() == 4 and q.size(0) == k.size(0)):
         func(*args, **kwargs)  # torch's own error, if it is one
         region.refuse(

@@ -18,23 +18,23 @@ from parallelizer.context.sequence import GatherSequence
 Tensor = torch.Tensor
 
 
-def check(mask: Tensor, q: Tensor, ranks: int) -> None:
+def check(mask: Tensor, q: Tensor, k: Tensor, ranks: int) -> None:
     """Raises ValueError for a mask that has not this rank's rows and the whole sequence's columns."""
-    rows, whole = q.size(2), q.size(2) * ranks
+    rows, keys, whole = q.size(2), k.size(2), k.size(2) * ranks
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask.dim() < 2 or mask.dim() > 4:
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} is not [batch, heads, rows, columns]")
-    if ranks > 1 and shape[3] == rows:
+    if ranks > 1 and shape[3] == keys > 1:
         raise ValueError(
-            f"attn_mask has {rows} columns, the rows of one rank: it was made from a local length, and the sequence has {whole}"
+            f"attn_mask has {keys} columns, the rows of one rank: it was made from a local length, and the sequence "
+            f"has {whole}"
         )
     if shape[3] not in (1, whole):
         raise ValueError(f"attn_mask has {shape[3]} columns, and the sequence {whole}")
     if shape[2] not in (1, rows):
-        of_all = (
-            " (all rows; list it among the batch's buffers, which are split)" if shape[2] == whole else ""
-        )
-        raise ValueError(f"attn_mask has {shape[2]} rows{of_all}, and this rank {rows}")
+        every = shape[2] == rows * ranks
+        hint = " (all rows; list it among the batch's buffers, which are split)" if every else ""
+        raise ValueError(f"attn_mask has {shape[2]} rows{hint}, and this rank {rows}")
     if shape[1] not in (1, q.size(1)) or shape[0] not in (1, q.size(0)):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not fit queries of {tuple(q.shape)}")
 

@@ -35,7 +35,7 @@ class RingAttention(torch.autograd.Function):
         out, lse = block_forward(q, keys, values, is_causal=is_causal, scale=scale)
         out, lse = out.to(wide), lse.contiguous()
         for source, keys, values in passed:
-            rows, columns = seen(rank, source, q.size(2), is_causal=is_causal)
+            rows, columns = seen(rank, source, q.size(2), k.size(2), is_causal=is_causal)
             part, part_lse = block_forward(
                 _take(q, rows), _take(keys, columns), _take(values, columns), is_causal=False, scale=scale
             )
@@ -60,7 +60,7 @@ class RingAttention(torch.autograd.Function):
             torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (k, v)
         )
         for source, keys, values in _passed_on(k, v, group):
-            rows, columns = seen(rank, source, q.size(2), is_causal=ctx.is_causal)
+            rows, columns = seen(rank, source, q.size(2), k.size(2), is_causal=ctx.is_causal)
             part_q, part_k, part_v = block_backward(
                 _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
                 _take(out, rows), _take(lse, rows),
@@ -68,18 +68,19 @@ class RingAttention(torch.autograd.Function):
             )  # fmt: skip
             _take(grad_q, rows).add_(part_q)
             if source != rank:
-                part_k, part_v, columns = _exchanged(part_k, part_v, source, q.size(2), group, ctx.is_causal)
+                part_k, part_v, columns = _exchanged(part_k, part_v, source, k.size(2), group, ctx.is_causal)
             _take(grad_k, columns).add_(part_k)
             _take(grad_v, columns).add_(part_v)
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
 
 
-def seen(rank: int, source: int, local_len: int, *, is_causal: bool) -> tuple[slice, slice]:
+def seen(rank: int, source: int, rows: int, keys: int, *, is_causal: bool) -> tuple[slice, slice]:
     """Which of its rows `rank` needs for the block of `source`, and which rows of that block they see."""
-    every, head, tail = (slice(0, local_len), slice(0, local_len // 2), slice(local_len // 2, local_len))
     if not is_causal or source == rank:
-        return every, every
-    return (every, head) if source < rank else (tail, every)
+        return slice(0, rows), slice(0, keys)
+    return (
+        (slice(0, rows), slice(0, keys // 2)) if source < rank else (slice(rows // 2, rows), slice(0, keys))
+    )
 
 
 def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -99,14 +100,14 @@ def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple
 
 
 def _exchanged(
-    grad_k: Tensor, grad_v: Tensor, owner: int, local_len: int, group: dist.ProcessGroup, is_causal: bool
+    grad_k: Tensor, grad_v: Tensor, owner: int, keys: int, group: dist.ProcessGroup, is_causal: bool
 ) -> tuple[Tensor, Tensor, slice]:
     """Send the gradients of a block to the rank that it belongs to, and get those of one's own from the rank that had
     it at this step: with which rows of it they are.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     other = (2 * rank - owner) % ranks  # as many steps behind as the owner is ahead
-    _, columns = seen(other, rank, local_len, is_causal=is_causal)
+    _, columns = seen(other, rank, keys, keys, is_causal=is_causal)
     rows = columns.stop - columns.start
     sizes = [(*g.shape[:2], rows, g.size(3)) for g in (grad_k, grad_v)]
     sent = torch.cat([grad_k.flatten(), grad_v.flatten()])

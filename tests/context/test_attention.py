@@ -261,7 +261,7 @@ def refusals(local: Local) -> dict[str, str]:
     messages = {}
     for name, tensors in wrong.items():
         try:
-            local.attention(*tensors, is_causal=False)
+            local.attention(*tensors, is_causal=name == "rows of q and k")
         except ValueError as error:
             messages[name] = str(error)
     inputs = local.inputs(q, k, v)
@@ -420,7 +420,7 @@ def test_what_does_not_fit_is_refused_in_words(results: Any) -> None:
         messages = result["refusals"]
         for name, words in {
             "three dimensions": "must be [batch, heads, rows, size]",
-            "rows of q and k": "2 rows of queries and 8 of keys",
+            "rows of q and k": "2 rows of queries and 8 of keys; under a causal mask",
             "heads": "3 query heads are not a multiple of 2",
             "size": "do not fit together",
             "rows of k and v": "do not fit together",

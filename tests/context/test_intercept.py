@@ -360,7 +360,7 @@ def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> No
             "attn_mask": "made from a local length, and the sequence has 16",
             "dropout": "dropout_p=0.1 is not supported",
             "flex": "flex_attention is not supported",
-            "lengths": "1 queries and 8 keys",
+            "lengths": "a sequence of 2 rows cannot be cut into 4",
             "broadcast heads": "pass enable_gqa=True",
             "broadcast batch": "would be broadcast",
             "five dimensions": "four dimensions",

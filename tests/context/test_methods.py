@@ -158,6 +158,25 @@ def bytes_sent(
     return Fraction(total[0], sum(t.numel() * t.element_size() for t in inputs[1:]))
 
 
+def cross_errors(group: dist.ProcessGroup, method: str, masked: bool) -> float:
+    """Queries of one sequence, keys of another, of another length: the worst relative error."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    heads = Heads(12, 12)
+    q, _, _, grad = draw(7, heads, 6 * ranks)
+    _, k, v, _ = draw(8, heads, 10 * ranks)
+    keys = torch.rand(BATCH, 1, 1, 10 * ranks, generator=torch.Generator().manual_seed(3)) < 0.7
+    mask = keys.logical_or(torch.arange(10 * ranks) == 0) if masked else None
+    inputs: Any = [t.clone().requires_grad_() for t in (q, k, v)]
+    right = masked_attention(*inputs, mask=mask, is_causal=False, scale=SIZE**-0.5)
+    rights = [right.detach(), *torch.autograd.grad(right, inputs, grad)]
+    mine: Any = [balance.split(t, 2, ranks, rank).detach().clone().requires_grad_() for t in (q, k, v)]
+    out = context_attention(*mine, group=group, is_causal=False, method=method, attn_mask=mask)
+    values = (out.detach(), *torch.autograd.grad(out, mine, balance.split(grad, 2, ranks, rank)))
+    return max(
+        relative_error(a, balance.split(b, 2, ranks, rank)) for a, b in zip(values, rights, strict=True)
+    )
+
+
 def refusals(group: dist.ProcessGroup) -> dict[str, str]:
     q, k, v, _ = draw(5, Heads(8, 1), 8)
     good = torch.ones(8, 8 * 4, dtype=torch.bool)
@@ -188,6 +207,9 @@ def on_four_ranks() -> Any:
             continue
         for case in cases(ranks):
             found[ranks, *case] = errors(group, *case)
+        for method, masked in itertools.product(METHODS, (False, True)):
+            if not (masked and method == "ring"):
+                found["cross", ranks, method, masked] = cross_errors(group, method, masked)
         for method in ("all-gather", "ulysses"):
             found["bias", ranks, method] = bias_gradient(group, method)
         for method, heads, is_causal in itertools.product(
@@ -224,6 +246,14 @@ def test_outputs_and_gradients_are_those_of_the_whole_sequence(
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_learned_bias_has_its_gradient(ranks: int, method: str, everything: list[dict[Any, Any]]) -> None:
     assert everything[0]["bias", ranks, method] < 1e-12
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ranks", RANKS)
+def test_keys_of_another_sequence(ranks: int, everything: list[dict[Any, Any]]) -> None:
+    for rank in range(ranks):
+        cross = {key: worst for key, worst in everything[rank].items() if key[:2] == ("cross", ranks)}
+        assert len(cross) == 5 and max(cross.values()) < 1e-12, cross
 
 
 @pytest.mark.ranks

@@ -1,0 +1,84 @@
+"""Context parallelism in anybody's training loop, without a plan.
+
+    modules = [block.attention for block in model.blocks]
+    context_parallel(modules, mesh["cp"], method="auto")
+    local = shard_buffers({"tokens": tokens, "labels": labels}, {"tokens": 1, "labels": 1}, mesh["cp"])
+    loss(model(local["tokens"]), local["labels"])          # a mean over tokens is a mean over ranks too
+    logits = unshard(local_logits, mesh["cp"], dim=1)      # for whoever wants them whole
+
+Gradients of parameters are each rank's part of a sum: FSDP or an all-reduce over the axis adds them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallelizer.context import balance
+from parallelizer.context.choice import METHODS
+from parallelizer.context.intercept import ContextOptions, unwrap, wrap
+
+AXIS = "cp"
+Where = dist.ProcessGroup | DeviceMesh
+
+
+def context_parallel(
+    modules: nn.Module | Iterable[nn.Module],
+    where: Where,
+    *,
+    method: str = "auto",
+    keep_gathered: bool = False,
+) -> None:
+    """From now on the attention that these modules call, however deep, sees the whole sequence, split over `where`.
+
+    `where` is a process group, a DeviceMesh of one axis, or one with an axis `cp`. `method` is `all-gather`, `ring`,
+    `ulysses` or `auto`: `parallelizer.context.attention.context_attention` says what each sends and takes. Modules keep
+    their signatures, parameters and state dicts; `parallelizer.context.intercept.unwrap` undoes it.
+
+    Raises ValueError, with every module as it was, for a method that there is not, a mesh of several axes without `cp`,
+    or a module that has it already. While a module runs, ContextParallelError for what cannot be exact.
+    """
+    if method not in (*METHODS, "auto"):
+        raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
+    options = ContextOptions(keep_gathered=keep_gathered, method=method)
+    group, done = group_of(where), list[nn.Module]()
+    try:
+        for module in [modules] if isinstance(modules, nn.Module) else modules:
+            wrap(module, group, options)
+            done.append(module)
+    except ValueError:
+        for module in done:
+            unwrap(module)
+        raise
+
+
+def shard_buffers(
+    tensors: Mapping[str, torch.Tensor], dims: Mapping[str, int], where: Where
+) -> dict[str, torch.Tensor]:
+    """This rank's rows of each tensor along its dimension in `dims`, in the order that context parallelism expects
+    (`balance.split`); tensors that `dims` does not name as they are. Differentiable, no communication.
+
+    Everything that has a row for each token must be split so: ids, labels, positions, rotary tables, rows of a mask. Raises
+    ValueError for a name that is not there, or a dimension that is no multiple of twice the ranks.
+    """
+    missing = [name for name in dims if name not in tensors]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is not among {', '.join(tensors)}")
+    group = group_of(where)
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    return {n: balance.split(t, dims[n], ranks, rank) if n in dims else t for n, t in tensors.items()}
+
+
+def group_of(where: Where) -> dist.ProcessGroup:
+    """The process group of a mesh's only axis, or of its axis `cp`. Raises ValueError without one."""
+    if not isinstance(where, DeviceMesh):
+        return where
+    if where.ndim > 1 and AXIS not in (where.mesh_dim_names or ()):
+        raise ValueError(
+            f"{where} has several axes and none called {AXIS}; pass the one to split over, mesh[...]"
+        )
+    return where.get_group(AXIS if where.ndim > 1 else None)
