@@ -18,6 +18,7 @@ from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.override_mistakes import OverrideSyntaxError
 from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.torch_import import import_torch
 from parallelizer.verify import command as verify_command
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         from parallelizer import quick
 
         return quick.run(arguments, lambda: _setup(arguments))
+    import_torch()
     import torch
 
     from parallelizer.checks.idle_rules import idle_rules
@@ -161,6 +163,7 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    import_torch()
     import torch
 
     from parallelizer.show import dry_run
@@ -274,6 +277,7 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    import_torch()
     import torch
 
     from parallelizer.calls import observe
@@ -310,6 +314,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _explain_path(arguments: argparse.Namespace) -> int:
+    import_torch()
     from parallelizer.explaining import explain
     from parallelizer.show import codes
     from parallelizer.show import explain as show_explain
