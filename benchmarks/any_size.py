@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -54,6 +56,16 @@ def measure(layers: int, world: int) -> tuple[float, float]:
     return time.perf_counter() - begun, max(used.ru_maxrss, children) / 1e3
 
 
+def importing() -> float:
+    """The seconds that `import torch` takes: what to compare machines by."""
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--curve", action="store_true")
@@ -62,6 +74,7 @@ def main() -> None:
     cases = [(126, 16384)]
     if arguments.curve:
         cases += [(n, 16384) for n in (4, 8, 16, 32, 64)] + [(126, w) for w in WORLDS if w != 16384]
+    print(f"`import torch` alone takes {importing():.1f} s here")
     print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'MB':>6}")
     for layers, world in cases:
         runs = [measure(layers, world) for _ in range(arguments.repeats)]
