@@ -58,9 +58,10 @@ def _summary(verdicts: Sequence[Verdict], command: str, seconds: float) -> str:
     for v in verdicts:
         by_plan[v.mutant.plan] = by_plan.get(v.mutant.plan, 0) + 1
     plans = ", ".join(f"{n:,} of {plan}" for plan, n in by_plan.items())
+    took = "" if "--known" in command else f" in {seconds:,.0f} s"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     return (
-        f"{len(verdicts):,} mutants ({plans}) by `{command}` in {seconds:,.0f} s on {machine}.\n"
+        f"{len(verdicts):,} mutants ({plans}) by `{command}`{took} on {machine}.\n"
         f"{how['text']:,} make no program (they do not parse, match or compile) and do harm by that; {how['program']:,} "
         f"compile to the same program as the plan; {how['proof']:,} were run on ranks and compared with one process."
     )
