@@ -62,7 +62,7 @@ def _summary(verdicts: Sequence[Verdict], command: str, seconds: float) -> str:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     return (
         f"{len(verdicts):,} mutants ({plans}) by `{command}`{took} on {machine}.\n"
-        f"{how['text']:,} make no program (they do not parse, match or compile) and do harm by that; {how['program']:,} "
+        f"{how['text']:,} give no program (they do not parse, match or compile) and do harm by that; {how['program']:,} "
         f"compile to the same program as the plan; {how['proof']:,} were run on ranks and compared with one process."
     )
 
