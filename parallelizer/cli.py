@@ -158,7 +158,11 @@ def _validate(arguments: argparse.Namespace) -> int:
     else:
         show_diagnostics.write(found, sys.stderr)
         if setup is not None and not has_errors(found):
-            print(f"{setup.plan.file} on {setup.mesh}: valid")
+            unfollowed = any(d.code == "trace-failed" for d in found)
+            verdict = (
+                "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
+            )
+            print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
     return 1 if has_errors(found) else 0
 
 

@@ -262,7 +262,10 @@ class _Report:
     def _whole_before(self, needed: WholeNeeded) -> str:
         lies = f"shard({needed.dim}) -> replicate"
         if needed.axis == "cp":
-            return f"context parallelism carries attention over the cut, and nothing else: gather it before (`{lies}`)"
+            return (
+                "context parallelism carries attention over the cut, and nothing else: around a module that does this, write "
+                f"`{{style: prepare-io, axis: cp, input: {lies}, output: replicate -> shard({needed.dim})}}`"
+            )
         began = self._folded([needed.since]) or "the root"
         return f"let {began} hand on the whole (`output: replicate`), or gather it before (`{lies}`)"
 
@@ -285,7 +288,10 @@ class _Report:
             operands = "; it is given " + " and ".join(self._operand(o, axes) for o in failure.operands)
         spans = {self._span(o.maker or "", None, ("output", "layout", "input")): o for o in made}
         own = self._span(failure.module, None, OPTIONS)
-        span = own or next((s for s in spans if s), None)
+        began = [
+            r.span for o in failure.operands for a in axes if a in o.axes for r in self._since(o.axes[a], a)
+        ]
+        span = own or next((s for s in spans if s), None) or next(iter(began), None)
         related = tuple(
             Related(s, f"{self._folded([o.maker or ''])} hands this on")
             for s, o in spans.items()

@@ -66,6 +66,9 @@ class Features:
         (projection, dim), name = getattr(first, _MARK), func._schema.name
         if name in _TAKEN_APART and first is args[0]:
             if _dim(func, args) % first.ndim == dim:
+                if name == "aten::slice" and _evenly(func, args, first.shape[dim], made[0].shape[dim]):
+                    setattr(made[0], _MARK, (projection, dim))  # every n-th: of a run too
+                    return
                 self._take(projection, name, first, made, dim)
                 return
             moved = dim - (name in ("aten::unbind", "aten::select") and _dim(func, args) % first.ndim < dim)
@@ -124,6 +127,12 @@ def watch_features(program: Program, model: nn.Module, varying: Varying) -> Iter
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _evenly(func: Any, args: Sequence[Any], before: int, after: int) -> bool:
+    """Whether a slice takes every n-th of a dimension that n divides."""
+    step = next((v for a, v in zip(func._schema.arguments, args, strict=False) if a.name == "step"), 1)
+    return step > 1 and after * step == before
 
 
 def _ratios(sizes: tuple[int, ...]) -> tuple[int, ...]:

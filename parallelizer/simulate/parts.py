@@ -175,6 +175,14 @@ def _along(call: Call) -> Lay | None:
 _NORMALIZED = ("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
 
 
+def _group_norm(call: Call) -> Lay | None:
+    """Over channels in groups, whose number is that of the whole: every dimension but the batch's."""
+    lay = call.lay(call.tensors()[0])
+    if isinstance(lay, Terms) or (lay is not None and lay.dim > 0):
+        raise NeedsWhole
+    return lay
+
+
 def _normalized(call: Call, ndim: int) -> list[int]:
     return list(range(ndim - len(call.argument("normalized_shape")), ndim))
 
@@ -286,6 +294,14 @@ def _take(call: Call) -> Lay | None:
         return lay.moved(lay.dim - (removed and dim < lay.dim))
     if not removed and call.made[0].shape == first.shape:
         return lay
+    step = call.argument("step", 1)
+    if (
+        call.name == "slice"
+        and step > 1
+        and call.made[0].shape[dim] * step == first.shape[dim]
+        and lay.outer == 1
+    ):
+        return dataclasses.replace(lay, size=lay.size // step) if lay.size == first.shape[dim] else None
     if lay.features:
         return None
     raise NeedsWhole
@@ -408,6 +424,7 @@ _RULES: dict[str, Callable[[Call], Lay | None]] = {
     **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _matmul),
     **dict.fromkeys(("tril", "triu"), _triangle),
+    "native_group_norm": _group_norm,
     "sum": _sum,
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,

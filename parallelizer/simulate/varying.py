@@ -46,12 +46,12 @@ class EqualSum:
 @dataclass(frozen=True)
 class Operand:
     """A tensor that an operator was given: its shape here, the module that made it (None for what the model or the
-    batch holds), and the axes over which it varies.
+    batch holds), and the axes over which it varies, each with the module in which that began.
     """
 
     shape: tuple[int, ...]
     maker: str | None
-    axes: tuple[str, ...]
+    axes: Tags
 
 
 class Varying(TorchDispatchMode):
@@ -111,7 +111,7 @@ class Varying(TorchDispatchMode):
         found = []
         for tensor in self._operands:
             local = self._local(tensor)
-            found.append(Operand(tuple(local.shape), getattr(local, _MAKER, None), tuple(self.tags(local))))
+            found.append(Operand(tuple(local.shape), getattr(local, _MAKER, None), dict(self.tags(local))))
         return tuple(found)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

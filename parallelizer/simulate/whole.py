@@ -151,6 +151,7 @@ def watch_wholes(
         for a in program.of_slot("io"):
             if a.axis == _SEQUENCE_AXIS:
                 handles += _mark_what_is_split(model.get_submodule(a.module), a)
+        handles += _carried_through(program, model)
     try:
         with varying.shown_to(wholes):
             yield wholes
@@ -177,6 +178,67 @@ def _mark_what_is_split(module: nn.Module, a: Application) -> Iterator[Removable
         yield module.register_forward_pre_hook(before, with_kwargs=True)
     if outputs:
         yield module.register_forward_hook(behind)
+
+
+def _carried_through(program: Program, model: nn.Module) -> Iterator[RemovableHandle]:
+    """Inside DTensor nobody says how the sequence lies; behind it, it lies as before.
+
+    A rule of a tensor axis lays inputs and outputs out anew over its own axis, and what it makes of a linear layer, an embedding
+    or a norm has the rows of what came in.
+    """
+    for path in {a.module for a in program.of_slot("params", "io") if _SEQUENCE_AXIS not in a.axes}:
+        module = model.get_submodule(path)
+        keeps_rows = any(a.module == path and a.style in _KEEP_ROWS for a in program.of_slot("params"))
+        yield from _carry(module, keeps_rows)
+
+
+_KEEP_ROWS = ("colwise", "rowwise", "sequence")
+
+
+def _carry(module: nn.Module, keeps_rows: bool) -> Iterator[RemovableHandle]:
+    names = list(inspect.signature(module.forward).parameters)
+    given: dict[str, int] = {}
+    first: list[int] = []
+    made: list[int] = []
+
+    def by_name(args: Any, kwargs: Any) -> dict[str, Any]:
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def raw_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
+        values = by_name(args, kwargs)
+        found = {n: dim for n, v in values.items() if (dim := _split_dim(v)) is not None}
+        given.clear()
+        given.update(found)
+        first[:] = list(found.values())[:1]
+
+    def inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
+        values = by_name(args, kwargs)
+        for name, dim in given.items():
+            _still_split(values.get(name), dim)
+
+    def raw_output(module: nn.Module, args: Any, output: Any) -> None:
+        dim = _split_dim(output)
+        made[:] = [dim] if dim is not None else first if keeps_rows else []
+
+    def output(module: nn.Module, args: Any, output: Any) -> None:
+        for dim in made:
+            _still_split(output, dim)
+
+    yield module.register_forward_pre_hook(raw_inputs, prepend=True, with_kwargs=True)
+    yield module.register_forward_pre_hook(inputs, with_kwargs=True)
+    yield module.register_forward_hook(raw_output, prepend=True)
+    yield module.register_forward_hook(output)
+
+
+def _split_dim(value: Any) -> int | None:
+    """The dimension along which the sequence is split, if it is known."""
+    lay = lays_of(value).get(_SEQUENCE_AXIS) if isinstance(value, torch.Tensor) else None
+    return lay.dim if isinstance(lay, Part) and lay.outer == 1 else None
+
+
+def _still_split(value: Any, dim: int) -> None:
+    if isinstance(value, torch.Tensor) and _split_dim(value) is None and dim < value.ndim:
+        _split_along(value, dim)
 
 
 def _dims(flows: Mapping[str, Flow]) -> dict[str, int]:

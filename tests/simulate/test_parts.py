@@ -137,6 +137,9 @@ KEPT: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "masked": (1, lambda x: x.masked_fill(x > 0, 0.0).where(x < -1, 1.0)),
     "expanded": (1, lambda x: x.unsqueeze(0).expand(3, -1, -1, -1).add(1)),
     "a triangle in another": (0, lambda x: x.tril()),
+    "every second": (2, lambda x: x[..., 1::2]),
+    "pairs turned": (2, lambda x: torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)),
+    "groups of channels, rows split": (0, lambda x: F.group_norm(x, 4)),
 }  # fmt: skip
 
 
@@ -196,6 +199,8 @@ NEEDED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "attention within a head": (2, lambda x: F.scaled_dot_product_attention(x, x, x)),
     "a fourier transform": (1, lambda x: torch.fft.rfft(x, dim=1).abs()),
     "a triangle": (1, lambda x: x.tril()),
+    "groups of channels": (1, lambda x: F.group_norm(x, 2)),
+    "every third, of a run that three does not divide": (1, lambda x: x[:, ::3]),
     "a product by itself, then more": (2, lambda x: (x @ x.transpose(1, 2)).relu()),
     "a bias added to terms": (2, lambda x: x.sum(-1) + 1),
     "terms squared": (2, lambda x: x.sum(-1) ** 2),

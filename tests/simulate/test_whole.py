@@ -54,9 +54,9 @@ class Model(nn.Module):
         return result
 
 
-def found(own: Own, plan: str, axis: str) -> tuple[Diagnostic, ...]:
-    """The findings of one followed step over two ranks of the axis."""
-    program = compiled(plan, lambda: Model(own), mesh_of(**{axis: 2}), workload=WORK)
+def found(own: Own, plan: str, *axes: str) -> tuple[Diagnostic, ...]:
+    """The findings of one followed step over two ranks of each axis."""
+    program = compiled(plan, lambda: Model(own), mesh_of(**dict.fromkeys(axes, 2)), workload=WORK)
     model = on_meta(lambda: Model(own))
     (flow,) = in_children([(follow, program, model, WORK, subjects.token_loss)])
     assert flow.failure is None, flow.failure
@@ -164,6 +164,43 @@ def test_what_needs_the_whole_is_refused_at_its_line(name: str) -> None:
 def test_what_each_rank_may_do_to_its_part_is_not(name: str) -> None:
     axis, own = RIGHT[name]
     assert found(own, plan_of(axis), axis) == ()
+
+
+BOTH = """rules:
+  attend: context-parallel
+  embed: {style: rowwise, input: replicate, output: replicate}
+  up: colwise
+  down: rowwise
+  head: {style: colwise, output: replicate}
+  "": fsdp
+buffers: {batch: {input_ids: 1, labels: 1}}
+"""
+STREAM = BOTH.replace("output: replicate}\n  up: colwise\n  down: rowwise", "output: shard(1)}\n"
+    "  attend: [context-parallel, {style: prepare-io, input: shard(2) -> replicate, output: replicate -> shard(2)}]\n"
+    "  up: {style: colwise, input: shard(1)}\n  down: {style: rowwise, output: shard(1)}").replace(
+    "rules:\n  attend: context-parallel\n", "rules:\n").replace(
+    "head: {style: colwise,", "head: {style: colwise, input: shard(1),")  # fmt: skip
+
+
+@pytest.mark.parametrize("plan", [BOTH, STREAM], ids=["stream whole", "stream split"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n, (axis, _) in WRONG.items()
+        if axis == "cp" and n not in ("a mean over tokens in a row", "a convolution")
+    ],
+)
+def test_behind_what_is_split_over_tp_the_sequence_is_still_split(name: str, plan: str) -> None:
+    diagnostics = found(WRONG[name][1], plan, "cp", "tp")
+    assert "needs-whole" in {d.code for d in diagnostics}
+    assert any("of cp has" in d.message for d in diagnostics)
+
+
+@pytest.mark.parametrize("plan", [BOTH, STREAM], ids=["stream whole", "stream split"])
+def test_over_both_axes_too_what_is_right_passes(plan: str) -> None:
+    assert found(F.silu, plan, "cp", "tp") == ()
+    assert found(RIGHT["a norm of each head"][1], plan, "cp", "tp") == ()
 
 
 def slowly(cases: dict[str, tuple[str, Own]], *quick: str) -> list[object]:
