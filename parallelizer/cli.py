@@ -292,7 +292,8 @@ def _export(arguments: argparse.Namespace) -> int:
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
-        command = shlex.join(["python", "-m", "parallelizer", "export", *arguments.overrides])
+        folder = ["--config-dir", arguments.config_dir] if arguments.config_dir else []
+        command = shlex.join(["python", "-m", "parallelizer", "export", *folder, *arguments.overrides])
         code = export(program, model, observe(model, setup.workload), command)
     except PlanError as error:
         show_diagnostics.write(error.diagnostics, sys.stderr)
