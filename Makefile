@@ -10,7 +10,7 @@ train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
 
 test: $(STAMP)
-	$(BIN)/python -m tests.halves
+	$(BIN)/python -m tests.side_by_side
 
 test-all: $(STAMP)  ## the slow matrices too
 	$(BIN)/python -m pytest -m ""

@@ -356,8 +356,9 @@ def _attention(call: Call) -> Lay | None:
         raise NeedsWhole
     q, k, v = (lay if isinstance(lay, Part) else None for lay in lays)
     rows, features = query.ndim - 2, query.ndim - 1
-    if (k and k.dim == rows) or (v and v.dim == rows) or (q and k and q.dim == k.dim == features):
-        raise NeedsWhole
+    own_rows = (k and k.dim == rows) or (v and v.dim == rows)
+    if (own_rows and call.sums) or (q and k and q.dim == k.dim == features):
+        raise NeedsWhole  # of a sequence that is split, whoever watches attention itself says so
     return q if q is not None and q.dim != features else None
 
 
