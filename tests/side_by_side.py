@@ -31,7 +31,7 @@ def main() -> int:
     status = 130
     try:
         for part in others:
-            out = tempfile.TemporaryFile()
+            out = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
             running.append((subprocess.Popen(_command(part), stdout=out, stderr=subprocess.STDOUT), out))
         status = subprocess.run(_command(first)).returncode
         status = next((s for s in [status, *(process.wait() for process, _ in running)] if s), 0)
