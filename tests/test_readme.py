@@ -24,6 +24,7 @@ QUICK = {
     "benchmarks/startup.py": ["--ranks", "2", "--repeats", "1"],
     "benchmarks/step_time.py": ["--blocks", "2", "--steps", "1"],
     "benchmarks/context_parallel.py": ["--rows", "64", "--rounds", "2"],
+    "benchmarks/validate_time.py": ["--help"],
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
     "benchmarks/any_size.py": ["--help"],
