@@ -148,9 +148,12 @@ def short_copy(program: Iterable[Application], model: nn.Module) -> tuple[nn.Mod
 
 def shortened_copy(model: nn.Module, run: Run) -> nn.Module:
     """A copy of the model with SHORT layers of a run, without having copied the others."""
-    layers = list(model.get_submodule(run.container).children())
+    layers: list[nn.Module] = list(model.get_submodule(run.container))  # type: ignore[call-overload]
     gone = range(run.first + SHORT - 1, run.first + run.count - 1)
-    memo: dict[int, Any] = {id(layers[i]): nn.Identity() for i in gone}
+    kept = {
+        id(layer) for i, layer in enumerate(layers) if i not in gone
+    }  # one layer may stand in many places
+    memo: dict[int, Any] = {id(layers[i]): nn.Identity() for i in gone if id(layers[i]) not in kept}
     short = copy.deepcopy(model, memo)
     container = short.get_submodule(run.container)
     for _ in gone:
