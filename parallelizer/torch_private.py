@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor._api import _FromTorchTensor, _ToTorchTensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._api import _ToTorchTensor
 
 # Both are how torch's own debug modes are written, and wait for a public home.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -284,20 +285,19 @@ def redistributed_to() -> tuple[str, ...]:
     return tuple(name for name, a, b in pairs if a != b and not (a.is_partial() or b.is_replicate()))
 
 
-_BORDERS = (_ToTorchTensor.forward.__code__, _FromTorchTensor.forward.__code__)
+_TO_LOCAL = _ToTorchTensor.forward.__code__
 
 
-def at_the_border() -> torch.Tensor | None:
-    """The tensor that crosses the border between DTensor and plain tensors right now, or None: the DTensor whose local
-    part `to_local` hands out, the plain one that `from_local` takes. Told from the running frames, since all that
-    operators show of either is a view. Waits for a hook into both.
+def made_plain() -> DTensor | None:
+    """The DTensor whose local part `to_local` hands out right now, or None. Told from the running frames, since all that
+    operators show of it is a view. Waits for a hook into the border between DTensor and plain tensors.
     """
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(12):
         if frame is None:
             return None
-        if frame.f_code in _BORDERS:
-            tensor: torch.Tensor = frame.f_locals["input"]
+        if frame.f_code is _TO_LOCAL:
+            tensor: DTensor = frame.f_locals["input"]
             return tensor
         frame = frame.f_back
     return None

@@ -17,6 +17,7 @@ from parallelizer.context import balance
 from parallelizer.context.gathering import refuse_second_order
 
 Tensor = torch.Tensor
+Move = Callable[[tuple[Tensor, ...], dist.ProcessGroup], tuple[Tensor, ...]]
 
 
 def fits(query_heads: int, key_heads: int, ranks: int) -> bool:
@@ -36,34 +37,26 @@ def ulysses_attention(
     q [B, H, S/W, D], k [B, Hkv, S/W, D], v [B, Hkv, S/W, Dv] in head-tail order; `attend` is given q [B, H/W, S, D] and
     so on, query heads beside the key heads that they read.
     """
-    q, k, v = _ToHeads.apply(group, q, k, v)
-    (out,) = _ToRows.apply(group, attend(q, k, v))
+    q, k, v = _Exchange.apply(to_heads, to_rows, group, q, k, v)
+    (out,) = _Exchange.apply(to_rows, to_heads, group, attend(q, k, v))
     result: Tensor = out
     return result
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """One of `to_heads` and `to_rows`; in backward the other."""
+
     @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.group = group
-        return to_heads(tensors, group)
+    def forward(
+        ctx: Any, there: Move, back: Move, group: dist.ProcessGroup, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.back, ctx.group = back, group
+        return there(tensors, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         refuse_second_order()
-        return None, *to_rows(gradients, ctx.group)
-
-
-class _ToRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.group = group
-        return to_rows(tensors, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        refuse_second_order()
-        return None, *to_heads(gradients, ctx.group)
+        return None, None, None, *ctx.back(gradients, ctx.group)
 
 
 def to_heads(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> tuple[Tensor, ...]:

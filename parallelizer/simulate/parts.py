@@ -343,7 +343,7 @@ def _matmul(call: Call) -> Lay | None:
         return _summed_over(call) if not bias else None
     if any(inner):
         return None
-    outer = [p.moved(p.dim) for p in (left, right) if p is not None]
+    outer = [p for p in (left, right) if p is not None]
     if len({p.dim for p in outer}) > 1:
         raise NeedsWhole  # a rank would have only the block of its own rows and its own columns
     return outer[0] if outer else None

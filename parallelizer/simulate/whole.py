@@ -53,7 +53,7 @@ class Wholes:
 
     def __init__(self, varying: Varying, packed: Iterable[str] = ()) -> None:
         self.varying = varying
-        self.packed = {path: path for path in packed}
+        self.packed = frozenset(packed)
         self.found: list[WholeNeeded] = []
 
     def __call__(
@@ -79,10 +79,11 @@ class Wholes:
 
     def _border(self, made: Sequence[torch.Tensor]) -> None:
         """A DTensor hands out its local part: how that lies is written on it."""
-        whole = torch_private.at_the_border()
-        if not isinstance(whole, DTensor):
+        whole = torch_private.made_plain()
+        if whole is None:
             return
-        packed = self.packed.get(self.varying.where(), "")
+        where = self.varying.where()
+        packed = where if where in self.packed else ""
         names = whole.device_mesh.mesh_dim_names or ()
         for tensor in made:
             lays: dict[str, Lay] = {}
