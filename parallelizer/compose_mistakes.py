@@ -57,7 +57,7 @@ def explain(error: Exception, attempt: Attempt) -> Diagnostic:
         message, help_text = "a configuration file is not UTF-8 text", "save it in the encoding UTF-8"
         unnamed = Diagnostic("yaml-syntax", message, None, help_text)
         return next(_undecodable(attempt.folders), unnamed)
-    text = str(error).strip()
+    text = str(error).strip() or str(error.__cause__ or "").strip()
     for pattern, explained in _EXPLAINED:
         match = re.search(pattern, text)
         found = explained(match, attempt) if match else None
@@ -235,6 +235,32 @@ def _wrong_kind(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     return Diagnostic("wrong-type", message, _in_file(match["where"], "", attempt), _AS_BASE)
 
 
+def _key_of_nothing(match: re.Match[str], attempt: Attempt) -> Diagnostic | None:
+    """A key without a text: `&p: 2`, of which YAML takes `&p` for an anchor, its name for a key of nothing."""
+    message = "there is no key before the colon"
+    for path in (path for folder in attempt.folders for path in sorted(folder.rglob("*.yaml"))):
+        for key in _keys(_read_trusted(path)):
+            if key.plain and key.text in ("", "~", "null"):
+                wrong = " (YAML takes what stands there for an anchor)" if key.text == "" else ""
+                return Diagnostic(
+                    "yaml-retyped",
+                    message + wrong,
+                    key.span,
+                    "put a key in quotes that YAML takes for nothing",
+                )
+    return None
+
+
+def _keys(node: Node | None) -> Iterator[Scalar]:
+    if isinstance(node, SequenceNode):
+        for item in node.items:
+            yield from _keys(item)
+    elif isinstance(node, MappingNode):
+        for key, value in node:
+            yield key
+            yield from _keys(value)
+
+
 _AS_BASE = "parallel/base shows what each key takes"
 
 
@@ -267,6 +293,7 @@ _EXPLAINED: Sequence[tuple[str, Callable[[re.Match[str], Attempt], Diagnostic | 
     (r"Error merging override ([^\n]+)", _cannot_merge),
     (r"In '(?P<where>[^']+)': ConfigTypeError raised", _wrong_kind),
     (r"Config group override must be", _group_value),
+    (r"Incompatible key type 'NoneType'", _key_of_nothing),
 )
 """What Hydra says, and who explains it."""
 

@@ -103,6 +103,8 @@ def test_an_override_that_is_wrong_is_marked_and_corrected(
         ("defaults: [base]\nmesh: [1]\n", "wrong-type", "[1]", "`mesh` takes a map, not a list", "parallel/base"),
         ("defaults: [base]\nrules: {a: fsdp}\n", "wrong-type", "{a: fsdp}", "`rules` takes a list, not a map", "parallel/base"),
         ("[1, 2]: 3\n", "yaml-syntax", "[", "this key is a list or a map", "in quotes"),
+        ("mesh: {cp: 2, &p: 2}\n", "yaml-retyped", "&p", "no key before the colon", "in quotes"),
+        ("mesh: {cp: 2, null: 2}\n", "yaml-retyped", "null", "no key before the colon", "in quotes"),
         ("mesh: {tp: \x07}\n", "yaml-syntax", "\x07", "U+0007", "remove it"),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from parallelizer.checks.left_out import MIXED, left_out
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
 from parallelizer.matching import taken_away
@@ -297,6 +298,9 @@ class _Report:
             for s, o in spans.items()
             if s and s != span
         )
+        found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
+        if found is not None:
+            return found
         return Diagnostic(
             "does-not-run",
             f"the plan does not run: {stage}{where} fails at {failure.operator or 'no operator'}: {failure.text}{operands}",
@@ -376,7 +380,7 @@ class _Report:
 
 
 def _advice(failure: Failure, where: str) -> str:
-    if "mixed torch.Tensor and DTensor" in failure.text:
+    if MIXED in failure.text:
         return f"{where} meets a DTensor with a plain tensor: give it a style, or let what comes before hand on plain tensors"
     if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
         return "tensors that lie otherwise than each other meet there: see `input` and `output` of the rules around"

@@ -104,6 +104,14 @@ CODES: tuple[Code, ...] = (
         _llama("tok_embeddings: none"),
     ),
     Code(
+        "left-out",
+        "a glob leaves out a module whose like it styles",
+        """A style makes DTensors of a module's parameters, and its neighbours hand DTensors on. A module that a
+        glob misses keeps plain ones, and torch refuses the two together. The mistake is most often a letter in the
+        glob of the rule that styles the same module in other layers, or its siblings.""",
+        _llama('"layers.*.attention.wq": none'),
+    ),
+    Code(
         "local-attention",
         "attention sees only a part of the sequence",
         """Under context parallelism every rank holds a part of the sequence. Attention outside of a

@@ -41,7 +41,14 @@ _YAML = {
     "not-data",
 }
 RIGHT: dict[str, set[str]] = {
-    "glob": {"unmatched-glob", "unmatched-alternative", "bad-glob", "style-on-parameter", "style-module"},
+    "glob": {
+        "unmatched-glob",
+        "unmatched-alternative",
+        "bad-glob",
+        "style-on-parameter",
+        "style-module",
+        "left-out",
+    },
     "style": {"unknown-style", "missing-style"},
     "axis": {"unknown-axis", "unknown-key"},
     "option": {"unknown-option", "missing-style", "missing-option"},

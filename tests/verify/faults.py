@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from parallelizer import applier, gradients, initialize, step, whole_parameters
-from parallelizer.context import attention, balance, intercept
+from parallelizer.context import balance, gathering, intercept
 from parallelizer.context.buffers import LocalBuffers
 from parallelizer.show.markdown import replace_between, table
 from parallelizer.styles.packing import Packing
@@ -392,7 +392,7 @@ FAULTS = (
     Fault(
         "keys' gradients stay on their rank",
         ("parallel=cp2",),
-        replaced(attention, "scatter_sum", _own_rows_only),
+        replaced(gathering, "scatter_sum", _own_rows_only),
         "layers.1.attention.wv",
         "backward",
         "cp",
