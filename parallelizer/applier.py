@@ -20,6 +20,8 @@ from parallelizer.compiler import Application, Program
 from parallelizer.compiler import compile as compile_plan
 from parallelizer.context import intercept
 from parallelizer.context.buffers import LocalBuffers
+from parallelizer.context.order import static_order
+from parallelizer.context.sequence import CurrentOrder
 from parallelizer.forwards import wrap_forward
 from parallelizer.load import load_plan
 from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
@@ -27,6 +29,7 @@ from parallelizer.notes import add_notes
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
 from parallelizer.styles.fsdp import DTYPES
+from parallelizer.styles.io import SplitSequence
 from parallelizer.tied_parameters import parameter_names, tie, tied_names
 from parallelizer.whole_parameters import compute_in, sum_gradients_of
 from parallelizer.workload import Workload
@@ -49,8 +52,9 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     modules = dict(model.named_modules())
     tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]
     _compute_whole_parameters(units, model)
+    sequence = CurrentOrder(static_order(program.plan.balance, program.mesh.sizes["cp"]))
     for application in program.of_slot("params", "io"):
-        _tensor_style(application, modules[application.module], mesh, meta)
+        _tensor_style(application, modules[application.module], mesh, meta, sequence)
     tie(model, tied)  # each name has got a DTensor of its own
     for name in frozen:  # which torch's SequenceParallel forgets
         model.get_parameter(name).requires_grad_(False)
@@ -60,7 +64,11 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
             method=str(application.options.get("method", "all-gather")),
         )
         intercept.wrap(
-            modules[application.module], mesh[application.axes[0]], options, name=application.module
+            modules[application.module],
+            mesh[application.axes[0]],
+            options,
+            name=application.module,
+            sequence=sequence,
         )
     for application in program.of_slot("checkpoint"):
         _recompute(modules[application.module], application.options.get("mode", "full"))
@@ -71,7 +79,8 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     sum_gradients_of(model, {name: groups for unit in units for name in _whole(unit)})
     add_notes(program, model)
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
-    remember(model, ParallelState(program, mesh, packed, LocalBuffers(model, program.plan, mesh), groups))
+    buffers = LocalBuffers(model, program.plan, mesh, sequence)
+    remember(model, ParallelState(program, mesh, packed, buffers, groups))
     return model
 
 
@@ -99,15 +108,18 @@ def parallelize(
     return apply(program, model, ours)
 
 
-def _tensor_style(application: Application, module: nn.Module, mesh: DeviceMesh, meta: bool) -> None:
+def _tensor_style(
+    application: Application, module: nn.Module, mesh: DeviceMesh, meta: bool, sequence: CurrentOrder
+) -> None:
     if application.act is None:
         raise ValueError(
             f"the application of {application.style} to {application.module} has no ParallelStyle"
         )
+    act = application.act
+    if isinstance(act, SplitSequence):
+        act = SplitSequence(act.layouts, sequence)
     # Without values there is nothing to send; with values, rank 0's are everyone's, as in torch.
-    parallelize_module(
-        module, submesh(mesh, application.axes), application.act, src_data_rank=None if meta else 0
-    )
+    parallelize_module(module, submesh(mesh, application.axes), act, src_data_rank=None if meta else 0)
 
 
 def _recompute(module: nn.Module, mode: str) -> None:

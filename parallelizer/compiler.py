@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -65,8 +66,18 @@ def compile(
         if has_errors(state.diagnostics) and not (force and check in stage):
             raise PlanError(state.diagnostics)
     return Program(
-        plan, sizes, tuple(state.applications), in_order(state.diagnostics), redistribute=redistribute
+        _settled(plan, state),
+        sizes,
+        tuple(state.applications),
+        in_order(state.diagnostics),
+        redistribute=redistribute,
     )
+
+
+def _settled(plan: Plan, state: Compilation) -> Plan:
+    """The plan, with what a preset may have set: how the sequence is dealt out."""
+    said = [a.options["balance"] for a in state.applications if "balance" in a.options]
+    return replace(plan, balanced=str(said[0])) if said else plan
 
 
 def look(state: Compilation) -> None:

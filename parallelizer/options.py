@@ -43,6 +43,12 @@ def whole_number(node: Node) -> int | None:
     return int(node.text) if isinstance(node, Scalar) and _WHOLE.fullmatch(node.text) else None
 
 
+def integer(node: Node) -> int | None:
+    """As `whole_number`, with a sign or without."""
+    text = node.text if isinstance(node, Scalar) else ""
+    return int(text) if _WHOLE.fullmatch(text.removeprefix("-")) else None
+
+
 def check_key(key: Scalar, findings: Findings) -> None:
     """Report a key that YAML would not read as text."""
     if key.yaml_type == "str":

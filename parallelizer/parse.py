@@ -11,7 +11,8 @@ from parallelizer.source import MappingNode, Node, Scalar, kind
 from parallelizer.suggest import did_you_mean
 
 KEYS = ("version", "extends", "layouts", "rules", "buffers")
-MADE_BUFFERS = ("positions",)
+MADE_BUFFERS = ("positions", "document-mask")
+BUFFER_KEYS = ("dim", "pad", "documents")
 """Batch entries that are made for each rank instead of split."""
 
 
@@ -99,7 +100,39 @@ def _buffer(key: Scalar, value: Node, batch: bool, findings: Findings) -> Buffer
         return Buffer(key.text, key.span, dim=dim)
     if batch and isinstance(value, Scalar) and value.text in MADE_BUFFERS:
         return Buffer(key.text, key.span, make=value.text)
+    if batch and isinstance(value, MappingNode):
+        return _detailed_buffer(key, value, findings)
     wanted = " or ".join(("a dimension (0, 1, ...)", *(MADE_BUFFERS if batch else ())))
     message = f"a buffer takes {wanted}, not {kind(value)}"
     findings.error("wrong-type", message, value.span, "the dimension is the one that counts tokens")
     return None
+
+
+def _detailed_buffer(key: Scalar, node: MappingNode, findings: Findings) -> Buffer | None:
+    """`{dim: 1, pad: -100}`, `{dim: 1, documents: true}`."""
+    for name, _ in node:
+        if name.text not in BUFFER_KEYS:
+            message = f"a buffer has no key {quoted(name.text)}"
+            findings.error("unknown-key", message, name.span, did_you_mean(name.text, BUFFER_KEYS, "it has"))
+            return None
+    dim_node, pad_node, documents_node = (node.get(name) for name in BUFFER_KEYS)
+    dim = options.whole_number(dim_node) if dim_node is not None else None
+    if dim is None:
+        at = dim_node.span if dim_node is not None else key.span
+        findings.error("wrong-type", "a buffer takes its `dim`, a number from 0", at, "write {dim: 1, ...}")
+        return None
+    pad = None
+    if pad_node is not None:
+        pad = options.integer(pad_node)
+        if pad is None:
+            message = f"`pad` takes a whole number, not {kind(pad_node)}"
+            findings.error("wrong-type", message, pad_node.span, "labels take what the loss ignores: -100")
+            return None
+    documents = False
+    if documents_node is not None:
+        if not (isinstance(documents_node, Scalar) and documents_node.text in ("true", "false")):
+            message = f"`documents` takes true or false, not {kind(documents_node)}"
+            findings.error("wrong-type", message, documents_node.span, "true: it numbers packed documents")
+            return None
+        documents = documents_node.text == "true"
+    return Buffer(key.text, key.span, dim=dim, pad=pad, documents=documents)

@@ -107,12 +107,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A tensor whose dimension `dim` is the sequence; `make` names what is made instead of split."""
+    """A tensor whose dimension `dim` is the sequence; `make` names what is made instead of split.
+
+    `pad` is what a batch entry is filled up with where its length does not divide; `documents` says that it tells of
+    each token which packed document it is in.
+    """
 
     name: str
     span: Span
     dim: int | None = None
     make: str | None = None
+    pad: int | None = None
+    documents: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,21 @@ class Plan:
     layouts: Mapping[str, Placement] = field(default_factory=dict)
     batch: Mapping[str, Buffer] = field(default_factory=dict)
     buffers: Mapping[str, Buffer] = field(default_factory=dict)
+    balanced: str | None = None
+    """How the sequence is dealt out over cp, once a compiler has settled it."""
     added: int = field(default=0, compare=False)
     """How many rules, at the end, are a preset's or the command line's."""
+
+    @property
+    def balance(self) -> str:
+        """How the sequence is dealt out over cp: as settled, or as the last rule says, or `auto`."""
+        said = [
+            use.options["balance"].value
+            for rule in self.rules
+            for use in rule.uses
+            if use.style == "context-parallel" and "balance" in use.options
+        ]
+        return self.balanced or (said[-1] if said else "auto")
 
     def with_rules(self, rules: tuple[Rule, ...]) -> Plan:
         """This plan with more rules behind its own, so that they win."""

@@ -57,11 +57,16 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
 
 
 def flash_attention_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse by the fused CPU kernel: any float dtype, grouped heads, equal head sizes."""
+    """out and lse by the fused CPU kernel: any float dtype, grouped heads, equal head sizes; a mask of q's dtype is added."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    return op(q, k, v, 0.0, is_causal, scale=scale)
+    return op(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
 def flash_attention_cpu_backward(
@@ -73,10 +78,11 @@ def flash_attention_cpu_backward(
     lse: torch.Tensor,
     is_causal: bool,
     scale: float,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v."""
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    return op(grad_out, q, k, v, out, lse, 0.0, is_causal, scale=scale)
+    return op(grad_out, q, k, v, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
 def flash_attention_cuda(
@@ -212,6 +218,13 @@ def allocations(function: Callable[[], object]) -> list[int]:
     finally:
         threads = torch.autograd._disable_profiler_legacy()
     return [e.cpu_memory_usage() for events in threads for e in events if e.kind() == "memory_alloc"]
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values can be read, which those of meta and fake ones cannot; waits for a public question."""
+    from torch._subclasses.fake_tensor import is_fake
+
+    return not tensor.is_meta and not is_fake(tensor) and not torch.compiler.is_compiling()
 
 
 class FakeTensors:

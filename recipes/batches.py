@@ -58,8 +58,7 @@ class Batches:
         return [self._local(batch) for batch in batches]
 
     def _local(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        local = pz.shard_batch(batch, self.plan, self.mesh)
-        return {name: tensor.to(self.device) for name, tensor in local.items()}
+        return pz.shard_batch(batch, self.plan, self.mesh, device=self.device)
 
 
 def local_device(kind: str) -> torch.device:

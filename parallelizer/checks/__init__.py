@@ -11,6 +11,7 @@ from parallelizer.checks.attention_covered import attention_covered
 from parallelizer.checks.attention_heads import attention_heads
 from parallelizer.checks.batch_size import batch_size
 from parallelizer.checks.buffers import buffers
+from parallelizer.checks.dealing import dealing
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.initializers import initializers
 from parallelizer.checks.lazy_modules import lazy_modules
@@ -38,6 +39,7 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     buffers,
     batch_size,
     sequence_length,
+    dealing,
     fsdp_shards,
     initializers,
     attention_heads,

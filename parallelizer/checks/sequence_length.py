@@ -28,6 +28,17 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
         parts = math.lcm(parts, cut)
         why.append(f"cp*tp={cut}" if cp > 1 else f"tp={tp}")
         axes.append("tp")
+    if cp > 1 and work.seq_len % parts and work.seq_len > 0 and _padded(state):
+        # As `shard_batch` does it, whether or not tp cuts the sequence again.
+        length = -(-work.seq_len // (whole := math.lcm(2 * cp, cp * tp))) * whole
+        yield Diagnostic(
+            "sequence-padded",
+            f"a sequence of {work.seq_len:,} tokens does not divide by {whole}, and is padded to {length:,}",
+            work.spans.get("seq_len"),
+            f"{(length - work.seq_len) / length:.1%} of the work is for padding",
+            "note",
+        )
+        return
     if work.seq_len % parts or work.seq_len < 1:
         below, above = work.seq_len // parts * parts, (work.seq_len // parts + 1) * parts
         near = f"{below} or {above}" if below else str(above)
@@ -43,6 +54,11 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
             f"train.seq_len={near} would{_degrees(work.seq_len, cp, tp, 'tp' in axes)}",
             related=related,
         )
+
+
+def _padded(state: Compilation) -> bool:
+    """Whether the batch says what its labels are padded with."""
+    return any(buffer.pad is not None for buffer in state.plan.batch.values())
 
 
 def _degrees(length: int, cp: int, tp: int, sharded: bool) -> str:

@@ -129,6 +129,41 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "mixed-balance",
+        "two rules deal the sequence out in different orders",
+        """Which rows of a sequence a rank holds is one decision for the whole batch: positions, labels and the
+        attention of every layer must agree on it.""",
+        Example(
+            """
+            rules:
+              layers.*.attention.inner: context-parallel
+              layers.1.attention.inner: {style: context-parallel, balance: none}
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
+    Code(
+        "no-documents",
+        "the order or the mask goes by packed documents, and nothing says where they are",
+        """To deal each document out evenly, and to mask one from the other, it must be known where they begin.
+        One batch entry numbers them: of each token, which document it is in.""",
+        Example(
+            """
+            rules:
+              layers.*.attention.inner: {style: context-parallel, balance: per-document}
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
+    Code(
         "no-initializer",
         "a module on the meta device cannot make its values",
         """Models are built without memory, and every module then fills the parameters and buffers that it
@@ -138,6 +173,43 @@ CODES: tuple[Code, ...] = (
             'rules: {"": fsdp}',
             ["model=bare"],
             {"conf/model/bare.yaml": model("bare.Bare"), "bare.py": _BARE},
+        ),
+    ),
+    Code(
+        "order-by-row",
+        "each row of the batch has its own order, the model's table has one",
+        """Per document, every row of the batch is dealt out in its own way, because its documents end elsewhere.
+        A table that the model itself indexes by position is cut once for all rows.""",
+        Example(
+            """
+            rules:
+              layers.*.attention.inner: {style: context-parallel, balance: per-document}
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1, document_ids: {dim: 1, documents: true}}
+              model: {"rope.*": 0}
+            """,
+            [
+                "parallel=cp2",
+                "+model.batch.document_ids={shape: [batch, sequence], dtype: int64}",
+            ],
+        ),
+    ),
+    Code(
+        "padding-counts",
+        "what is padded is counted by the loss",
+        """A sequence that does not divide is filled up. The labels of what is filled up must be of the one value
+        that the loss ignores, or every step trains on tokens that are not there.""",
+        Example(
+            """
+            rules:
+              layers.*.attention.inner: context-parallel
+              "": fsdp
+            buffers:
+              batch: {input_ids: {dim: 1, pad: 0}, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2", "train.seq_len=255"],
         ),
     ),
     Code(

@@ -66,6 +66,15 @@ CODES: tuple[Code, ...] = (
         Example(overrides=["parallel=tp2", "train.seq_len=255"]),
     ),
     Code(
+        "sequence-padded",
+        "the sequence does not divide, and is padded",
+        """Where the plan says what labels are padded with, a length that does not divide is filled up behind the
+        last token. Nothing sees the padding: under a causal mask nothing can, under others it is masked, and
+        the loss ignores its labels. It is work for nothing, though, so it is said.""",
+        Example(overrides=["parallel=cp2", "train.seq_len=255"]),
+        "note",
+    ),
+    Code(
         "sequence-too-long",
         "the sequence is longer than the model's table of positions",
         """A model that looks positions up has as many as its table has rows. Beyond them an index is out of

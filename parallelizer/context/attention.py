@@ -1,4 +1,4 @@
-"""Exact attention over a sequence that is split, in head-tail order, over the ranks of a process group."""
+"""Exact attention over a sequence whose rows are dealt out over the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.context import masked
-from parallelizer.context.balance import blocks
 from parallelizer.context.choice import METHODS, Heads, cheapest
 from parallelizer.context.gathering import GatheredAttention
+from parallelizer.context.order import Order, padded
 from parallelizer.context.ring import RingAttention
 from parallelizer.context.ulysses import fits, ulysses_attention
 
@@ -28,12 +28,13 @@ def context_attention(
     attn_mask: Tensor | None = None,
     method: str = "all-gather",
     keep_gathered: bool = False,
+    order: Order | None = None,
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v over the whole sequence, for this rank's rows of it.
 
-    q [B, H, S/W, D], k [B, Hkv, S/W, D] and v [B, Hkv, S/W, Dv] are the rows that `balance.split` gives this
-    rank of `group`, of one size on all ranks; H is a multiple of Hkv, and grouped heads travel unexpanded. Without a
-    causal mask, k and v may be rows of another sequence than q, of another length.
+    q [B, H, S/W, D], k [B, Hkv, S/W, D] and v [B, Hkv, S/W, Dv] are the rows that `order` (head-tail, if not given) gives
+    this rank of `group`, of one size on all ranks; H is a multiple of Hkv, and grouped heads travel unexpanded. Without a
+    causal mask, k and v may be rows of another sequence than q, of another length, unless that is padded.
     `scale` None means 1/sqrt(D). `attn_mask` is boolean (true where attention is paid) or is added to the scores;
     it has this rank's rows (or one row for all) against the whole sequence's columns, in its original order:
     [B or 1, H or 1, S/W or 1, S]. Returns [B, H, S/W, Dv] in q's dtype, the same rows.
@@ -42,8 +43,9 @@ def context_attention(
     Collective, in the forward and in the backward: every rank of the group makes the same calls in the same
     order. With K bytes of local keys and values, W ranks and g query heads to a key head, a rank sends
     forward and backward together (`choice.sent`): all-gather 3(W-1)K, or 2(W-1)K with `keep_gathered`, which keeps in
-    memory what the backward else gathers again, and with a mask; ring 3(W-1)K, under a causal mask less by K/2 for
-    every rank before; ulysses 2(W-1)/W (1+g) K. Can be differentiated once: `create_graph` raises RuntimeError.
+    memory what the backward else gathers again, and with a mask; ring 3(W-1)K, in head-tail order and under a causal
+    mask less by K/2 for every rank before; ulysses 2(W-1)/W (1+g) K.
+    Can be differentiated once: `create_graph` raises RuntimeError.
 
     Raises ValueError, before any communication, for shapes, dtypes or a group that do not fit.
     """
@@ -51,13 +53,21 @@ def context_attention(
     if rank < 0:
         raise ValueError("this rank is not in the process group that the sequence is split over")
     _check_shapes(q, k, v, is_causal)
-    plan = blocks(q.size(2), ranks, rank, is_causal=is_causal, local_keys=k.size(2))
+    order = order or Order(ranks)
+    if order.ranks != ranks:
+        raise ValueError(f"the order is of {order.ranks} ranks, and the group has {ranks}")
+    if order.length is not None and q.size(2) != k.size(2):
+        raise ValueError("a padded sequence cannot attend to another one: make the lengths divide")
+    plan = order.blocks(q.size(2), rank, is_causal=is_causal, keys=k.size(2))
     if scale is None:
         scale = q.size(-1) ** -0.5
     if attn_mask is not None:
         if is_causal:
             raise ValueError("is_causal and attn_mask exclude each other, as in scaled_dot_product_attention")
-        masked.check(attn_mask, q, k, ranks)
+        attn_mask = masked.check(attn_mask, q, k, order)
+    elif plan is None and method != "ulysses":
+        # Ulysses has all rows in their original order; for others only a mask can say what such rows see.
+        attn_mask, is_causal = _causal_rows(order, q, rank), False
     heads = Heads(q.size(1), k.size(1))
     if method == "auto":
         method = cheapest(
@@ -70,21 +80,38 @@ def context_attention(
         )
     if ranks == 1 or method == "all-gather":
         if attn_mask is not None:
-            return masked.gathered_attention(q, k, v, attn_mask, group, scale)
-        out: Tensor = GatheredAttention.apply(q, k, v, group, plan, scale, keep_gathered)
+            return masked.gathered_attention(q, k, v, attn_mask, group, order, scale)
+        out: Tensor = GatheredAttention.apply(q, k, v, group, order, plan, scale, keep_gathered)
         return out
     if method == "ulysses":
         if attn_mask is not None:
-            attn_mask = masked.of_heads(attn_mask, q.size(2), group)
+            attn_mask = masked.of_heads(attn_mask, q.size(2), group, order)
         return ulysses_attention(
-            q, k, v, group, partial(masked.attend, mask=attn_mask, is_causal=is_causal, scale=scale)
+            q, k, v, group, order, partial(masked.attend, mask=attn_mask, is_causal=is_causal, scale=scale)
         )
     if method != "ring":
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
+    if attn_mask is not None and attn_mask.requires_grad:
+        raise ValueError("the ring gives an attn_mask no gradient; all-gather and ulysses do")
+    if attn_mask is None and order.length is not None and order.varies:
+        attn_mask = q.new_ones(1, 1, 1, order.length, dtype=torch.bool)  # of rows that are no padding
     if attn_mask is not None:
-        raise ValueError("the ring takes no attn_mask; all-gather and ulysses do")
-    out = RingAttention.apply(q, k, v, group, is_causal, scale)
+        attn_mask = _padded_columns(attn_mask, k.size(2) * ranks)
+    out = RingAttention.apply(q, k, v, group, order, is_causal, scale, attn_mask)
     return out
+
+
+def _causal_rows(order: Order, q: Tensor, rank: int) -> Tensor:
+    """A mask [R, 1, rows, S], R 1 or the batch: true where this rank's rows see a key under a causal mask."""
+    whole = q.size(2) * order.ranks
+    mine = order.positions(whole, rank).to(q.device)
+    columns = torch.arange(order.length or whole, device=q.device)
+    return (columns <= mine.unsqueeze(-1)).reshape(-1, 1, q.size(2), len(columns))
+
+
+def _padded_columns(mask: Tensor, columns: int) -> Tensor:
+    """With a column for every key, padding included, which nothing sees."""
+    return padded(mask, 3, columns, False if mask.dtype == torch.bool else float("-inf"))
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> None:

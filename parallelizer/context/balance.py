@@ -45,7 +45,7 @@ def local_positions(seq_len: int, ranks: int, rank: int) -> torch.Tensor:
     _check_rank(ranks, rank)
     if ranks == 1:
         return torch.arange(seq_len)
-    length = _chunk_length(seq_len, ranks)
+    length = check_length(seq_len, ranks)
     return torch.cat([torch.arange(c * length, (c + 1) * length) for c in chunks_of(ranks, rank)])
 
 
@@ -62,7 +62,7 @@ def split(tensor: torch.Tensor, dim: int, ranks: int, rank: int) -> torch.Tensor
     _check_rank(ranks, rank)
     if ranks == 1:
         return tensor
-    length = _chunk_length(tensor.size(dim), ranks)
+    length = check_length(tensor.size(dim), ranks)
     # contiguous_format: cat would otherwise keep the strides of, say, a transposed input.
     parts = [tensor.narrow(dim, chunk * length, length) for chunk in chunks_of(ranks, rank)]
     return torch.cat(parts, dim).contiguous()
@@ -77,7 +77,7 @@ def unsplit(gathered: torch.Tensor, dim: int, ranks: int) -> torch.Tensor:
     _check_rank(ranks, 0)
     if ranks == 1:
         return gathered
-    _chunk_length(gathered.size(dim), ranks)
+    check_length(gathered.size(dim), ranks)
     return unsplit_parts(gathered.chunk(ranks, dim), dim)
 
 
@@ -99,9 +99,9 @@ def blocks(
     """
     _check_rank(ranks, rank)
     keys = local_len if local_keys is None else local_keys
-    length = _chunk_length(local_len * ranks, ranks) if ranks > 1 else local_len
+    length = check_length(local_len * ranks, ranks) if ranks > 1 else local_len
     if ranks > 1:
-        _chunk_length(keys * ranks, ranks)
+        check_length(keys * ranks, ranks)
     if ranks == 1 or not is_causal:
         return (Block(slice(0, local_len), slice(0, keys * ranks), is_causal),)
     result = []
@@ -113,7 +113,8 @@ def blocks(
     return tuple(result)
 
 
-def _chunk_length(seq_len: int, ranks: int) -> int:
+def check_length(seq_len: int, ranks: int) -> int:
+    """The rows of one of twice as many chunks as ranks. Raises ValueError for a length that does not divide."""
     if seq_len % (2 * ranks):
         raise ValueError(
             f"a sequence of {seq_len} rows cannot be cut into {2 * ranks} equal chunks, two a rank; "

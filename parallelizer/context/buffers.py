@@ -16,51 +16,87 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.context import balance
-from parallelizer.context.sequence import gather_sequence
+from parallelizer.context.dealing import document_mask, order_for
+from parallelizer.context.order import Order, order_of, padded, static_order, tagged
+from parallelizer.context.sequence import CurrentOrder, gather_sequence
 from parallelizer.glob import parse_glob
 from parallelizer.mesh import describe
 from parallelizer.plan import Plan
 
+Tensor = torch.Tensor
 
-def shard_batch(batch: Mapping[str, torch.Tensor], plan: Plan, mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+
+def shard_batch(
+    batch: Mapping[str, Tensor],
+    plan: Plan,
+    mesh: DeviceMesh | None,
+    *,
+    device: torch.device | str | None = None,
+) -> dict[str, Tensor]:
     """This context-parallel rank's tokens of a batch: the entries that the plan's `buffers.batch` lists,
-    split along their dimension in the balanced order; the rest as they are.
+    split along their dimension in the order that the plan's `balance` says; the rest as they are.
 
     `batch` holds whole sequences, the same on every rank of `cp`. An entry made by `positions` is the global
-    position of each local token, int64 [batch, local sequence], also without context parallelism. Raises
-    ValueError when a sequence does not divide by twice the size of cp, or no entry tells its length.
+    position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
+    documents, bool [batch, 1, local sequence, sequence]; both also without context parallelism, and without a mesh. Where
+    an entry has a `pad`, a length that does not divide is padded, and `unshard` leaves the padding out. With `device`, what
+    is returned lies there; the tensors know how they were dealt out, and copies of them do not.
+
+    Raises ValueError when a sequence does not divide by twice the size of cp, or no entry tells its length.
     """
-    ranks, rank = _cp(mesh)
+    ranks, rank = _cp(mesh) if mesh is not None else (1, 0)
+    split = {n: b for n, b in plan.batch.items() if b.dim is not None and b.make is None and n in batch}
+    order, rows = order_for(batch, split, plan, ranks, describe(mesh).sizes["tp"] if mesh is not None else 1)
     local = dict(batch)
-    for name, buffer in plan.batch.items():
-        if buffer.make is None and name in batch and buffer.dim is not None:
-            local[name] = balance.split(batch[name], buffer.dim, ranks, rank)
-    makes = [name for name, buffer in plan.batch.items() if buffer.make == "positions"]
+    for name, buffer in split.items():
+        dim = buffer.dim or 0
+        whole = batch[name]
+        if order.length is not None:
+            whole = padded(whole, dim, rows, buffer.pad)
+        local[name] = order.split(whole, dim, rank)
+    makes = {name: buffer.make for name, buffer in plan.batch.items() if buffer.make}
     if makes:
-        split = {name: buffer.dim for name, buffer in plan.batch.items() if buffer.dim is not None}
-        first = next((name for name in split if name in batch), None)
-        if first is None:
-            raise ValueError(
-                f"positions cannot be made: none of the entries {', '.join(split)} is in the batch"
-            )
-        dim, whole = split[first], batch[first]
-        positions = balance.local_positions(whole.size(dim), ranks, rank).to(whole.device)
-        for name in makes:
-            local[name] = positions.expand(whole.size(0), -1) if dim else positions
+        if not split:
+            named = ", ".join(name for name, buffer in plan.batch.items() if buffer.dim is not None)
+            raise ValueError(f"positions cannot be made: none of the entries {named} is in the batch")
+        first, buffer = next(iter(split.items()))
+        positions = order.positions(rows, rank).to(batch[first].device)
+        for name, make in makes.items():
+            if make == "document-mask":
+                local[name] = document_mask(batch[_documents(plan, batch)], positions)
+            else:
+                local[name] = positions.expand(batch[first].size(0), -1) if buffer.dim else positions
+    if device is not None:
+        local = {name: tensor.to(device) for name, tensor in local.items()}
+    if ranks > 1:
+        for name in (*split, *makes):
+            tagged(local[name], order)
     return local
 
 
-def unshard(tensor: torch.Tensor, mesh: DeviceMesh, dim: int = 1) -> torch.Tensor:
+def _documents(plan: Plan, batch: Mapping[str, Tensor]) -> str:
+    """The entry that numbers documents."""
+    for name, buffer in plan.batch.items():
+        if buffer.documents and name in batch:
+            return name
+    raise ValueError(
+        "a document-mask cannot be made: no entry of the batch has `documents: true` in the plan"
+    )
+
+
+def unshard(tensor: Tensor, mesh: DeviceMesh, dim: int = 1, *, like: Tensor | None = None) -> Tensor:
     """The whole tensor in its original order from every cp rank's rows along `dim`, as for evaluation output.
 
-    Collective over `cp`; no gradient. The tensor itself without context parallelism.
+    `like` is an entry of the batch as `shard_batch` returned it, which knows its order and its padding; without it, rows are
+    taken to be in head-tail order. Collective over `cp`; no gradient. The tensor itself without context parallelism.
     """
-    if mesh.ndim == 1 and mesh.mesh_dim_names is None:
-        return gather_sequence(tensor.detach(), dim, mesh.get_group())
-    if _cp(mesh)[0] == 1:
+    alone = mesh.ndim == 1 and mesh.mesh_dim_names is None
+    ranks = mesh.size() if alone else _cp(mesh)[0]
+    if ranks == 1:
         return tensor
-    return gather_sequence(tensor.detach(), dim, mesh.get_group("cp"))
+    group = mesh.get_group() if alone else mesh.get_group("cp")
+    order = (order_of(like) if like is not None else None) or Order(ranks)
+    return order.whole(gather_sequence(tensor.detach(), dim, group, order), dim)
 
 
 def _cp(mesh: DeviceMesh) -> tuple[int, int]:
@@ -72,38 +108,52 @@ def _cp(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 class LocalBuffers:
-    """The whole positional buffers of one model, and the swapping of them."""
+    """The whole positional buffers of one model, and the swapping of them; `sequence` says in which order."""
 
-    def __init__(self, model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, mesh: DeviceMesh, sequence: CurrentOrder | None = None
+    ) -> None:
         self.model, self.plan = model, plan
         self.ranks, self.rank = _cp(mesh)
         self.signature = inspect.signature(model.forward)
         names = [n for n, _ in model.named_buffers()]
         self.dims = {n: b.dim or 0 for g, b in plan.buffers.items() for n in parse_glob(g).select(names)}
-        self.whole: dict[str, torch.Tensor] = {}
+        self.whole: dict[str, Tensor] = {}
+        self.sequence = sequence or CurrentOrder(static_order(plan.balance, self.ranks))
         if self.dims and self.ranks > 1:
             model.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
             model.register_state_dict_pre_hook(self._restore_before)
+        if self.ranks > 1:
+            self.sequence.follow(model, needed=_by_batch(plan))
 
     def _swap(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.restore()
         length = self._local_length(args, kwargs) * self.ranks
-        order = balance.local_positions(length, self.ranks, self.rank)
+        order = self.sequence.order
+        positions = order.positions(length, self.rank)
+        if positions.ndim > 1:
+            raise ValueError(
+                f"the model's buffers {', '.join(self.dims)} have one order for all rows of the batch, and "
+                f"`balance: {order.name}` has one for each: give the model its positions in the batch"
+            )
+        real = length if order.length is None else order.length
         for name, dim in self.dims.items():
             path, _, leaf = name.rpartition(".")
-            owner = model.get_submodule(path)
+            owner = self.model.get_submodule(path)
             whole = getattr(owner, leaf)
-            if whole.size(dim) < length:  # on every rank, not only where the last positions are
+            if whole.size(dim) < real:  # on every rank, not only where the last positions are
                 raise ValueError(
-                    f"a sequence of {length} tokens: the buffer {name} has {whole.size(dim)} positions"
+                    f"a sequence of {real} tokens: the buffer {name} has {whole.size(dim)} positions"
                 )
             self.whole[name] = whole
-            setattr(owner, leaf, whole.index_select(dim, order.to(whole.device)))
+            if order.length is not None:  # what padding reads does not matter
+                positions = positions.clamp(max=whole.size(dim) - 1)
+            setattr(owner, leaf, whole.index_select(dim, positions.to(whole.device)))
 
     def _local_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         bound = self.signature.bind(*args, **kwargs).arguments
         for name, buffer in self.plan.batch.items():
-            if isinstance(bound.get(name), torch.Tensor) and buffer.dim is not None:
+            if isinstance(bound.get(name), Tensor) and buffer.dim is not None:
                 size: int = bound[name].size(buffer.dim)
                 return size
         raise RuntimeError(
@@ -120,3 +170,11 @@ class LocalBuffers:
             path, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(path), leaf, whole)
         self.whole.clear()
+
+
+def _by_batch(plan: Plan) -> bool:
+    """Whether only the batch itself can tell how it was dealt out."""
+    dealt = plan.balance in ("per-document", "by-cost") or (
+        plan.balance == "auto" and any(buffer.documents for buffer in plan.batch.values())
+    )
+    return dealt or any(buffer.pad is not None for buffer in plan.batch.values())

@@ -52,7 +52,7 @@ def cheapest(
     the gather. Raises nothing: the gather can do all.
     """
     legal = ["all-gather"]
-    if not masked and not keep_gathered:
+    if not keep_gathered and not masked:  # under a mask the gather keeps what it has, and sends less
         legal.insert(0, "ring")
     if fits(*heads, ranks):
         legal.insert(0, "ulysses")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.balance import Block, chunks_of, unsplit_parts
+from parallelizer.context.balance import Block
 from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
+from parallelizer.context.order import Order
 
 Tensor = torch.Tensor
 
@@ -26,13 +27,14 @@ class GatheredAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         group: dist.ProcessGroup,
+        order: Order,
         plan: tuple[Block, ...],
         scale: float,
         keep_gathered: bool,
     ) -> Tensor:
-        keys, values = gather(k, v, group)
+        keys, values = gather(k, v, group, order)
         out, lse = forward_blocks(q, keys, values, plan, scale)
-        ctx.group, ctx.plan, ctx.scale, ctx.gathered = group, plan, scale, keep_gathered
+        ctx.group, ctx.order, ctx.plan, ctx.scale, ctx.gathered = group, order, plan, scale, keep_gathered
         # lse is saved under a shape that no attention of torch's saves: if a checkpoint recomputes this call
         # by plain attention, it sees other tensors than it saved and raises, instead of going on with another
         # gradient.
@@ -43,15 +45,15 @@ class GatheredAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         refuse_second_order()
         q, k, v, out, lse = ctx.saved_tensors
-        keys, values = (k, v) if ctx.gathered else gather(k, v, ctx.group)
+        keys, values = (k, v) if ctx.gathered else gather(k, v, ctx.group, ctx.order)
         grad_q, grad_keys, grad_values = backward_blocks(
             grad_out, q, keys, values, out, lse.squeeze(0), ctx.plan, ctx.scale
         )
         # Skipped only if neither is wanted, which holds on all ranks or on none.
         if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
-            return grad_q, None, None, None, None, None, None
-        grad_k, grad_v = scatter_sum(grad_keys, grad_values, k.dtype, ctx.group)
-        return grad_q, grad_k, grad_v, None, None, None, None
+            return grad_q, None, None, None, None, None, None, None
+        grad_k, grad_v = scatter_sum(grad_keys, grad_values, k.dtype, ctx.group, ctx.order)
+        return grad_q, grad_k, grad_v, None, None, None, None, None
 
 
 def refuse_second_order() -> None:
@@ -97,11 +99,11 @@ def backward_blocks(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the local rows q, in q's dtype, and of the whole keys and values through those rows.
 
-    The latter are sums over blocks in the accumulation dtype, but for a plan of one block, which has nothing
-    to sum.
+    The latter are sums over blocks in the accumulation dtype, but for a plan of one block of all keys, which has
+    nothing to sum.
     """
-    if len(plan) == 1:
-        (b,) = plan
+    (b, *others) = plan
+    if not others and b.keys == slice(0, keys.size(2)):
         return block_backward(grad_out, q, keys, values, out, lse, is_causal=b.is_causal, scale=scale)
     wide = accumulation_dtype(q.dtype)
     sums = [torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, keys, values)]
@@ -117,8 +119,8 @@ def backward_blocks(
     return grad_q.to(q.dtype), grad_keys, grad_values
 
 
-def gather(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
-    """The keys and values of the whole sequence, in its original order; for one rank k and v themselves.
+def gather(k: Tensor, v: Tensor, group: dist.ProcessGroup, order: Order) -> tuple[Tensor, Tensor]:
+    """The keys and values of the whole sequence, in its original order, with its padding; for one rank k and v themselves.
 
     One collective for both.
     """
@@ -129,13 +131,13 @@ def gather(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tens
     buffer = local.new_empty(ranks * local.numel())
     _all_gather(buffer, local, group)
     parts = [row.split([k.numel(), v.numel()]) for row in buffer.view(ranks, -1).unbind()]
-    keys = unsplit_parts([part[0].view(k.shape) for part in parts], 2)
-    values = unsplit_parts([part[1].view(v.shape) for part in parts], 2)
+    keys = order.join([part[0].view(k.shape) for part in parts], 2)
+    values = order.join([part[1].view(v.shape) for part in parts], 2)
     return keys, values
 
 
 def scatter_sum(
-    grad_keys: Tensor, grad_values: Tensor, dtype: torch.dtype, group: dist.ProcessGroup
+    grad_keys: Tensor, grad_values: Tensor, dtype: torch.dtype, group: dist.ProcessGroup, order: Order
 ) -> tuple[Tensor, Tensor]:
     """Sends every rank its rows of the gradients of the whole keys and values, and adds up what arrives.
 
@@ -151,9 +153,7 @@ def scatter_sum(
     sent = grad_keys.new_empty(ranks, sum(sizes), dtype=dtype)
     for rank, row in enumerate(sent.unbind()):
         for grad, shape, piece in zip(grads, shapes, row.split(sizes), strict=True):
-            chunks = grad.chunk(2 * ranks, dim=2)
-            for half, chunk in zip(piece.view(shape).chunk(2, dim=2), chunks_of(ranks, rank), strict=True):
-                half.copy_(chunks[chunk])
+            order.split_into(piece.view(shape), grad, 2, rank)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     total = received.sum(dim=0, dtype=accumulation_dtype(dtype)).to(dtype)

@@ -24,6 +24,8 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
 from parallelizer.context.attention import context_attention
+from parallelizer.context.order import Order
+from parallelizer.context.sequence import CurrentOrder
 
 Tensor = torch.Tensor
 
@@ -57,8 +59,10 @@ def wrap(
     options: ContextOptions | None = None,
     *,
     name: str | None = None,
+    sequence: CurrentOrder | None = None,
 ) -> None:
-    """From now on the attention calls under `module.forward` see the whole sequence, split over the group.
+    """From now on the attention calls under `module.forward` see the whole sequence, split over the group in the order that
+    `sequence` has at each call: head-tail without one.
 
     Replaces `forward` on this instance, keeping its signature; `unwrap` undoes it. A group of one rank leaves
     the module as it is. `name` is what errors call the module. While the module runs, a call that cannot be
@@ -72,7 +76,8 @@ def wrap(
         return
     if _restore_point(module) is not None:
         raise ValueError(f"{name or type(module).__name__} is context-parallel already")
-    region = _Region(name or type(module).__name__, group, options or ContextOptions())
+    sequence = sequence or CurrentOrder(Order(dist.get_world_size(group)))
+    region = _Region(name or type(module).__name__, group, options or ContextOptions(), sequence)
     own = module.__dict__.get("forward")
     bound = module.forward
     if isinstance(bound, MethodType) and bound.__self__ is module:
@@ -110,6 +115,7 @@ class _Region:
     name: str
     group: dist.ProcessGroup
     options: ContextOptions
+    sequence: CurrentOrder
 
     def refuse(self, what: str, remedy: str) -> NoReturn:
         raise ContextParallelError(f"{self.name}: {what}; {remedy}")
@@ -230,6 +236,7 @@ def _attend(
             attn_mask=call.attn_mask,
             method=region.options.method,
             keep_gathered=region.options.keep_gathered,
+            order=region.sequence.order,
         )
     except ValueError as error:
         raise ContextParallelError(f"{region.name}: {error}") from error

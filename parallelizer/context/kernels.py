@@ -3,7 +3,8 @@
 The kernel is chosen by the tensors' device and dtype, never by a process-wide setting. All of them take
 q [B, H, Sq, D], k [B, Hkv, Sk, D], v [B, Hkv, Sk, Dv] with H a multiple of Hkv (query head h reads key head
 h // (H // Hkv)); heads of k and v are not expanded. The log-sum-exp `lse` is natural, [B, H, Sq], in the
-accumulation dtype. A causal block is square. No dropout.
+accumulation dtype. A causal block is square. A `mask` [B or 1, H or 1, Sq or 1, Sk] is boolean (true where attention is
+paid) or added to the scores, and gets no gradient; a row that it masks wholly has out 0 and lse -inf. No dropout.
 """
 
 from __future__ import annotations
@@ -22,17 +23,24 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def block_forward(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def block_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """softmax(q k^T * scale) v and the log-sum-exp of each row.
 
     Returns out [B, H, Sq, Dv] in q's dtype and lse [B, H, Sq] in the accumulation dtype.
     """
     q, k, v = _readable(q), _readable(k), _readable(v)
     if _cpu_kernel_fits(q, v):
-        return torch_private.flash_attention_cpu(q, k, v, is_causal, scale)
-    if _cuda_kernel_fits(q, v):
+        if mask is None:
+            return torch_private.flash_attention_cpu(q, k, v, is_causal, scale)
+        added = _added(mask, q.dtype)
+        out, lse = torch_private.flash_attention_cpu(q, k, v, False, scale, added)
+        # Of a row that sees nothing the kernel says 0.
+        return out, lse.masked_fill((added == float("-inf")).all(-1).expand(lse.shape), float("-inf"))
+    if mask is None and _cuda_kernel_fits(q, v):
         return torch_private.flash_attention_cuda(q, k, v, is_causal, scale)
-    return _plain_forward(q, k, v, is_causal, scale)
+    return _plain_forward(q, k, v, is_causal, scale, mask)
 
 
 def block_backward(
@@ -45,6 +53,7 @@ def block_backward(
     *,
     is_causal: bool,
     scale: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """This block's share of the gradients of q, k and v, each in its tensor's dtype and shape.
 
@@ -53,13 +62,18 @@ def block_backward(
     gradient.
     """
     grad_out, q, k, v, out = (_readable(t) for t in (grad_out, q, k, v, out))
+    if mask is not None:
+        lse = lse.masked_fill(lse == float("-inf"), 0.0)  # exp(-inf - 0) is 0, exp(-inf + inf) is no number
     if _cpu_kernel_fits(q, v):
-        return torch_private.flash_attention_cpu_backward(grad_out, q, k, v, out, lse, is_causal, scale)
-    if _cuda_kernel_fits(q, v):
+        added = None if mask is None else _added(mask, q.dtype)
+        return torch_private.flash_attention_cpu_backward(
+            grad_out, q, k, v, out, lse, is_causal, scale, added
+        )
+    if mask is None and _cuda_kernel_fits(q, v):
         # The CUDA kernel reads lse as contiguous, whatever its strides say.
         lse = lse.contiguous()
         return torch_private.flash_attention_cuda_backward(grad_out, q, k, v, out, lse, is_causal, scale)
-    return _plain_backward(grad_out, q, k, v, out, lse, is_causal, scale)
+    return _plain_backward(grad_out, q, k, v, out, lse, is_causal, scale, mask)
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,6 +95,11 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def masks_fused(q: Tensor, v: Tensor) -> bool:
+    """Whether a block under a mask has a kernel that does not hold the matrix of scores."""
+    return _cpu_kernel_fits(q, v)
+
+
 def _cpu_kernel_fits(q: Tensor, v: Tensor) -> bool:
     # Meta tensors take this one too: the same shapes as any other kernel, without a matrix of scores.
     return q.device.type in ("cpu", "meta") and q.size(-1) == v.size(-1)
@@ -96,18 +115,29 @@ def _cuda_kernel_fits(q: Tensor, v: Tensor) -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
-def _plain_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def _plain_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """In tensor operations, on any device, in the accumulation dtype; holds the whole matrix of scores."""
     with no_autocast(q.device.type):
         wide = accumulation_dtype(q.dtype)
-        scores = _scores(q.to(wide), k.to(wide), is_causal, scale)
+        scores = _scores(q.to(wide), k.to(wide), is_causal, scale, mask)
         lse = torch.logsumexp(scores, dim=-1)
-        out = _of_heads(torch.exp(scores - lse.unsqueeze(-1)) @ v.to(wide), q)
+        norm = lse if mask is None else lse.masked_fill(lse == float("-inf"), 0.0)
+        out = _of_heads(torch.exp(scores - norm.unsqueeze(-1)) @ v.to(wide), q)
         return out.to(q.dtype), _of_heads(lse.unsqueeze(-1), q).squeeze(-1)
 
 
 def _plain_backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, is_causal: bool, scale: float
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     with no_autocast(q.device.type):
         wide = accumulation_dtype(q.dtype)
@@ -116,7 +146,7 @@ def _plain_backward(
         grad, norm = _by_kv_head(grad_out.to(wide), heads), _by_kv_head(lse.unsqueeze(-1), heads)
         # One number per row stands for the gradient through the softmax's denominator.
         delta = (grad * _by_kv_head(out.to(wide), heads)).sum(dim=-1, keepdim=True)
-        weights = torch.exp(_scores(q.to(wide), keys, is_causal, scale) - norm)
+        weights = torch.exp(_scores(q.to(wide), keys, is_causal, scale, mask) - norm)
         grad_scores = weights * (grad @ values.transpose(-1, -2) - delta) * scale
         grad_q = _of_heads(grad_scores @ keys, q)
         grad_k = grad_scores.transpose(-1, -2) @ queries
@@ -124,14 +154,24 @@ def _plain_backward(
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
-def _scores(q: Tensor, k: Tensor, is_causal: bool, scale: float) -> Tensor:
+def _scores(q: Tensor, k: Tensor, is_causal: bool, scale: float, mask: Tensor | None) -> Tensor:
     """[B, Hkv, G * Sq, Sk], the G query heads that share a key head one below the other."""
     scores = _by_kv_head(q, k.size(1)) @ k.transpose(-1, -2) * scale
     if is_causal:
         rows = torch.arange(q.size(2), device=q.device).repeat(q.size(1) // k.size(1)).unsqueeze(-1)
         later = torch.arange(k.size(2), device=q.device) > rows
         scores = scores.masked_fill(later, float("-inf"))
+    if mask is not None:
+        added = _added(mask, q.dtype).expand(-1, q.size(1), q.size(2), -1)
+        scores = scores + _by_kv_head(added, k.size(1))
     return scores
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """The mask as it is added to the scores."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 def _by_kv_head(tensor: Tensor, kv_heads: int) -> Tensor:

@@ -1,30 +1,47 @@
-"""Attention under a mask of one's own: this rank's rows of it, against the columns of the whole sequence.
+"""Attention under a mask of one's own: rows of it against the columns of the whole sequence, tile by tile.
 
-What runs is torch's own attention on whole keys, so that every mask is exact: boolean or added, of one row for all or of
-every row, of one head or of each.
+Every mask is exact: boolean or added, of one row for all or of every row, of one head or of each. What a tile of rows does
+not see, before the first and behind the last column that any of them sees, is not computed: documents, windows and
+prefixes cost what they show. A mask that learns goes through torch's own attention, which gives it a gradient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from parallelizer import torch_private
 from parallelizer.context.gathering import gather, refuse_second_order, scatter_sum
-from parallelizer.context.kernels import no_autocast
+from parallelizer.context.kernels import (
+    accumulation_dtype,
+    block_backward,
+    block_forward,
+    masks_fused,
+    no_autocast,
+)
+from parallelizer.context.order import Order
 from parallelizer.context.sequence import GatherSequence
 
 Tensor = torch.Tensor
 
+TILE = 128
+"""Rows of a tile: fewer see fewer columns in vain, and are more calls of the kernel."""
 
-def check(mask: Tensor, q: Tensor, k: Tensor, ranks: int) -> None:
-    """Raises ValueError for a mask that has not this rank's rows and the whole sequence's columns."""
-    rows, keys, whole = q.size(2), k.size(2), k.size(2) * ranks
-    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+
+def check(mask: Tensor, q: Tensor, k: Tensor, order: Order) -> Tensor:
+    """The mask as [B or 1, H or 1, S/W or 1, S]. Raises ValueError for one that has not this rank's rows and the whole
+    sequence's columns.
+    """
+    ranks, rows, keys = order.ranks, q.size(2), k.size(2)
+    whole = order.length or keys * ranks
     if mask.dim() < 2 or mask.dim() > 4:
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} is not [batch, heads, rows, columns]")
-    if ranks > 1 and shape[3] == keys > 1:
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if ranks > 1 and shape[3] == keys > 1 and keys != whole:
         raise ValueError(
             f"attn_mask has {keys} columns, the rows of one rank: it was made from a local length, and the sequence "
             f"has {whole}"
@@ -32,50 +49,160 @@ def check(mask: Tensor, q: Tensor, k: Tensor, ranks: int) -> None:
     if shape[3] not in (1, whole):
         raise ValueError(f"attn_mask has {shape[3]} columns, and the sequence {whole}")
     if shape[2] not in (1, rows):
-        every = shape[2] == rows * ranks
+        every = shape[2] in (whole, rows * ranks)
         hint = " (all rows; list it among the batch's buffers, which are split)" if every else ""
         raise ValueError(f"attn_mask has {shape[2]} rows{hint}, and this rank {rows}")
     if shape[1] not in (1, q.size(1)) or shape[0] not in (1, q.size(0)):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not fit queries of {tuple(q.shape)}")
+    mask = mask.reshape(shape)
+    return mask if shape[3] == whole else mask.expand(*shape[:3], whole)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """torch's attention, with grouped heads."""
+    """Attention of all rows of q over all of k and v, with grouped heads; `mask` as `check` returns it."""
+    if mask is not None and not mask.requires_grad and masks_fused(q, v):
+        out: Tensor = _Tiled.apply(q, k, v, mask, scale)
+        return out
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     with no_autocast(q.device.type):
         # The operator and not the function, which whoever looks for calls of a model's own would take for one.
-        out: Tensor = torch.ops.aten.scaled_dot_product_attention.default(
+        out = torch.ops.aten.scaled_dot_product_attention.default(
             q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.size(1) != k.size(1)
         )
     return out
 
 
 def gathered_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGroup, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGroup, order: Order, scale: float
 ) -> Tensor:
     """Local rows against gathered keys, which are kept for backward."""
-    keys, values = _Gather.apply(group, k, v)
+    keys, values = _Gather.apply(group, order, k, v)
+    keys, values = order.whole(keys, 2), order.whole(values, 2)
     return attend(q, keys, values, mask=mask, is_causal=False, scale=scale)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, group: dist.ProcessGroup, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.group = group
-        return gather(k, v, group)
+    def forward(
+        ctx: Any, group: dist.ProcessGroup, order: Order, k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.group, ctx.order = group, order
+        return gather(k, v, group, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         refuse_second_order()
         grad_keys, grad_values = gradients
-        return None, *scatter_sum(grad_keys, grad_values, grad_keys.dtype, ctx.group)
+        return None, None, *scatter_sum(grad_keys, grad_values, grad_keys.dtype, ctx.group, ctx.order)
 
 
-def of_heads(mask: Tensor, local_rows: int, group: dist.ProcessGroup) -> Tensor:
+def of_heads(mask: Tensor, local_rows: int, group: dist.ProcessGroup, order: Order) -> Tensor:
     """The mask of all rows, for this rank's heads."""
-    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if mask.size(2) == local_rows and local_rows > 1:
-        mask = GatherSequence.apply(mask, 2, group)
+        mask = order.whole(GatherSequence.apply(mask, 2, group, order), 2)
     return mask.chunk(ranks, dim=1)[rank] if mask.size(1) > 1 else mask
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of the batch and of the queries, and the keys that any of them sees; `every` if all see all of these."""
+
+    batch: slice
+    rows: slice
+    keys: slice
+    every: bool
+
+
+def tiles(mask: Tensor, batch: int, rows: int) -> Iterator[Tile]:
+    """What must be computed under a mask [B or 1, H or 1, rows or 1, columns], tile by tile.
+
+    One tile of everything where there are no values to look at, as in a dry run. Rows that see nothing are in a tile of
+    their one first column.
+    """
+    columns = mask.size(3)
+    if mask.size(2) == 1 or not torch_private.has_values(mask):
+        yield Tile(slice(0, batch), slice(0, rows), slice(0, columns), False)
+        return
+    shown = mask if mask.dtype == torch.bool else mask > float("-inf")
+    nothing_added = mask.dtype == torch.bool
+    for of_batch, one in enumerate(shown):
+        where = slice(0, batch) if len(shown) == 1 else slice(of_batch, of_batch + 1)
+        for start in range(0, rows, TILE):
+            part = one[:, start : start + TILE]
+            seen = part.any(1).any(0).nonzero()
+            first, last = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
+            every = nothing_added and bool(part[..., first:last].all())
+            yield Tile(where, slice(start, min(start + TILE, rows)), slice(first, last), every)
+
+
+class _Tiled(torch.autograd.Function):
+    """`attend` under a mask without gradient, by block kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.tiles, ctx.scale = list(tiles(mask, q.size(0), q.size(2))), scale
+        if len(ctx.tiles) == 1:
+            out, lse = block_forward(q, k, v, is_causal=False, scale=scale, mask=_of_tile(mask, ctx.tiles[0]))
+        else:
+            out = q.new_empty(*q.shape[:3], v.size(3))
+            lse = q.new_empty(q.shape[:3], dtype=accumulation_dtype(q.dtype))
+            for tile in ctx.tiles:
+                part, part_lse = block_forward(
+                    _rows(q, tile), _keys(k, tile), _keys(v, tile),
+                    is_causal=False, scale=scale, mask=_of_tile(mask, tile),
+                )  # fmt: skip
+                _rows(out, tile).copy_(part)
+                _rows(lse, tile).copy_(part_lse)
+        # Under a shape that no attention of torch's saves: see `gathering`.
+        ctx.save_for_backward(q, k, v, mask, out, lse.unsqueeze(0))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        refuse_second_order()
+        (grad_out,) = gradients
+        q, k, v, mask, out, lse = ctx.saved_tensors
+        lse = lse.squeeze(0)
+        if len(ctx.tiles) == 1:
+            grads = block_backward(
+                grad_out, q, k, v, out, lse,
+                is_causal=False, scale=ctx.scale, mask=_of_tile(mask, ctx.tiles[0]),
+            )  # fmt: skip
+            return *grads, None, None
+        wide = accumulation_dtype(q.dtype)
+        grad_q, grad_k, grad_v = (torch.zeros_like(t, dtype=wide) for t in (q, k, v))
+        for tile in ctx.tiles:
+            part_q, part_k, part_v = block_backward(
+                _rows(grad_out, tile), _rows(q, tile), _keys(k, tile), _keys(v, tile), _rows(out, tile),
+                _rows(lse, tile), is_causal=False, scale=ctx.scale, mask=_of_tile(mask, tile),
+            )  # fmt: skip
+            _rows(grad_q, tile).add_(part_q)
+            _keys(grad_k, tile).add_(part_k)
+            _keys(grad_v, tile).add_(part_v)
+        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+
+
+def _rows(tensor: Tensor, tile: Tile) -> Tensor:
+    return _cut(tensor, tile.batch, tile.rows)
+
+
+def _keys(tensor: Tensor, tile: Tile) -> Tensor:
+    return _cut(tensor, tile.batch, tile.keys)
+
+
+def _of_tile(mask: Tensor, tile: Tile) -> Tensor | None:
+    if tile.every:
+        return None
+    if mask.size(0) > 1:
+        mask = mask.narrow(0, tile.batch.start, tile.batch.stop - tile.batch.start)
+    if mask.size(2) > 1:
+        mask = mask.narrow(2, tile.rows.start, tile.rows.stop - tile.rows.start)
+    return mask.narrow(3, tile.keys.start, tile.keys.stop - tile.keys.start)
+
+
+def _cut(tensor: Tensor, batch: slice, rows: slice) -> Tensor:
+    # Not by indexing: see `gathering`.
+    tensor = tensor.narrow(0, batch.start, batch.stop - batch.start)
+    return tensor.narrow(2, rows.start, rows.stop - rows.start)

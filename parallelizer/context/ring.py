@@ -10,6 +10,7 @@ has found for a block straight to the rank that the block belongs to.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,33 +18,44 @@ import torch.distributed as dist
 
 from parallelizer.context.gathering import refuse_second_order
 from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
+from parallelizer.context.order import Order
 
 Tensor = torch.Tensor
 
 
 class RingAttention(torch.autograd.Function):
-    """As `attention.context_attention`, on checked arguments and more than one rank."""
+    """As `attention.context_attention`, on checked arguments and more than one rank. A mask [B or 1, H or 1, rows or 1, P]
+    has a column for every row of the padded sequence, and no gradient.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup, is_causal: bool, scale: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        group: dist.ProcessGroup,
+        order: Order,
+        is_causal: bool,
+        scale: float,
+        mask: Tensor | None,
     ) -> Tensor:
-        rank = dist.get_rank(group)
-        wide = accumulation_dtype(q.dtype)
+        pairs = _Pairs(order, dist.get_rank(group), q.size(2), k.size(2), is_causal, mask)
         passed = _passed_on(k, v, group)
-        _, keys, values = next(passed)  # one's own
-        out, lse = block_forward(q, keys, values, is_causal=is_causal, scale=scale)
-        out, lse = out.to(wide), lse.contiguous()
+        source, keys, values = next(passed)  # one's own
+        out, lse = pairs.forward(q, keys, values, source, pairs.own(), scale)
+        out, lse = out.to(accumulation_dtype(q.dtype)), lse.contiguous()
         for source, keys, values in passed:
-            rows, columns = seen(rank, source, q.size(2), k.size(2), is_causal=is_causal)
-            part, part_lse = block_forward(
-                _take(q, rows), _take(keys, columns), _take(values, columns), is_causal=False, scale=scale
-            )
+            seen = pairs.seen(source)
+            if seen is None:
+                continue
+            part, part_lse = pairs.forward(q, keys, values, source, seen, scale)
+            rows, _ = seen
             merged, merged_lse = merge(_take(out, rows), _take(lse, rows), part, part_lse)
             _take(out, rows).copy_(merged)
             _take(lse, rows).copy_(merged_lse)
         result = out.to(q.dtype)
-        ctx.group, ctx.is_causal, ctx.scale = group, is_causal, scale
+        ctx.group, ctx.pairs, ctx.scale = group, pairs, scale
         # Under a shape that no attention of torch's saves: see `gathering`.
         ctx.save_for_backward(q, k, v, result, lse.unsqueeze(0))
         return result
@@ -53,34 +65,77 @@ class RingAttention(torch.autograd.Function):
         refuse_second_order()
         (grad_out,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
-        group, lse = ctx.group, lse.squeeze(0)
+        group, pairs, lse = ctx.group, ctx.pairs, lse.squeeze(0)
         rank, wide = dist.get_rank(group), accumulation_dtype(q.dtype)
-        grad_q = torch.zeros_like(q, dtype=wide, memory_format=torch.contiguous_format)
-        grad_k, grad_v = (
-            torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (k, v)
+        grad_q, grad_k, grad_v = (
+            torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
         )
         for source, keys, values in _passed_on(k, v, group):
-            rows, columns = seen(rank, source, q.size(2), k.size(2), is_causal=ctx.is_causal)
-            part_q, part_k, part_v = block_backward(
-                _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
-                _take(out, rows), _take(lse, rows),
-                is_causal=ctx.is_causal and source == rank, scale=ctx.scale,
-            )  # fmt: skip
-            _take(grad_q, rows).add_(part_q)
+            found: tuple[Tensor, ...] = ()
+            seen = pairs.own() if source == rank else pairs.seen(source)
+            if seen is not None:
+                rows, columns = seen
+                part_q, *found_here = block_backward(
+                    _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
+                    _take(out, rows), _take(lse, rows), is_causal=pairs.is_causal and source == rank,
+                    scale=ctx.scale, mask=pairs.mask(source, columns),
+                )  # fmt: skip
+                found = tuple(found_here)
+                _take(grad_q, rows).add_(part_q)
+            own = seen[1] if seen is not None else None
             if source != rank:
-                part_k, part_v, columns = _exchanged(part_k, part_v, source, k.size(2), group, ctx.is_causal)
-            _take(grad_k, columns).add_(part_k)
-            _take(grad_v, columns).add_(part_v)
-        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
+                found, own = _exchanged(found, k, v, source, pairs, group)
+            if own is not None:
+                for total, part in zip((grad_k, grad_v), found, strict=True):
+                    _take(total, own).add_(part)
+        grads = (grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype))
+        return *grads, None, None, None, None, None
 
 
-def seen(rank: int, source: int, rows: int, keys: int, *, is_causal: bool) -> tuple[slice, slice]:
-    """Which of its rows `rank` needs for the block of `source`, and which rows of that block they see."""
-    if not is_causal or source == rank:
-        return slice(0, rows), slice(0, keys)
-    return (
-        (slice(0, rows), slice(0, keys // 2)) if source < rank else (slice(rows // 2, rows), slice(0, keys))
-    )
+@dataclass(frozen=True)
+class _Pairs:
+    """What rows of one rank have to do with the keys of another."""
+
+    order: Order
+    rank: int
+    rows: int
+    keys: int
+    is_causal: bool
+    whole_mask: Tensor | None
+
+    def own(self) -> tuple[slice, slice]:
+        """All rows, and which of the rank's own keys they see."""
+        keys = (
+            self.keys
+            if self.is_causal or self.whole_mask is not None
+            else self.order.real(self.rank, self.keys)
+        )
+        return slice(0, self.rows), slice(0, keys)
+
+    def seen(self, source: int, rank: int | None = None) -> tuple[slice, slice] | None:
+        """Which of its rows a rank (this one) needs for the keys of `source`, and which of those they see."""
+        rank = self.rank if rank is None else rank
+        if self.whole_mask is not None:
+            return slice(0, self.rows), slice(0, self.keys)
+        return self.order.seen(rank, source, self.rows, self.keys, is_causal=self.is_causal)
+
+    def forward(
+        self, q: Tensor, keys: Tensor, values: Tensor, source: int, seen: tuple[slice, slice], scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Attention of the rows over what they see of the keys of `source`, and its log-sum-exp."""
+        rows, columns = seen
+        return block_forward(
+            _take(q, rows), _take(keys, columns), _take(values, columns),
+            is_causal=self.is_causal and source == self.rank, scale=scale, mask=self.mask(source, columns),
+        )  # fmt: skip
+
+    def mask(self, source: int, columns: slice) -> Tensor | None:
+        """The mask's columns for the keys of `source`."""
+        if self.whole_mask is None:
+            return None
+        return self.order.split(self.whole_mask, 3, source).narrow(
+            3, columns.start, columns.stop - columns.start
+        )
 
 
 def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -100,32 +155,37 @@ def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple
 
 
 def _exchanged(
-    grad_k: Tensor, grad_v: Tensor, owner: int, keys: int, group: dist.ProcessGroup, is_causal: bool
-) -> tuple[Tensor, Tensor, slice]:
+    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, group: dist.ProcessGroup
+) -> tuple[tuple[Tensor, ...], slice | None]:
     """Send the gradients of a block to the rank that it belongs to, and get those of one's own from the rank that had
-    it at this step: with which rows of it they are.
+    it at this step: with which rows of it they are. Either may be none.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     other = (2 * rank - owner) % ranks  # as many steps behind as the owner is ahead
-    _, columns = seen(other, rank, keys, keys, is_causal=is_causal)
-    rows = columns.stop - columns.start
-    sizes = [(*g.shape[:2], rows, g.size(3)) for g in (grad_k, grad_v)]
-    sent = torch.cat([grad_k.flatten(), grad_v.flatten()])
-    counts = [torch.Size(size).numel() for size in sizes]
-    received = sent.new_empty(sum(counts))
+    seen = pairs.seen(rank, other)
+    sent = torch.cat([t.flatten() for t in found]) if found else None
+    received, sizes = None, []
+    if seen is not None:
+        rows = seen[1].stop - seen[1].start
+        sizes = [torch.Size((*t.shape[:2], rows, t.size(3))) for t in (k, v)]
+        received = k.new_empty(sum(size.numel() for size in sizes))
     for work in _exchange(sent, owner, received, other, group):
         work.wait()
-    first, second = (piece.view(size) for piece, size in zip(received.split(counts), sizes, strict=True))
-    return first, second, columns
+    if seen is None or received is None:
+        return (), None
+    parts = received.split([size.numel() for size in sizes])
+    return tuple(part.view(size) for part, size in zip(parts, sizes, strict=True)), seen[1]
 
 
-def _exchange(sent: Tensor, to: int, received: Tensor, come_from: int, group: dist.ProcessGroup) -> list[Any]:
-    works: list[Any] = dist.batch_isend_irecv(
-        [
-            dist.P2POp(dist.isend, sent, dist.get_global_rank(group, to), group=group),
-            dist.P2POp(dist.irecv, received, dist.get_global_rank(group, come_from), group=group),
-        ]
-    )
+def _exchange(
+    sent: Tensor | None, to: int, received: Tensor | None, come_from: int, group: dist.ProcessGroup
+) -> list[Any]:
+    passed = []
+    if sent is not None:
+        passed.append(dist.P2POp(dist.isend, sent, dist.get_global_rank(group, to), group=group))
+    if received is not None:
+        passed.append(dist.P2POp(dist.irecv, received, dist.get_global_rank(group, come_from), group=group))
+    works: list[Any] = dist.batch_isend_irecv(passed) if passed else []
     return works
 
 

@@ -6,22 +6,66 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from parallelizer.context import balance
+from parallelizer.context.order import Order, order_of, padded
 from parallelizer.plan import Flow
+from parallelizer.torch_private import tree_leaves
 
 
-def relay(tensor: torch.Tensor, flow: Flow, group: dist.ProcessGroup) -> torch.Tensor:
-    """Lay a tensor out as `flow` says: split a whole one where it wants a shard, gather a split one where it
-    arrives as one.
+class CurrentOrder:
+    """The order in which the sequence that is now in a model was dealt out, for all in it that depends on it.
+
+    It is the order of the batch entry that reaches the model's forward; in backward, where a checkpoint may run parts of
+    the forward again, that of the forward which the gradients belong to.
     """
+
+    def __init__(self, order: Order) -> None:
+        self.order = self.usual = order
+
+    def follow(self, model: nn.Module, *, needed: bool) -> None:
+        """From now on take the order from the model's inputs. `needed`: an input without one is refused."""
+        self.needed = needed
+        model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
+        model.register_forward_hook(self._leave)
+
+    def _enter(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+        found = next((order for t in tensors if (order := order_of(t)) is not None), None)
+        if found is None and self.needed:
+            raise ValueError(
+                "none of the tensors that reached the model's forward is one that shard_batch returned, so that nobody "
+                "knows how its sequence was dealt out; a copy does not know: pass `device` to shard_batch instead"
+            )
+        self.order = found or self.usual
+
+    def _leave(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        order = self.order
+        if order == self.usual:
+            return
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda gradient: self._return_to(order))
+
+    def _return_to(self, order: Order) -> None:
+        self.order = order
+
+
+def relay(tensor: torch.Tensor, flow: Flow, group: dist.ProcessGroup, sequence: CurrentOrder) -> torch.Tensor:
+    """Lay a tensor out as `flow` says: split a whole one where it wants a shard, gather a split one where it
+    arrives as one. A whole one that does not divide is padded with zeros, and what is gathered is without them.
+    """
+    ranks = dist.get_world_size(group)
     if flow.wanted is not None and flow.wanted.dim is not None:
         # Rows of other ranks get a zero gradient here, and the sum over the data axes makes it whole.
-        return balance.split(tensor, flow.wanted.dim, dist.get_world_size(group), dist.get_rank(group))
+        dim = flow.wanted.dim
+        rows, parts = tensor.size(dim), 2 * ranks
+        sequence.order = order = sequence.order.padded_for(rows, parts)
+        return order.split(padded(tensor, dim, -(-rows // parts) * parts), dim, dist.get_rank(group))
     if flow.arrives is None or flow.arrives.dim is None:
         raise ValueError(f"`{flow}` neither splits nor gathers")
-    gathered: torch.Tensor = GatherSequence.apply(tensor, flow.arrives.dim, group)
-    return gathered
+    gathered: torch.Tensor = GatherSequence.apply(tensor, flow.arrives.dim, group, sequence.order)
+    return sequence.order.whole(gathered, flow.arrives.dim)
 
 
 class GatherSequence(torch.autograd.Function):
@@ -29,27 +73,28 @@ class GatherSequence(torch.autograd.Function):
     rows."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.dim, ctx.group = dim, group
-        return gather_sequence(tensor, dim, group)
+    def forward(
+        ctx: Any, tensor: torch.Tensor, dim: int, group: dist.ProcessGroup, order: Order
+    ) -> torch.Tensor:
+        ctx.dim, ctx.group, ctx.order = dim, group, order
+        return gather_sequence(tensor, dim, group, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (gradient,) = gradients
         ranks = dist.get_world_size(ctx.group)
-        order = balance.head_tail(gradient.size(ctx.dim), ranks).to(gradient.device)
-        sent = torch.stack(gradient.index_select(ctx.dim, order).chunk(ranks, ctx.dim))
+        sent = torch.stack([ctx.order.split(gradient, ctx.dim, rank) for rank in range(ranks)])
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent, group=ctx.group)
-        return received.sum(0), None, None
+        return received.sum(0), None, None, None
 
 
-def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The whole tensor from every rank's rows along `dim`, in the original order. No gradient."""
+def gather_sequence(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup, order: Order) -> torch.Tensor:
+    """The whole tensor, padding included, from every rank's rows along `dim`, in the original order. No gradient."""
     ranks = dist.get_world_size(group)
     if ranks == 1:
         return tensor
     local = tensor.contiguous()
     parts = [torch.empty_like(local) for _ in range(ranks)]
     dist.all_gather(parts, local, group=group)
-    return balance.unsplit_parts(parts, dim)
+    return order.join(parts, dim)

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context import balance
 from parallelizer.context.gathering import refuse_second_order
+from parallelizer.context.order import Order, padded
 
 Tensor = torch.Tensor
-Move = Callable[[tuple[Tensor, ...], dist.ProcessGroup], tuple[Tensor, ...]]
+Move = Callable[[tuple[Tensor, ...], dist.ProcessGroup, Order], tuple[Tensor, ...]]
 
 
 def fits(query_heads: int, key_heads: int, ranks: int) -> bool:
@@ -30,15 +30,17 @@ def ulysses_attention(
     k: Tensor,
     v: Tensor,
     group: dist.ProcessGroup,
+    order: Order,
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
     """`attend` on all rows, in their original order, of this rank's heads; its result as this rank's rows.
 
-    q [B, H, S/W, D], k [B, Hkv, S/W, D], v [B, Hkv, S/W, Dv] in head-tail order; `attend` is given q [B, H/W, S, D] and
-    so on, query heads beside the key heads that they read.
+    q [B, H, S/W, D], k [B, Hkv, S/W, D], v [B, Hkv, S/W, Dv] as `order` deals them out; `attend` is given q [B, H/W, S, D]
+    and so on without padding, query heads beside the key heads that they read.
     """
-    q, k, v = _Exchange.apply(to_heads, to_rows, group, q, k, v)
-    (out,) = _Exchange.apply(to_rows, to_heads, group, attend(q, k, v))
+    q, k, v = _Exchange.apply(to_heads, to_rows, group, order, q, k, v)
+    found = attend(*(order.whole(t, 2) for t in (q, k, v)))
+    (out,) = _Exchange.apply(to_rows, to_heads, group, order, padded(found, 2, q.size(2)))
     result: Tensor = out
     return result
 
@@ -48,28 +50,28 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, there: Move, back: Move, group: dist.ProcessGroup, *tensors: Tensor
+        ctx: Any, there: Move, back: Move, group: dist.ProcessGroup, order: Order, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.back, ctx.group = back, group
-        return there(tensors, group)
+        ctx.back, ctx.group, ctx.order = back, group, order
+        return there(tensors, group, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         refuse_second_order()
-        return None, None, None, *ctx.back(gradients, ctx.group)
+        return None, None, None, None, *ctx.back(gradients, ctx.group, ctx.order)
 
 
-def to_heads(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+def to_heads(tensors: tuple[Tensor, ...], group: dist.ProcessGroup, order: Order) -> tuple[Tensor, ...]:
     """[B, H, S/W, D], this rank's rows of all heads, to [B, H/W, S, D], all rows of this rank's heads. One collective."""
     ranks = dist.get_world_size(group)
     pieces = _exchanged([t.chunk(ranks, dim=1) for t in tensors], group)
-    return tuple(balance.unsplit_parts(parts, 2) for parts in pieces)
+    return tuple(order.join(parts, 2) for parts in pieces)
 
 
-def to_rows(tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> tuple[Tensor, ...]:
+def to_rows(tensors: tuple[Tensor, ...], group: dist.ProcessGroup, order: Order) -> tuple[Tensor, ...]:
     """The inverse of `to_heads`."""
     ranks = dist.get_world_size(group)
-    parts = [[balance.split(t, 2, ranks, rank) for rank in range(ranks)] for t in tensors]
+    parts = [[order.split(t, 2, rank) for rank in range(ranks)] for t in tensors]
     return tuple(torch.cat(pieces, dim=1) for pieces in _exchanged(parts, group))
 
 

@@ -16,7 +16,7 @@ from parallelizer.parse import KEYS, MADE_BUFFERS
 from parallelizer.parse_rule import MAX_RULES
 from parallelizer.placement import RESERVED
 from parallelizer.plan import AXES, SLOTS
-from parallelizer.show.schema_patterns import FLOW, GLOB, LAYOUT_NAME, PLACEMENT, PLAIN_PLACEMENT
+from parallelizer.show.schema_patterns import FLOW, GLOB, LAYOUT_NAME, PLACEMENT, PLAIN_PLACEMENT, SIGNED
 from parallelizer.show.schema_values import (
     KEY,
     Schema,
@@ -57,7 +57,23 @@ _NEEDED = {"shard-params": ("params", "divide")}
 
 def plan_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
     """The schema of a plan file that may use these styles."""
-    batch = {"anyOf": [whole(), {"enum": list(MADE_BUFFERS)}]}
+    detailed = {
+        **closed(
+            {
+                "dim": {**whole(), "description": "The dimension that counts tokens."},
+                "pad": {
+                    "anyOf": [{"type": "integer"}, {"type": "string", "pattern": SIGNED}],
+                    "description": "What it is filled up with where its length does not divide.",
+                },
+                "documents": {
+                    "enum": [True, False, "true", "false"],
+                    "description": "Whether it numbers packed documents.",
+                },
+            }
+        ),
+        "required": ["dim"],
+    }
+    batch = {"anyOf": [whole(), {"enum": list(MADE_BUFFERS)}, detailed]}
     properties: Schema = {
         "version": {"enum": [1, "1"], "description": "The version of the plan language."},
         "extends": {
@@ -72,7 +88,9 @@ def plan_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_null(closed({})),
             "description": "The tensors whose sequence dimension context parallelism splits.",
             "properties": {
-                "batch": _entries(batch, "Batch entries: the dimension that counts tokens, or `positions`."),
+                "batch": _entries(
+                    batch, "Batch entries: the dimension that counts tokens, or what is made as that entry."
+                ),
                 "model": _entries(whole(), "Buffers of the model, by glob: the dimension of the positions."),
             },
         },

@@ -31,6 +31,7 @@ FLOW = rf"^ *{_NAMED} *(?:-> *{_NAMED} *)?$"
 IDENTIFIER = r"^[A-Za-z_\u00aa-\uffff][A-Za-z0-9_\u00aa-\uffff]*$"
 
 WHOLE = r"^(?:0|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5}|[1-9][0-9]{0,17})$"
+SIGNED = WHOLE.replace("^", "^-?", 1)
 WHOLE_FROM_1 = WHOLE.replace("0|", "", 1)
 
 _SET = r"\[(?!\^)!?\]?[^\].]*\]"

@@ -174,9 +174,14 @@ for _declaration in (
                 "how keys and queries meet; auto takes what sends least",
                 ("all-gather", "ring", "ulysses", "auto"),
             ),
+            "balance": OptionKind(
+                "choice",
+                "which rows each rank gets, the same in every rule; auto goes by the batch's documents and masks",
+                ("auto", "head-tail", "per-document", "by-cost", "none"),
+            ),
             "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),
         },
-        defaults={"method": "all-gather", "keep_gathered": "false"},
+        defaults={"method": "all-gather", "balance": "auto", "keep_gathered": "false"},
     ),
     StyleDeclaration(
         "checkpoint",

@@ -10,7 +10,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from parallelizer.placement import to_torch
 from parallelizer.plan import REPLICATE, Flow, Placement
 from parallelizer.styles.base import Sharding, StyleError, Target, implements, named_inputs
+
+if TYPE_CHECKING:
+    from parallelizer.context.sequence import CurrentOrder
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,20 @@ class PrepareIO(ParallelStyle):
 
 
 class SplitSequence(ParallelStyle):
-    """Inputs and outputs split or gathered over the context-parallel axis, in the balanced order."""
+    """Inputs and outputs split or gathered over the context-parallel axis, in the order of the model's `sequence`."""
 
-    def __init__(self, layouts: Layouts) -> None:
+    def __init__(self, layouts: Layouts, sequence: CurrentOrder | None = None) -> None:
         super().__init__()
-        self.layouts = layouts
+        self.layouts, self.sequence = layouts, sequence
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        from parallelizer.context.sequence import relay
+        from parallelizer.context.order import Order
+        from parallelizer.context.sequence import CurrentOrder, relay
 
         group = device_mesh.get_group()
-        _hook_inputs(module, self.layouts.input, lambda x, flow: relay(x, flow, group))
-        _hook_outputs(module, self.layouts.output, lambda x, flow: relay(x, flow, group))
+        sequence = self.sequence or CurrentOrder(Order(device_mesh.size()))
+        _hook_inputs(module, self.layouts.input, lambda x, flow: relay(x, flow, group, sequence))
+        _hook_outputs(module, self.layouts.output, lambda x, flow: relay(x, flow, group, sequence))
         return module
 
 

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.applier import apply
 from parallelizer.compiler import Program
 from parallelizer.context.buffers import shard_batch, unshard
+from parallelizer.context.order import order_of
 from parallelizer.initialize import materialize
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
@@ -120,11 +121,14 @@ def _observe(
         seen.bits.append(_digests(params))
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
-        logits = forward(model, rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0])
+        batch = rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0]
+        logits = forward(model, batch)
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
         seen.logits = (
-            (unshard(logits, mesh) if mesh is not None and subject.plan.batch else logits).detach().clone()
+            (_unsharded(logits, batch, mesh) if mesh is not None and subject.plan.batch else logits)
+            .detach()
+            .clone()
         )
     restore_buffers(model)
     seen.buffers = {n: local_part(b.detach()) for n, b in model.named_buffers()}
@@ -164,8 +168,14 @@ def rank_parts(
     for part in range(parts):
         first = (part * ranks + index) * rows
         local = {k: v[first : first + rows] for k, v in batch.items()}
-        result.append(shard_batch(local, plan, mesh) if mesh is not None else local)
+        result.append(shard_batch(local, plan, mesh))
     return result
+
+
+def _unsharded(logits: torch.Tensor, batch: Tensors, mesh: DeviceMesh) -> torch.Tensor:
+    """Logits in their original order, and without padding."""
+    like = next((tensor for tensor in batch.values() if order_of(tensor) is not None), None)
+    return unshard(logits, mesh, like=like)
 
 
 def full(tensor: torch.Tensor, model: nn.Module, name: str) -> torch.Tensor:

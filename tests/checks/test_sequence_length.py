@@ -9,8 +9,9 @@ from parallelizer.workload import Entry, Workload
 from tests.findings import finding, findings, mesh_of
 from tests.test_step import llama
 
+UNPADDED = "extends: llama\nbuffers: {batch: {labels: 1}}"
 HERE = Span("train", 4, 1, 2)
-ENTRIES = {"input_ids": Entry(("batch", "sequence")), "labels": Entry(("batch", "sequence"))}
+ENTRIES = {"input_ids": Entry(("batch", "sequence")), "labels": Entry(("batch", "sequence"), ignore=-100)}
 
 
 def work(tokens: int) -> Workload:
@@ -45,21 +46,21 @@ def test_lengths_that_divide(tokens: int, sizes: dict[str, int], text: str) -> N
         (
             10,
             {"cp": 2},
-            "extends: llama",
+            UNPADDED,
             "a sequence of 10 tokens does not divide by 4 (2*cp=4)",
             "train.seq_len=8 or 12 would",
         ),
         (
             2,
             {"cp": 2},
-            "extends: llama_tp",
+            UNPADDED.replace("llama", "llama_tp"),
             "a sequence of 2 tokens does not divide by 4 (2*cp=4)",
             "train.seq_len=4 would",
         ),
         (
             12,
             {"cp": 2, "tp": 4},
-            "extends: llama",
+            UNPADDED,
             "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)",
             "train.seq_len=8 or 16 would; with this length tp may be 1, 2, 3, 6",
         ),
@@ -76,3 +77,27 @@ def test_lengths_that_do_not(
         help_text,
     )
     assert [r.label for r in found.related] == [f"{a}={n} is set here" for a, n in sizes.items()]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes", "message"),
+    [
+        (10, {"cp": 2}, "a sequence of 10 tokens does not divide by 4, and is padded to 12"),
+        (12, {"cp": 2, "tp": 4}, "a sequence of 12 tokens does not divide by 8, and is padded to 16"),
+    ],
+)
+def test_where_labels_say_what_they_are_padded_with_it_is_a_note(
+    tokens: int, sizes: dict[str, int], message: str
+) -> None:
+    found = finding("extends: llama", llama(), mesh_of(**sizes), workload=work(tokens))
+    assert (found.code, found.severity, found.span, found.message) == (
+        "sequence-padded",
+        "note",
+        HERE,
+        message,
+    )
+
+
+def test_without_context_parallelism_nothing_is_padded() -> None:
+    found = finding("extends: llama", llama(), mesh_of(tp=2), workload=work(7))
+    assert found.code == "sequence-not-divisible"

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
 from parallelizer.context.gathering import backward_blocks, forward_blocks, gather, scatter_sum
+from parallelizer.context.order import Order
 from parallelizer.context.ulysses import fits
 from tests.context.reference import plain_attention, relative_error
 from tests.ranks import run_ranks
@@ -76,7 +77,7 @@ class Local:
     def lse(self, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
         q, k, v = (self.split(t) for t in (q, k, v))
         plan = balance.blocks(q.size(2), self.ranks, self.rank, is_causal=is_causal)
-        return forward_blocks(q, *gather(k, v, self.group), plan, SCALE)[1]
+        return forward_blocks(q, *gather(k, v, self.group, Order(self.ranks)), plan, SCALE)[1]
 
 
 def float64_errors(
@@ -275,7 +276,7 @@ def refusals(local: Local) -> dict[str, str]:
 def added_up(local: Local) -> dict[str, Any]:
     """Gradients 256, 1, 1, 1 from four ranks: 259, and 256 if they were added in bfloat16."""
     grads = torch.full((1, 1, 2 * local.ranks, 2), 1.0 if local.rank else 256.0)
-    k, v = scatter_sum(grads, -grads, torch.bfloat16, local.group)
+    k, v = scatter_sum(grads, -grads, torch.bfloat16, local.group, Order(local.ranks))
     return {"sums": torch.stack([k, v]).unique().tolist(), "dtypes": [k.dtype, v.dtype], "shape": k.shape}
 
 

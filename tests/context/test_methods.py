@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -17,93 +16,16 @@ from hypothesis import strategies as st
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
 from parallelizer.context.choice import METHODS, Heads, cheapest, sent
+from parallelizer.context.order import Order
 from parallelizer.context.ulysses import fits
+from tests.context.matrix import BATCH, LIMIT, RANKS, SIZE, V_SIZE, cases, draw, worst_of
 from tests.context.reference import masked_attention, relative_error
 from tests.ranks import run_ranks
+from tests.rotation import TURN, TURNS
 
 Tensor = torch.Tensor
-RANKS = (1, 2, 3, 4)
-HEADS = (Heads(12, 12), Heads(12, 6), Heads(8, 4), Heads(8, 1))
-SIZE, V_SIZE = 8, 6
-BATCH = 2
-
-
-def draw(seed: int, heads: Heads, rows: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    shapes = [(heads.queries, SIZE), (heads.keys, SIZE), (heads.keys, V_SIZE), (heads.queries, V_SIZE)]
-    return [
-        torch.randn(BATCH, n, rows, size, generator=generator, dtype=torch.float64).to(dtype)
-        for n, size in shapes
-    ]
-
-
-def sliding(rows: int, heads: int) -> Tensor:
-    i, j = torch.arange(rows).unsqueeze(1), torch.arange(rows)
-    return (j <= i) & (i - j < 3)
-
-
-def prefix(rows: int, heads: int) -> Tensor:
-    i, j = torch.arange(rows).unsqueeze(1), torch.arange(rows)
-    return ((j <= i) | (j < 4)).expand(BATCH, 1, rows, rows)
-
-
-def documents(rows: int, heads: int) -> Tensor:
-    ids = torch.tensor([[0] * 3 + [1] * (rows - 3), [0] * (rows - 2) + [1] * 2])
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    return (same & torch.ones(rows, rows).tril().bool()).unsqueeze(1)
-
-
-def padding(rows: int, heads: int) -> Tensor:
-    """Of keys alone: one row for all."""
-    keys = torch.ones(BATCH, 1, 1, rows, dtype=torch.bool)
-    keys[1, ..., -3:] = False
-    return keys
-
-
-def of_each_head(rows: int, heads: int) -> Tensor:
-    """Added, and other in every head, as ALiBi is."""
-    slopes = torch.linspace(0.1, 2, heads).double().reshape(1, heads, 1, 1)
-    distance = (torch.arange(rows) - torch.arange(rows).unsqueeze(1)).double()
-    return (slopes * distance).masked_fill(distance > 0, float("-inf"))
-
-
-MASKS: dict[str, Callable[[int, int], Tensor]] = {
-    f.__name__: f for f in (sliding, prefix, documents, padding, of_each_head)
-}
-
-
-def local_mask(mask: Tensor, ranks: int, rank: int) -> Tensor:
-    return mask if mask.size(-2) == 1 else balance.split(mask, mask.ndim - 2, ranks, rank)
-
-
-def errors(group: dist.ProcessGroup, method: str, heads: Heads, mask: str, rows: int = 5) -> dict[str, float]:
-    """By tensor, the relative error of this rank's rows; `mask` is causal, none, or the name of one."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    q, k, v, grad = draw(len(mask), heads, 2 * ranks * rows)
-    full = MASKS[mask](q.size(2), heads.queries) if mask in MASKS else None
-    is_causal = mask == "causal"
-    inputs: Any = [t.clone().requires_grad_() for t in (q, k, v)]
-    right = masked_attention(*inputs, mask=full, is_causal=is_causal, scale=SIZE**-0.5)
-    rights = [right.detach(), *torch.autograd.grad(right, inputs, grad)]
-    mine: Any = [balance.split(t, 2, ranks, rank).detach().clone().requires_grad_() for t in (q, k, v)]
-    out = context_attention(
-        *mine, group=group, is_causal=is_causal, method=method,
-        attn_mask=None if full is None else local_mask(full, ranks, rank),
-    )  # fmt: skip
-    grads = torch.autograd.grad(out, mine, balance.split(grad, 2, ranks, rank))
-    return {
-        name: relative_error(value, balance.split(whole, 2, ranks, rank))
-        for name, value, whole in zip(("out", "q", "k", "v"), (out.detach(), *grads), rights, strict=True)
-    }
-
-
-def cases(ranks: int) -> list[tuple[str, Heads, str]]:
-    """Method, heads and mask: all that go together."""
-    return [
-        (method, heads, mask)
-        for method, heads, mask in itertools.product((*METHODS, "auto"), HEADS, ("causal", "none", *MASKS))
-        if (method != "ulysses" or fits(*heads, ranks)) and (method != "ring" or mask not in MASKS)
-    ]
+SHARE = 4 * TURNS
+"""Of the matrix, one in so many cases runs on any one day; `python -m tests.context.matrix` runs all."""
 
 
 def bias_gradient(group: dist.ProcessGroup, method: str) -> float:
@@ -188,7 +110,12 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
         "all rows": {"attn_mask": torch.ones(32, 32, dtype=torch.bool), "is_causal": False},
         "both": {"attn_mask": good, "is_causal": True},
         "heads of a mask": {"attn_mask": good.expand(3, 8, 32), "is_causal": False},
-        "a ring": {"attn_mask": good, "is_causal": False, "method": "ring"},
+        "a ring that learns": {
+            "attn_mask": torch.zeros(8, 32, dtype=q.dtype, requires_grad=True),
+            "is_causal": False,
+            "method": "ring",
+        },
+        "an order": {"order": Order(2), "is_causal": True},
     }
     messages = {}
     for name, options in wrong.items():
@@ -205,11 +132,8 @@ def on_four_ranks() -> Any:
     for ranks, group in groups.items():
         if dist.get_rank() >= ranks:
             continue
-        for case in cases(ranks):
-            found[ranks, *case] = errors(group, *case)
         for method, masked in itertools.product(METHODS, (False, True)):
-            if not (masked and method == "ring"):
-                found["cross", ranks, method, masked] = cross_errors(group, method, masked)
+            found["cross", ranks, method, masked] = cross_errors(group, method, masked)
         for method in ("all-gather", "ulysses"):
             found["bias", ranks, method] = bias_gradient(group, method)
         for method, heads, is_causal in itertools.product(
@@ -231,14 +155,11 @@ def everything() -> list[dict[Any, Any]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("ranks", RANKS)
-def test_outputs_and_gradients_are_those_of_the_whole_sequence(
-    ranks: int, everything: list[dict[Any, Any]]
-) -> None:
-    for case in cases(ranks):
-        for rank in range(ranks):
-            worst = max(everything[rank][ranks, *case].values())
-            assert worst < 1e-12, (case, rank, worst)
+def test_outputs_and_gradients_are_those_of_the_whole_sequence() -> None:
+    chosen = cases()[TURN::SHARE]
+    worst = worst_of(chosen)
+    assert len(chosen) > 300
+    assert not {case: error for case, error in worst.items() if not error < LIMIT}
 
 
 @pytest.mark.ranks
@@ -253,7 +174,7 @@ def test_a_learned_bias_has_its_gradient(ranks: int, method: str, everything: li
 def test_keys_of_another_sequence(ranks: int, everything: list[dict[Any, Any]]) -> None:
     for rank in range(ranks):
         cross = {key: worst for key, worst in everything[rank].items() if key[:2] == ("cross", ranks)}
-        assert len(cross) == 5 and max(cross.values()) < 1e-12, cross
+        assert len(cross) == 2 * len(METHODS) and max(cross.values()) < 1e-12, cross
 
 
 @pytest.mark.ranks
@@ -280,7 +201,8 @@ def test_what_cannot_be_exact_is_refused(everything: list[dict[Any, Any]]) -> No
     assert "32 rows (all rows; list it" in messages["all rows"]
     assert "exclude each other" in messages["both"]
     assert "does not fit queries" in messages["heads of a mask"]
-    assert "the ring takes no attn_mask" in messages["a ring"]
+    assert "the ring gives an attn_mask no gradient" in messages["a ring that learns"]
+    assert "the order is of 2 ranks, and the group has 4" in messages["an order"]
 
 
 @given(

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallelizer.context import balance
-from parallelizer.context.sequence import gather_sequence, relay
+from parallelizer.context.order import Order
+from parallelizer.context.sequence import CurrentOrder, gather_sequence, relay
 from parallelizer.plan import PARTIAL, REPLICATE, Flow, shard
 from tests.ranks import run_ranks
 
@@ -25,14 +26,14 @@ def test_splitting_and_gathering_undo_each_other_and_so_do_their_gradients(ranks
         found = {}
         for dim in (1, 2, -1):
             local = balance.split(whole, dim, ranks, rank).clone().requires_grad_()
-            gathered = relay(local, Flow(shard(dim), REPLICATE), group)
+            gathered = relay(local, Flow(shard(dim), REPLICATE), group, CurrentOrder(Order(ranks)))
             # Every rank makes another use of the whole.
             (gathered * weights[rank]).sum().backward()
             assert local.grad is not None
             expected = balance.split(weights.sum(0), dim, ranks, rank)
 
             source = whole.clone().requires_grad_()
-            part = relay(source, Flow(REPLICATE, shard(dim)), group)
+            part = relay(source, Flow(REPLICATE, shard(dim)), group, CurrentOrder(Order(ranks)))
             (part * balance.split(weights[0], dim, ranks, rank)).sum().backward()
             assert source.grad is not None
             total = source.grad.clone()
@@ -56,7 +57,7 @@ def test_a_gathered_tensor_may_lie_in_any_order_in_memory() -> None:
         whole = torch.arange(2 * 8 * 3).reshape(2, 8, 3)
         local = balance.split(whole, 1, 2, dist.get_rank()).transpose(0, 2).contiguous().transpose(0, 2)
         assert not local.is_contiguous()
-        return torch.equal(gather_sequence(local, 1, group), whole)
+        return torch.equal(gather_sequence(local, 1, group, Order(2)), whole)
 
     assert run_ranks(worker, 2) == [True, True]
 
@@ -64,12 +65,26 @@ def test_a_gathered_tensor_may_lie_in_any_order_in_memory() -> None:
 @pytest.mark.ranks
 def test_what_neither_splits_nor_gathers_is_refused() -> None:
     def worker() -> None:
-        group = dist.group.WORLD
+        group, sequence = dist.group.WORLD, CurrentOrder(Order(2))
         assert group is not None
         for flow in (Flow(REPLICATE), Flow(None, REPLICATE), Flow(PARTIAL, REPLICATE), Flow()):
             with pytest.raises(ValueError, match="neither splits nor gathers"):
-                relay(torch.zeros(1, 4), flow, group)
-        with pytest.raises(ValueError, match="cannot be cut"):
-            relay(torch.zeros(1, 3), Flow(REPLICATE, shard(1)), group)
+                relay(torch.zeros(1, 4), flow, group, sequence)
 
     run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+def test_a_length_that_does_not_divide_is_padded_inside_the_model_and_comes_back_without() -> None:
+    def worker() -> tuple[int, bool, int | None]:
+        group, sequence = dist.group.WORLD, CurrentOrder(Order(2))
+        assert group is not None
+        whole = torch.arange(1, 8).reshape(1, 7)
+        part = relay(whole, Flow(REPLICATE, shard(1)), group, sequence)
+        return (
+            part.size(1),
+            torch.equal(relay(part, Flow(shard(1), REPLICATE), group, sequence), whole),
+            sequence.order.length,
+        )
+
+    assert run_ranks(worker, 2) == [(4, True, 7)] * 2
