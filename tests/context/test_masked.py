@@ -1,0 +1,86 @@
+"""Masks tile by tile: everything that is shown is computed, and little of what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.context import masked
+from parallelizer.context.masked import attend, tiles
+from tests.context.reference import masked_attention, relative_error
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_tiles() -> Iterator[None]:
+    before, masked.TILE = masked.TILE, 4
+    yield
+    masked.TILE = before
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(1, 13),
+    st.integers(1, 11),
+    st.integers(0, 999),
+    st.sampled_from([0.02, 0.3, 0.98]),
+)
+def test_tiles_hold_all_that_any_row_sees_and_every_row_once(
+    batch: int, rows: int, columns: int, seed: int, share: float
+) -> None:
+    mask = torch.rand(batch, 2, rows, columns, generator=torch.Generator().manual_seed(seed)) < share
+    covered = torch.zeros(batch, 1, rows, columns, dtype=torch.int64)
+    held = torch.zeros(batch, rows, dtype=torch.int64)
+    for tile in tiles(mask, batch, rows):
+        covered[tile.batch, :, tile.rows, tile.keys] += 1
+        held[tile.batch, tile.rows] += 1
+        assert not tile.every or mask[tile.batch, :, tile.rows, tile.keys].all()
+    assert (held == 1).all() and covered.max() <= 1
+    assert (covered.bool() | ~mask).all()
+
+
+def test_documents_cost_what_they_show() -> None:
+    ids = torch.arange(64) // 16
+    mask = ((ids.unsqueeze(1) == ids) & (torch.arange(64).unsqueeze(1) >= torch.arange(64))).view(
+        1, 1, 64, 64
+    )
+    computed = sum(4 * (tile.keys.stop - tile.keys.start) for tile in tiles(mask, 1, 64))
+    assert computed <= 4 * 16 * (4 + 8 + 12 + 16) / 4 < 64 * 64 / 4 * 1.01
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("heads", [1, 4])
+def test_outputs_and_gradients_are_those_of_the_definition(added: bool, heads: int) -> None:
+    generator = torch.Generator().manual_seed(heads)
+    q, k, v = (
+        torch.randn(2, n, rows, size, dtype=torch.float64, generator=generator).requires_grad_()
+        for n, rows, size in ((4, 11, 8), (2, 9, 8), (2, 9, 6))
+    )
+    mask = torch.rand(2, heads, 11, 9, generator=generator) < 0.4
+    mask[..., 0] = True
+    if added:
+        mask = torch.rand(2, heads, 11, 9, dtype=torch.float64, generator=generator).masked_fill(
+            ~mask, -torch.inf
+        )
+    out = attend(q, k, v, mask=mask, is_causal=False, scale=0.3)
+    right = masked_attention(q, k, v, mask=mask, is_causal=False, scale=0.3)
+    grad = torch.randn(right.shape, dtype=torch.float64, generator=generator)
+    assert relative_error(out.detach(), right.detach()) < 1e-14
+    for a, b in zip(
+        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(right, (q, k, v), grad), strict=True
+    ):
+        assert relative_error(a, b) < 1e-14
+
+
+def test_a_row_that_sees_nothing_has_no_output_and_gives_no_gradient() -> None:
+    q, k, v = (torch.randn(1, 1, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    mask[..., 2, :] = False
+    out = attend(q, k, v, mask=mask, is_causal=False, scale=1.0)
+    assert (out[0, 0, 2] == 0).all()
+    out.sum().backward()
+    assert q.grad is not None and k.grad is not None
+    assert (q.grad[0, 0, 2] == 0).all() and k.grad.isfinite().all()

@@ -1,0 +1,77 @@
+"""Packed documents under context parallelism: a model that is given a mask and positions, dealt out in every order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallelizer.verify.prove import prove
+from tests.verify import subjects
+
+PLAN = """
+version: 1
+rules:
+  attend: {{style: context-parallel, method: {method}, balance: {balance}}}
+  "[qkv]": colwise
+  o: rowwise
+  "": fsdp
+buffers:
+  batch:
+    input_ids: 1
+    labels: {{dim: 1, pad: -100}}
+    document_ids: {{dim: 1, documents: true}}
+    positions: positions
+    mask: document-mask
+"""
+
+
+class Attend(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Packed(nn.Module):
+    """One layer that sees its own document only."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.embed, self.at = nn.Embedding(256, 16), nn.Embedding(512, 16)
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.attend, self.head = Attend(), nn.Linear(16, 256)
+
+    def forward(self, input_ids: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(input_ids) + self.at(positions)
+        q, k, v = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return self.head(x + self.o(self.attend(q, k, v, mask).transpose(1, 2).flatten(2)))
+
+
+def overrides(folder: Path, preset: str, method: str, balance: str, length: int) -> list[str]:
+    plan = folder / "plan.yaml"
+    plan.write_text(PLAN.format(method=method, balance=balance))
+    return [
+        f"parallel={preset}",
+        f"model._target_={__name__}.Packed",
+        f"plan={plan}",
+        f"train.seq_len={length}",
+        "++model.batch.document_ids={shape: [batch, sequence], dtype: int64, range: [0, 3]}",
+    ]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("preset", "method", "balance", "length"),
+    [
+        ("cp2", "all-gather", "per-document", 12),
+        ("cp2", "ring", "by-cost", 11),
+        ("cp2_tp2", "ulysses", "auto", 10),
+        ("cp2_tp2", "all-gather", "none", 13),
+    ],
+)
+def test_packed_documents_are_proven_in_every_order(
+    tmp_path: Path, preset: str, method: str, balance: str, length: int
+) -> None:
+    proof = prove(subjects.setup(*overrides(tmp_path, preset, method, balance, length)))
+    assert proof.passed, proof.divergence
