@@ -28,10 +28,9 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from parallelizer import launch
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
-from parallelizer.context.balance import Block
 from parallelizer.context.choice import Heads
-from parallelizer.context.gathering import GatheredAttention
 from parallelizer.context.kernels import block_backward, block_forward
+from parallelizer.context.order import Contiguous
 from parallelizer.context.ulysses import fits
 
 Tensor = torch.Tensor
@@ -47,17 +46,6 @@ def unsharded(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> None:
 def ours(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, **options: Any) -> None:
     inputs = [t.detach().requires_grad_() for t in (q, k, v)]
     torch.autograd.grad(context_attention(*inputs, is_causal=True, **options), inputs, grad)
-
-
-def contiguous(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, group: dist.ProcessGroup) -> None:
-    rank, rows = dist.get_rank(group), q.size(2)
-    every = slice(0, rows)
-    blocks = [Block(every, slice(rank * rows, (rank + 1) * rows), True)]
-    if rank:
-        blocks.insert(0, Block(every, slice(0, rank * rows), False))
-    inputs = [t.detach().requires_grad_() for t in (q, k, v)]
-    out = GatheredAttention.apply(*inputs, group, tuple(blocks), SIZE**-0.5, False)
-    torch.autograd.grad(out, inputs, grad)
 
 
 def theirs(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, group: dist.ProcessGroup) -> None:
@@ -87,7 +75,7 @@ def rank(rows: int, heads: Heads, rounds: int) -> dict[str, list[float]]:
         "all-gather": lambda: ours(*local, group=group),
         "all-gather, kept": lambda: ours(*local, group=group, keep_gathered=True),
         "ring": lambda: ours(*local, group=group, method="ring"),
-        "contiguous": lambda: contiguous(*local, group),
+        "contiguous": lambda: ours(*local, group=group, order=Contiguous(ranks)),
         "torch's ring": lambda: theirs(*local, group),
     }
     if fits(*heads, ranks):

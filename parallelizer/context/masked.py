@@ -28,8 +28,10 @@ from parallelizer.context.sequence import GatherSequence
 
 Tensor = torch.Tensor
 
+STEP = 32
+"""Tiles begin and end at multiples of so many rows."""
 TILE = 128
-"""Rows of a tile: fewer see fewer columns in vain, and are more calls of the kernel."""
+"""Rows that a tile should have: below it the CPU's kernel takes half as long again for each pair of a query and a key."""
 
 
 def check(mask: Tensor, q: Tensor, k: Tensor, order: Order) -> Tensor:
@@ -54,7 +56,8 @@ def check(mask: Tensor, q: Tensor, k: Tensor, order: Order) -> Tensor:
         raise ValueError(f"attn_mask has {shape[2]} rows{hint}, and this rank {rows}")
     if shape[1] not in (1, q.size(1)) or shape[0] not in (1, q.size(0)):
         raise ValueError(f"attn_mask of shape {tuple(mask.shape)} does not fit queries of {tuple(q.shape)}")
-    mask = mask.reshape(shape)
+    if mask.dim() < 4:
+        mask = mask.reshape(shape)
     return mask if shape[3] == whole else mask.expand(*shape[:3], whole)
 
 
@@ -115,26 +118,56 @@ class Tile:
     every: bool
 
 
-def tiles(mask: Tensor, batch: int, rows: int) -> Iterator[Tile]:
+def tiles(mask: Tensor, batch: int, rows: int) -> list[Tile]:
     """What must be computed under a mask [B or 1, H or 1, rows or 1, columns], tile by tile.
 
-    One tile of everything where there are no values to look at, as in a dry run. Rows that see nothing are in a tile of
-    their one first column.
+    One tile of everything where there are no values to look at, as in a dry run. Rows that see nothing are taken to see the
+    first column. What is found is remembered with the mask, which one layer after the other uses.
     """
-    columns = mask.size(3)
     if mask.size(2) == 1 or not torch_private.has_values(mask):
-        yield Tile(slice(0, batch), slice(0, rows), slice(0, columns), False)
-        return
+        return [Tile(slice(0, batch), slice(0, rows), slice(0, mask.size(3)), False)]
+    known = getattr(mask, _TILES, None)
+    if known is None or known[0] != mask._version:
+        known = mask._version, list(_found(mask, batch, rows))
+        setattr(mask, _TILES, known)
+    found: list[Tile] = known[1]
+    return found
+
+
+_TILES = "_parallelizer_tiles"
+
+
+def _found(mask: Tensor, batch: int, rows: int) -> Iterator[Tile]:
     shown = mask if mask.dtype == torch.bool else mask > float("-inf")
-    nothing_added = mask.dtype == torch.bool
-    for of_batch, one in enumerate(shown):
-        where = slice(0, batch) if len(shown) == 1 else slice(of_batch, of_batch + 1)
-        for start in range(0, rows, TILE):
-            part = one[:, start : start + TILE]
-            seen = part.any(1).any(0).nonzero()
-            first, last = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1)
-            every = nothing_added and bool(part[..., first:last].all())
-            yield Tile(where, slice(start, min(start + TILE, rows)), slice(first, last), every)
+    for which, one in enumerate(shown):
+        where = slice(0, batch) if len(shown) == 1 else slice(which, which + 1)
+        seen = (one[0] if len(one) == 1 else one.any(0)).split(STEP)
+        strips = torch.stack([strip.any(0) for strip in seen]).to(torch.uint8)
+        first = strips.argmax(1).tolist()
+        last = (strips.size(1) - strips.flip(1).argmax(1)).tolist()
+        some = strips.any(1).tolist()
+        pairs = [
+            int(strip.sum()) for strip in (one if len(one) == 1 else one.all(0, keepdim=True))[0].split(STEP)
+        ]
+        begin, columns, whole, least = 0, (0, 1), 0, 0
+        for at, size in enumerate(len(strip) for strip in seen):
+            start = at * STEP
+            own = (first[at], last[at]) if some[at] else (0, 1)
+            if start > begin:
+                union = min(columns[0], own[0]), max(columns[1], own[1])
+                apart = least + size * (own[1] - own[0])
+                waste = (start + size - begin) * (union[1] - union[0]) / apart
+                if waste <= (1.4 if start + size - begin <= TILE else 1.04):
+                    columns, whole, least = union, whole + pairs[at], apart
+                    continue
+                yield _tile(where, begin, start, columns, whole, mask)
+            begin, columns, whole, least = start, own, pairs[at], size * (own[1] - own[0])
+        yield _tile(where, begin, rows, columns, whole, mask)
+
+
+def _tile(where: slice, begin: int, end: int, columns: tuple[int, int], pairs: int, mask: Tensor) -> Tile:
+    every = mask.dtype == torch.bool and pairs == (end - begin) * (columns[1] - columns[0])
+    return Tile(where, slice(begin, end), slice(*columns), every)
 
 
 class _Tiled(torch.autograd.Function):
@@ -142,7 +175,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-        ctx.tiles, ctx.scale = list(tiles(mask, q.size(0), q.size(2))), scale
+        ctx.tiles, ctx.scale = tiles(mask, q.size(0), q.size(2)), scale
         if len(ctx.tiles) == 1:
             out, lse = block_forward(q, k, v, is_causal=False, scale=scale, mask=_of_tile(mask, ctx.tiles[0]))
         else:

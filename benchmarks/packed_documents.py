@@ -1,0 +1,141 @@
+"""Packed documents of uneven length: dealt out per document, by cost, head-tail and contiguous, side by side in the same ranks.
+
+    python benchmarks/packed_documents.py [--ranks 2] [--rows 8192] [--batch 2] [--median 400] [--rounds 7] [--seed 0]
+
+One call of attention under the documents' causal mask, forward and backward, one thread a rank, in float32. Lengths are drawn
+from a long-tailed (log-normal, sigma 1.2) mix, other ones in each row of the batch. The limit is the time of the whole mask on
+one rank over the number of ranks, taken while every rank runs it. `work` is the largest rank's share of visible pairs
+over the mean. Every round measures all; the time is that of the slowest rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+import torch.distributed as dist
+
+from parallelizer import launch
+from parallelizer.context.attention import context_attention
+from parallelizer.context.dealing import by_cost, document_mask, per_document
+from parallelizer.context.masked import attend
+from parallelizer.context.order import Contiguous, Order
+
+Tensor = torch.Tensor
+HEADS, KEY_HEADS, SIZE = 8, 2, 64
+
+
+def documents(batch: int, rows: int, median: int, seed: int) -> Tensor:
+    """Ids [batch, rows] of documents whose lengths are long-tailed."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(batch, rows, dtype=torch.int64)
+    for row in ids:
+        begin = number = 0
+        while begin < rows:
+            length = max(8, int(median * torch.exp(1.2 * torch.randn((), generator=generator))))
+            row[begin : begin + length] = number
+            begin, number = begin + length, number + 1
+    return ids
+
+
+def orders(ids: Tensor, ranks: int) -> dict[str, Order]:
+    """Every way to deal these documents out."""
+    cost = document_mask(ids, torch.arange(ids.size(1))).sum((0, 1, 3))
+    return {
+        "per document": per_document(ids, ranks),
+        "by cost": by_cost(cost, ranks),
+        "head-tail": Order(ranks),
+        "contiguous": Contiguous(ranks),
+    }
+
+
+def work(ids: Tensor, order: Order) -> float:
+    """The largest rank's visible pairs over the mean."""
+    shares = [
+        int(document_mask(ids, order.positions(ids.size(1), rank)).sum()) for rank in range(order.ranks)
+    ]
+    return max(shares) * order.ranks / sum(shares)
+
+
+def rank(ids: Tensor, rounds: int) -> dict[str, list[float]]:
+    """By what was measured, this rank's seconds of each round."""
+    torch.set_num_threads(1)
+    group, ranks, me = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
+    generator = torch.Generator().manual_seed(0)
+    batch, rows = ids.shape
+    whole = [
+        torch.randn(batch, n, rows, SIZE, generator=generator) for n in (HEADS, KEY_HEADS, KEY_HEADS, HEADS)
+    ]
+    everything = document_mask(ids, torch.arange(rows))
+
+    def alone() -> None:
+        inputs = [t.detach().requires_grad_() for t in whole[:3]]
+        out = attend(*inputs, mask=everything, is_causal=False, scale=SIZE**-0.5)
+        torch.autograd.grad(out, inputs, whole[3])
+
+    def sharded(order: Order) -> Callable[[], None]:
+        local = [order.split(t, 2, me) for t in whole]
+        mask = document_mask(ids, order.positions(rows, me))
+
+        def call() -> None:
+            inputs: Any = [t.detach().requires_grad_() for t in local[:3]]
+            out = context_attention(*inputs, group=group, is_causal=False, attn_mask=mask, order=order)
+            torch.autograd.grad(out, inputs, local[3])
+
+        return call
+
+    calls = {"unsharded": alone, **{name: sharded(order) for name, order in orders(ids, ranks).items()}}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):  # the first is not counted
+        for name, call in calls.items():
+            dist.barrier()
+            started = time.perf_counter()
+            call()
+            if turn:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--median", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    ids = documents(asked.batch, asked.rows, asked.median, asked.seed)
+    found = launch.start(rank, (ids, asked.rounds), ranks=asked.ranks, device="cpu")
+    slowest = {name: [max(turn) for turn in zip(*(f[name] for f in found), strict=True)] for name in found[0]}
+    limit = [t / asked.ranks for t in slowest.pop("unsharded")]
+    counts = ", ".join(str(int(row.max()) + 1) for row in ids)
+    print(
+        f"{asked.batch} x {asked.rows} rows of {counts} documents, {asked.ranks} ranks, torch {torch.__version__}"
+    )
+    print(f"{'':14}{'seconds':>9}{'of the limit':>14}{'quartiles':>20}{'work':>7}{'against contiguous':>20}")
+    print(f"{'limit':14}{statistics.median(limit):9.3f}")
+    made = orders(ids, asked.ranks)
+    for name, times in slowest.items():
+        shares = sorted(100 * a / b for a, b in zip(limit, times, strict=True))
+        faster = statistics.median(b / a for a, b in zip(times, slowest["contiguous"], strict=True))
+        low, middle, high = statistics.quantiles(shares, n=4)
+        spread = f"{low:.1f} to {high:.1f} %"
+        print(
+            f"{name:14}{statistics.median(times):9.3f}{middle:12.1f} %{spread:>20}{work(ids, made[name]):7.3f}"
+            f"{faster:18.2f} x"
+        )
+
+
+if __name__ == "__main__":
+    main()
