@@ -75,6 +75,7 @@ def plan_document(
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},
+            "balance": program.plan.balance,
         },
     }
 

@@ -13,7 +13,7 @@ from torch import nn
 from parallelizer.calls import Calls
 from parallelizer.fold import fold_paths
 from parallelizer.mesh import folded_name
-from parallelizer.plan import AXES
+from parallelizer.plan import AXES, Buffer
 from parallelizer.program import Program
 from parallelizer.show import export_calls, export_helpers, export_own
 from parallelizer.show.export_loops import WIDTH, access, emit
@@ -46,7 +46,7 @@ IMPORTS: Mapping[str, Sequence[str]] = {
 }
 RUNTIME: Mapping[str, Sequence[str]] = {
     "parallelizer.context.buffers": ("LocalBuffers", "shard_batch"),
-    "parallelizer.context.exported": ("buffers",),
+    "parallelizer.context.exported": ("buffers", "current_order"),
     "parallelizer.context.intercept": ("ContextOptions", "wrap"),
     "parallelizer.mesh": ("fsdp_mesh",),
     "parallelizer.plan": ("REPLICATE", "Flow", "shard"),
@@ -179,6 +179,10 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
         lines.append(f"    {export_calls.mesh_variable(axes)} = mesh[{names}]")
     if units:
         lines += _fsdp_mesh(program)
+    if _needs_runtime(program):
+        lines.append(
+            "    sequence = current_order(SEQUENCE, mesh)  # which rows of the sequence each rank has"
+        )
     if casts:
         lines += ["", "    # What FSDP leaves whole is cast as what it shards.", *emit(casts, model)]
     if tensor:
@@ -216,7 +220,7 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
         lines += [
             "",
             "    # The model's positional buffers, seen as this rank's rows while the model runs.",
-            "    LocalBuffers(model, SEQUENCE, mesh)",
+            "    LocalBuffers(model, SEQUENCE, mesh, sequence)",
         ]
     if len(lines) == 3:
         lines.append("    # One rank: nothing to do.")
@@ -258,19 +262,29 @@ def _constants(program: Program, body: str) -> list[str]:
         ]
     if _needs_runtime(program):
         plan = program.plan
-        batch = {n: b.make or b.dim for n, b in plan.batch.items()}
+        batch = {n: _written(b) for n, b in plan.batch.items()}
         model = {n: b.dim for n, b in plan.buffers.items()}
+        balance = f', balance="{plan.balance}"' if plan.balance != "auto" else ""
         lines += [
             "# The dimension that is the sequence, of batch entries and of the model's buffers.",
-            f"SEQUENCE = buffers(batch={_literal(batch)}, model={_literal(model)})",
+            f"SEQUENCE = buffers(batch={_literal(batch)}, model={_literal(model)}{balance})",
             "",
         ]
     return lines
 
 
-def _literal(entries: Mapping[str, object]) -> str:
-    inside = ", ".join(f'"{k}": "{v}"' if isinstance(v, str) else f'"{k}": {v}' for k, v in entries.items())
-    return "{" + inside + "}"
+def _written(buffer: Buffer) -> object:
+    """An entry of the batch as the plan has it."""
+    if buffer.make is not None or (buffer.pad is None and not buffer.documents):
+        return buffer.make or buffer.dim
+    more = {"pad": buffer.pad} if buffer.pad is not None else {}
+    return {"dim": buffer.dim, **more, **({"documents": True} if buffer.documents else {})}
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f'"{k}": {_literal(v)}' for k, v in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def _batch_function(program: Program) -> list[str]:

@@ -118,7 +118,7 @@ def _style(application: Application, calls: Calls | None) -> Call | None:
         layouts = (
             f"{side}={_dict({n: _flow(f) for n, f in flows.items()})}" for side, flows in sides if flows
         )
-        return Call("SplitSequence", (f"Layouts({', '.join(layouts)})",))
+        return Call("SplitSequence", (f"Layouts({', '.join(layouts)})", "sequence"))
     if type(act) is PrepareIO:
         return _prepare(application.module, act.layouts, calls)
     return None
@@ -279,6 +279,7 @@ def attention_items(program: Program) -> list[Item]:
                     MODULE,
                     mesh_variable(a.axes),
                     *_context_options(a),
+                    "sequence=sequence",
                 ),
             ),
         )

@@ -13,6 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from parallelizer.compiler import Application, Program
+from parallelizer.context.order import imbalance, static_order
 from parallelizer.diagnostics import Span
 from parallelizer.fold import fold_paths
 from parallelizer.plan import AXES, Buffer
@@ -162,11 +163,26 @@ def _buffers(program: Program, screen: Console) -> None:
     plan, cp = program.plan, program.mesh.sizes["cp"]
     if cp == 1 or not (plan.batch or plan.buffers):
         return
-    screen.print(Text.assemble(("buffers", "bold"), f"  split over cp={cp}, head and tail chunks paired"))
+    screen.print(Text.assemble(("buffers", "bold"), f"  split over cp={cp}"))
+    _hanging("  order  ", dealt_out(program), screen)
     for title, entries in (("batch", plan.batch), ("model", plan.buffers)):
         if entries:
             _hanging(f"  {title}  ", ", ".join(_split(b) for b in entries.values()), screen)
     screen.print()
+
+
+def dealt_out(program: Program) -> str:
+    """Which rows each rank gets, and the busiest rank's attention over the mean."""
+    plan, cp = program.plan, program.mesh.sizes["cp"]
+    balance = plan.balance
+    if balance == "auto" and any(b.documents for b in plan.batch.values()):
+        balance = "by-cost" if plan.buffers else "per-document"
+    if balance in ("per-document", "by-cost"):
+        how = "each document's head and tail paired" if balance == "per-document" else "by cost"
+        return f"{how}: the busiest rank's attention over the mean depends on the batch"
+    how = "neighbouring rows" if balance == "none" else "head and tail chunks paired"
+    most = imbalance(static_order(balance, cp), 2 * cp * 512)
+    return f"{how}: under a causal mask the busiest rank has {most:.2f} of the mean work"
 
 
 def _split(buffer: Buffer) -> str:

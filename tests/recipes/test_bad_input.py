@@ -41,7 +41,7 @@ CASES: dict[str, tuple[list[str], str, str, str]] = {
     "data path": (["data.path=/nowhere/at/all"], "data-not-found", "/nowhere/at/all", "data.path"),
     "data without a path": (["data=text"], "data-not-found", "data.path", "data.path="),
     "context length": (
-        ["parallel=cp2", "train.seq_len=250"], "sequence-not-divisible", "train.seq_len=250", "252",
+        ["parallel=tp2", "train.seq_len=251"], "sequence-not-divisible", "train.seq_len=251", "252",
     ),
     "batch": (["parallel=fsdp2", "train.batch_size=15"], "batch-not-divisible", "train.batch_size=15", "16"),
     "steps": (["train.steps=0"], "wrong-type", "train.steps=0", "whole number"),

@@ -88,7 +88,7 @@ def test_why_a_parameter_stays_whole_is_said() -> None:
 
 def test_buffers_are_shown_where_the_sequence_is_split() -> None:
     text = shown("parallel=cp2")
-    assert "buffers  split over cp=2, head and tail chunks paired" in text
+    assert "buffers  split over cp=2\n  order  head and tail chunks paired" in text
     assert "  batch  input_ids (dimension 1), labels (dimension 1)" in text
     assert "  model  rope.* (dimension 0)" in text
     assert "buffers" not in shown("parallel=tp2")

@@ -15,6 +15,7 @@ from parallelizer.shards import ParameterShard
 from parallelizer.show.page.markup import Markup, join, tag
 from parallelizer.show.page.sources import Sources
 from parallelizer.show.page.table import table
+from parallelizer.show.plan import dealt_out
 from parallelizer.units import size
 
 
@@ -137,7 +138,7 @@ def _buffers(program: Program, sources: Sources) -> Markup | None:
         ]
         for whose, b in entries
     ]
-    caption = f"Tensors split over cp={cp}, the head and tail of the sequence paired"
+    caption = f"Tensors split over cp={cp}, {dealt_out(program)}"
     return table(caption, ["buffer", "of the", "split", "rule"], rows)
 
 
