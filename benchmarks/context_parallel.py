@@ -28,7 +28,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from parallelizer import launch
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
-from parallelizer.context.choice import Heads
+from parallelizer.context.choice import Heads, best_degree
 from parallelizer.context.kernels import block_backward, block_forward
 from parallelizer.context.order import Contiguous
 from parallelizer.context.ulysses import fits
@@ -80,6 +80,8 @@ def rank(rows: int, heads: Heads, rounds: int) -> dict[str, list[float]]:
     }
     if fits(*heads, ranks):
         calls["ulysses"] = lambda: ours(*local, group=group, method="ulysses")
+    if 1 < (degree := best_degree(heads, ranks)) < ranks:
+        calls[f"ulysses-ring, {degree}"] = lambda: ours(*local, group=group, method="ulysses-ring")
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 1):  # the first is not counted
         for name, call in calls.items():

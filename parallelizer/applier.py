@@ -62,6 +62,7 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         options = intercept.ContextOptions(
             keep_gathered=bool(application.options.get("keep_gathered")),
             method=str(application.options.get("method", "all-gather")),
+            ulysses_degree=application.options.get("ulysses_degree"),
         )
         intercept.wrap(
             modules[application.module],

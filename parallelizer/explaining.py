@@ -4,11 +4,19 @@ every option's value comes from.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from parallelizer.attention_calls import (
+    AttentionCall,
+    attention_calls,
+    projection_of,
+    split_projections,
+)
+from parallelizer.attention_choice import chosen_methods
 from parallelizer.conversions import conversions
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
 from parallelizer.glob import GlobError, escape, parse_glob
@@ -57,7 +65,7 @@ class Matched:
 class Filled:
     """The style that won a slot. `effect` is `applied`, or with a `reason` `no-op`, `off`, or `unknown`.
 
-    `flows` says what happens to inputs and outputs.
+    `flows` says what happens to inputs and outputs, `notes` what else there is to know: which method attention takes.
     """
 
     slot: str
@@ -68,6 +76,7 @@ class Filled:
     reason: str
     values: tuple[Value, ...]
     flows: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,7 +242,8 @@ class _About:
         if applied:
             axes = tuple(dict.fromkeys(axis for a in applied for axis in a.axes))
             flows = tuple(flow(c) for a in applied for c in conversions(a))
-            return Filled(slot[0], use.style, axes, rule, "applied", "", values, flows)
+            notes = tuple(n for a in applied if a.slot == "attention" for n in self._methods(a))
+            return Filled(slot[0], use.style, axes, rule, "applied", "", values, flows, notes)
         return Filled(slot[0], use.style, (), rule, "no-op", self._idle(use, defaults), values)
 
     def _idle(self, use: StyleUse, defaults: StyleDefaults) -> str:
@@ -254,6 +264,23 @@ class _About:
         where = [self.setup.mesh.spans[a] for a in axes if a in self.setup.mesh.spans]
         verb = "is" if " and " not in which else "are"
         return f"{which} {verb} 1" + (f", {place(where[0])}" if where else "")
+
+    def _methods(self, a: Application) -> tuple[str, ...]:
+        if a.options.get("method") not in ("auto", "ulysses-ring"):
+            return ()
+        split, tp, share = split_projections(self.program or ()), self.setup.mesh.sizes["tp"], {}
+        if tp > 1:
+            modules = self.state.modules
+            share = {call.path: tp for call, _ in self.calls if projection_of(call, modules, split)}
+        return chosen_methods(a, self.setup.mesh.sizes[a.axes[0]], self.calls, share)
+
+    @functools.cached_property
+    def calls(self) -> list[tuple[AttentionCall, tuple[str, ...]]]:
+        """The model's attention calls; none where they are not known."""
+        work = self.setup.workload
+        if self.program is None or work is None:
+            return []
+        return list(attention_calls(self.program.applications, self.model, work))
 
     def _values(self, use: StyleUse, defaults: StyleDefaults) -> Iterable[Value]:
         declared = STYLES[use.style]

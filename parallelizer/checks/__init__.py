@@ -20,6 +20,7 @@ from parallelizer.checks.positions import positions
 from parallelizer.checks.running_statistics import running_statistics
 from parallelizer.checks.sequence_length import sequence_length
 from parallelizer.checks.tied_parameters import tied_parameters
+from parallelizer.checks.ulysses_degree import ulysses_degree
 from parallelizer.checks.unreduced_gradients import unreduced_gradients
 from parallelizer.checks.unsharded_share import unsharded_share
 from parallelizer.checks.unused_axes import unused_axes
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     fsdp_shards,
     initializers,
     attention_heads,
+    ulysses_degree,
     positions,
     running_statistics,
     unsharded_share,

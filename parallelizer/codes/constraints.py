@@ -82,4 +82,19 @@ CODES: tuple[Code, ...] = (
         sequence.""",
         Example(overrides=["train.seq_len=4096"]),
     ),
+    Code(
+        "ulysses-degree",
+        "`ulysses_degree` is no number of ranks that heads can be dealt out to",
+        """`method: ulysses-ring` puts the ranks in a grid: those of a row exchange rows of the sequence for
+        heads, and keys pass around each column. So the number of ranks to a row must divide them all. No other
+        method has such a number.""",
+        Example(
+            """
+            extends: llama
+            rules:
+              layers.*.attention.inner: {style: context-parallel, method: ulysses-ring, ulysses_degree: 3}
+            """,
+            ["parallel=cp4"],
+        ),
+    ),
 )

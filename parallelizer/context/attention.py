@@ -9,10 +9,13 @@ import torch.distributed as dist
 
 from parallelizer.context import masked
 from parallelizer.context.choice import METHODS, Heads, cheapest
+from parallelizer.context.dropout import dropped_attention
 from parallelizer.context.gathering import GatheredAttention
 from parallelizer.context.order import Order, padded
+from parallelizer.context.part import Part, row_and_column, whole
 from parallelizer.context.ring import RingAttention
 from parallelizer.context.ulysses import fits, ulysses_attention
+from parallelizer.context.ulysses_ring import chosen_degree, mask_of_row, orders_of_grid
 
 Tensor = torch.Tensor
 
@@ -28,7 +31,10 @@ def context_attention(
     attn_mask: Tensor | None = None,
     method: str = "all-gather",
     keep_gathered: bool = False,
+    ulysses_degree: int | None = None,
     order: Order | None = None,
+    dropout_p: float = 0.0,
+    dropout_share: int = 0,
 ) -> Tensor:
     """softmax(q k^T * scale + mask) v over the whole sequence, for this rank's rows of it.
 
@@ -39,13 +45,19 @@ def context_attention(
     it has this rank's rows (or one row for all) against the whole sequence's columns, in its original order:
     [B or 1, H or 1, S/W or 1, S]. Returns [B, H, S/W, Dv] in q's dtype, the same rows.
 
-    `method` is `all-gather`, `ring`, `ulysses`, or `auto`, which takes the one that sends least (`choice.cheapest`).
+    `method` is `all-gather`, `ring`, `ulysses`, `ulysses-ring`, or `auto`, which takes the one that sends least
+    (`choice.cheapest`). Ulysses-ring deals heads out to `ulysses_degree` ranks, or to as many as send least.
     Collective, in the forward and in the backward: every rank of the group makes the same calls in the same
     order. With K bytes of local keys and values, W ranks and g query heads to a key head, a rank sends
     forward and backward together (`choice.sent`): all-gather 3(W-1)K, or 2(W-1)K with `keep_gathered`, which keeps in
     memory what the backward else gathers again, and with a mask; ring 3(W-1)K, in head-tail order and under a causal
-    mask less by K/2 for every rank before; ulysses 2(W-1)/W (1+g) K.
-    Can be differentiated once: `create_graph` raises RuntimeError.
+    mask less by K/2 for every rank before; ulysses 2(W-1)/W (1+g) K; ulysses-ring with U ranks the sum of ulysses over U
+    and a ring of W/U. Can be differentiated once: `create_graph` raises RuntimeError.
+
+    With `dropout_p` above 0 it is all-gather, whatever is asked for, on a path of its own (`dropout.dropped_attention`):
+    weights are dropped by random numbers that differ from rank to rank and follow from the default generator's state.
+    Ranks outside of `group` that hold other heads or sequences, and are seeded alike, draw others if each has a
+    `dropout_share` of its own.
 
     Raises ValueError, before any communication, for shapes, dtypes or a group that do not fit.
     """
@@ -65,14 +77,31 @@ def context_attention(
         if is_causal:
             raise ValueError("is_causal and attn_mask exclude each other, as in scaled_dot_product_attention")
         attn_mask = masked.check(attn_mask, q, k, order)
-    elif plan is None and method != "ulysses":
+    heads = Heads(q.size(1), k.size(1))
+    if ulysses_degree is not None and method not in ("ulysses-ring", "auto"):
+        raise ValueError(f"ulysses_degree is an option of ulysses-ring, and not of {method}")
+    if dropout_p:
+        return dropped_attention(
+            q, k, v, attn_mask, group, order,
+            is_causal=is_causal, scale=scale, dropout_p=dropout_p, share=dropout_share,
+        )  # fmt: skip
+    degree = 1
+    if method == "ulysses-ring" and ranks > 1:
+        degree = chosen_degree(heads, ranks, ulysses_degree)
+        method = {1: "ring", ranks: "ulysses"}.get(degree, method)
+    if attn_mask is None and plan is None and (ranks == 1 or method not in ("ulysses", "ulysses-ring")):
         # Ulysses has all rows in their original order; for others only a mask can say what such rows see.
         attn_mask, is_causal = _causal_rows(order, q, rank), False
-    heads = Heads(q.size(1), k.size(1))
     if method == "auto":
         method = cheapest(
-            heads, ranks, is_causal=is_causal, masked=attn_mask is not None, keep_gathered=keep_gathered
+            heads,
+            ranks,
+            is_causal=is_causal,
+            masked=attn_mask is not None,
+            keep_gathered=keep_gathered,
+            degree=ulysses_degree,
         )
+        degree = chosen_degree(heads, ranks, ulysses_degree) if method == "ulysses-ring" else 1
     if method == "ulysses" and not fits(*heads, ranks):
         raise ValueError(
             f"{heads.queries} query and {heads.keys} key heads cannot be dealt out to {ranks} ranks; "
@@ -86,26 +115,50 @@ def context_attention(
     if method == "ulysses":
         if attn_mask is not None:
             attn_mask = masked.of_heads(attn_mask, q.size(2), group, order)
-        return ulysses_attention(
-            q, k, v, group, order, partial(masked.attend, mask=attn_mask, is_causal=is_causal, scale=scale)
-        )
-    if method != "ring":
+        run = partial(masked.attend, mask=attn_mask, is_causal=is_causal, scale=scale)
+        return ulysses_attention(q, k, v, whole(group), order, run)
+    if method not in ("ring", "ulysses-ring"):
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
     if attn_mask is not None and attn_mask.requires_grad:
-        raise ValueError("the ring gives an attn_mask no gradient; all-gather and ulysses do")
-    if attn_mask is None and order.length is not None and order.varies:
-        attn_mask = q.new_ones(1, 1, 1, order.length, dtype=torch.bool)  # of rows that are no padding
+        named = "the ring" if method == "ring" else method
+        raise ValueError(f"{named} gives an attn_mask no gradient; all-gather and ulysses do")
+    if method == "ring":
+        return _ring(q, k, v, attn_mask, part=whole(group), order=order, is_causal=is_causal, scale=scale)
+    row, column = row_and_column(group, degree)
+    within, between = orders_of_grid(order, row.places[0], degree)
     if attn_mask is not None:
-        attn_mask = _padded_columns(attn_mask, k.size(2) * ranks)
-    out = RingAttention.apply(q, k, v, group, order, is_causal, scale, attn_mask)
+        attn_mask = mask_of_row(attn_mask, q.size(2), row, within)
+    around = partial(_ring, mask=attn_mask, part=column, order=between, is_causal=is_causal, scale=scale)
+    return ulysses_attention(q, k, v, row, within, around)
+
+
+def _ring(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    part: Part,
+    order: Order,
+    is_causal: bool,
+    scale: float,
+) -> Tensor:
+    """The ring over a part, of rows that `order` deals out over its ranks."""
+    if is_causal and order.blocks(q.size(2), part.rank, is_causal=True) is None:
+        mask, is_causal = _causal_rows(order, q, part.rank), False
+    if mask is None and order.length is not None and order.varies:
+        mask = q.new_ones(1, 1, 1, order.length, dtype=torch.bool)  # of rows that are no padding
+    if mask is not None:
+        mask = _padded_columns(mask, k.size(2) * order.ranks)
+    out: Tensor = RingAttention.apply(q, k, v, part, order, is_causal, scale, mask)
     return out
 
 
 def _causal_rows(order: Order, q: Tensor, rank: int) -> Tensor:
     """A mask [R, 1, rows, S], R 1 or the batch: true where this rank's rows see a key under a causal mask."""
-    whole = q.size(2) * order.ranks
-    mine = order.positions(whole, rank).to(q.device)
-    columns = torch.arange(order.length or whole, device=q.device)
+    rows = q.size(2) * order.ranks
+    mine = order.positions(rows, rank).to(q.device)
+    columns = torch.arange(order.length or rows, device=q.device)
     return (columns <= mine.unsqueeze(-1)).reshape(-1, 1, q.size(2), len(columns))
 
 

@@ -45,12 +45,13 @@ class ContextParallelError(RuntimeError):
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """`method` is how keys and queries meet, `keep_gathered` trades memory for communication: see
-    `attention.context_attention`.
+    """`method` is how keys and queries meet, `keep_gathered` trades memory for communication, `ulysses_degree` is over
+    how many ranks ulysses-ring deals out heads: see `attention.context_attention`.
     """
 
     keep_gathered: bool = False
     method: str = "all-gather"
+    ulysses_degree: int | None = None
 
 
 def wrap(
@@ -203,8 +204,6 @@ def _attend(
     region: _Region, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     call = _Call(*args, **kwargs)
-    if call.dropout_p > 0.0:
-        region.refuse(f"dropout_p={call.dropout_p} is not supported", "set the attention's dropout to 0")
     tensors = (call.query, call.key, call.value)
     if any(t.is_nested for t in tensors):
         region.refuse("nested tensors are not supported", "pass dense ones")
@@ -236,6 +235,9 @@ def _attend(
             attn_mask=call.attn_mask,
             method=region.options.method,
             keep_gathered=region.options.keep_gathered,
+            ulysses_degree=region.options.ulysses_degree,
+            dropout_p=call.dropout_p,
+            dropout_share=_share_of(call.query),
             order=region.sequence.order,
         )
     except ValueError as error:
@@ -276,6 +278,16 @@ def _to_local(
                 )
     local = (query.to_local(), key.to_local(), value.to_local())
     return local, lambda out: DTensor.from_local(out, mesh, placements, run_check=False)
+
+
+def _share_of(tensor: Tensor) -> int:
+    """Which part of a sharded DTensor this rank has, numbered; 0 of what is whole."""
+    share = 0
+    if isinstance(tensor, DTensor):
+        for axis, placement in enumerate(tensor.placements):
+            if placement.is_shard():
+                share = share * tensor.device_mesh.size(axis) + tensor.device_mesh.get_local_rank(axis)
+    return share
 
 
 def _as_autocast(tensor: Tensor) -> Tensor:

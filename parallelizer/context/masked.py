@@ -80,9 +80,14 @@ def gathered_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGroup, order: Order, scale: float
 ) -> Tensor:
     """Local rows against gathered keys, which are kept for backward."""
-    keys, values = _Gather.apply(group, order, k, v)
-    keys, values = order.whole(keys, 2), order.whole(values, 2)
+    keys, values = gather_whole(k, v, group, order)
     return attend(q, keys, values, mask=mask, is_causal=False, scale=scale)
+
+
+def gather_whole(k: Tensor, v: Tensor, group: dist.ProcessGroup, order: Order) -> tuple[Tensor, Tensor]:
+    """The whole keys and values without padding, with their gradients: `gathering.gather`."""
+    keys, values = _Gather.apply(group, order, k, v)
+    return order.whole(keys, 2), order.whole(values, 2)
 
 
 class _Gather(torch.autograd.Function):

@@ -32,20 +32,25 @@ def context_parallel(
     *,
     method: str = "auto",
     keep_gathered: bool = False,
+    ulysses_degree: int | None = None,
 ) -> None:
     """From now on the attention that these modules call, however deep, sees the whole sequence, split over `where`.
 
     `where` is a process group, a DeviceMesh of one axis, or one with an axis `cp`. `method` is `all-gather`, `ring`,
-    `ulysses` or `auto`: `parallelizer.context.attention.context_attention` says what each sends and takes. Modules keep
-    their signatures, parameters and state dicts; `parallelizer.context.intercept.unwrap` undoes it.
+    `ulysses`, `ulysses-ring` or `auto`: `parallelizer.context.attention.context_attention` says what each sends and takes.
+    Modules keep their signatures, parameters and state dicts; `parallelizer.context.intercept.unwrap` undoes it.
 
     Raises ValueError, with every module as it was, for a method that there is not, a mesh of several axes without `cp`,
     or a module that has it already. While a module runs, ContextParallelError for what cannot be exact.
     """
     if method not in (*METHODS, "auto"):
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
-    options = ContextOptions(keep_gathered=keep_gathered, method=method)
+    options = ContextOptions(keep_gathered=keep_gathered, method=method, ulysses_degree=ulysses_degree)
     group, done = group_of(where), list[nn.Module]()
+    if ulysses_degree is not None and (ulysses_degree < 1 or dist.get_world_size(group) % ulysses_degree):
+        raise ValueError(
+            f"ulysses_degree={ulysses_degree} does not divide the {dist.get_world_size(group)} ranks"
+        )
     try:
         for module in [modules] if isinstance(modules, nn.Module) else modules:
             wrap(module, group, options)

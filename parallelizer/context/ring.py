@@ -19,13 +19,15 @@ import torch.distributed as dist
 from parallelizer.context.gathering import refuse_second_order
 from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
 from parallelizer.context.order import Order
+from parallelizer.context.part import Part
 
 Tensor = torch.Tensor
 
 
 class RingAttention(torch.autograd.Function):
-    """As `attention.context_attention`, on checked arguments and more than one rank. A mask [B or 1, H or 1, rows or 1, P]
-    has a column for every row of the padded sequence, and no gradient.
+    """As `attention.context_attention`, on checked arguments and more than one rank: those of the part, over which `order`
+    deals the sequence out. A mask [B or 1, H or 1, rows or 1, P] has a column for every row of the padded sequence, and no
+    gradient.
     """
 
     @staticmethod
@@ -34,14 +36,14 @@ class RingAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        group: dist.ProcessGroup,
+        part: Part,
         order: Order,
         is_causal: bool,
         scale: float,
         mask: Tensor | None,
     ) -> Tensor:
-        pairs = _Pairs(order, dist.get_rank(group), q.size(2), k.size(2), is_causal, mask)
-        passed = _passed_on(k, v, group)
+        pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
+        passed = _passed_on(k, v, part)
         source, keys, values = next(passed)  # one's own
         out, lse = pairs.forward(q, keys, values, source, pairs.own(), scale)
         out, lse = out.to(accumulation_dtype(q.dtype)), lse.contiguous()
@@ -49,13 +51,13 @@ class RingAttention(torch.autograd.Function):
             seen = pairs.seen(source)
             if seen is None:
                 continue
-            part, part_lse = pairs.forward(q, keys, values, source, seen, scale)
+            out_part, lse_part = pairs.forward(q, keys, values, source, seen, scale)
             rows, _ = seen
-            merged, merged_lse = merge(_take(out, rows), _take(lse, rows), part, part_lse)
+            merged, merged_lse = merge(_take(out, rows), _take(lse, rows), out_part, lse_part)
             _take(out, rows).copy_(merged)
             _take(lse, rows).copy_(merged_lse)
         result = out.to(q.dtype)
-        ctx.group, ctx.pairs, ctx.scale = group, pairs, scale
+        ctx.part, ctx.pairs, ctx.scale = part, pairs, scale
         # Under a shape that no attention of torch's saves: see `gathering`.
         ctx.save_for_backward(q, k, v, result, lse.unsqueeze(0))
         return result
@@ -65,12 +67,12 @@ class RingAttention(torch.autograd.Function):
         refuse_second_order()
         (grad_out,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
-        group, pairs, lse = ctx.group, ctx.pairs, lse.squeeze(0)
-        rank, wide = dist.get_rank(group), accumulation_dtype(q.dtype)
+        part, pairs, lse = ctx.part, ctx.pairs, lse.squeeze(0)
+        rank, wide = part.rank, accumulation_dtype(q.dtype)
         grad_q, grad_k, grad_v = (
             torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
         )
-        for source, keys, values in _passed_on(k, v, group):
+        for source, keys, values in _passed_on(k, v, part):
             found: tuple[Tensor, ...] = ()
             seen = pairs.own() if source == rank else pairs.seen(source)
             if seen is not None:
@@ -84,10 +86,10 @@ class RingAttention(torch.autograd.Function):
                 _take(grad_q, rows).add_(part_q)
             own = seen[1] if seen is not None else None
             if source != rank:
-                found, own = _exchanged(found, k, v, source, pairs, group)
+                found, own = _exchanged(found, k, v, source, pairs, part)
             if own is not None:
-                for total, part in zip((grad_k, grad_v), found, strict=True):
-                    _take(total, own).add_(part)
+                for total, share in zip((grad_k, grad_v), found, strict=True):
+                    _take(total, own).add_(share)
         grads = (grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype))
         return *grads, None, None, None, None, None
 
@@ -138,14 +140,14 @@ class _Pairs:
         )
 
 
-def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _passed_on(k: Tensor, v: Tensor, part: Part) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Every rank's keys and values in turn, beginning with one's own; the next are on their way while these are used."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    rank, ranks = part.rank, part.ranks
     here = torch.cat([k.flatten(), v.flatten()])
     for step in range(ranks):
         ahead = torch.empty_like(here)
         works = (
-            _exchange(here, (rank + 1) % ranks, ahead, (rank - 1) % ranks, group) if step < ranks - 1 else []
+            _exchange(here, (rank + 1) % ranks, ahead, (rank - 1) % ranks, part) if step < ranks - 1 else []
         )
         keys, values = here.split([k.numel(), v.numel()])
         yield (rank - step) % ranks, keys.view(k.shape), values.view(v.shape)
@@ -155,12 +157,12 @@ def _passed_on(k: Tensor, v: Tensor, group: dist.ProcessGroup) -> Iterator[tuple
 
 
 def _exchanged(
-    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, group: dist.ProcessGroup
+    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, part: Part
 ) -> tuple[tuple[Tensor, ...], slice | None]:
     """Send the gradients of a block to the rank that it belongs to, and get those of one's own from the rank that had
     it at this step: with which rows of it they are. Either may be none.
     """
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    rank, ranks = part.rank, part.ranks
     other = (2 * rank - owner) % ranks  # as many steps behind as the owner is ahead
     seen = pairs.seen(rank, other)
     sent = torch.cat([t.flatten() for t in found]) if found else None
@@ -169,22 +171,20 @@ def _exchanged(
         rows = seen[1].stop - seen[1].start
         sizes = [torch.Size((*t.shape[:2], rows, t.size(3))) for t in (k, v)]
         received = k.new_empty(sum(size.numel() for size in sizes))
-    for work in _exchange(sent, owner, received, other, group):
+    for work in _exchange(sent, owner, received, other, part):
         work.wait()
     if seen is None or received is None:
         return (), None
-    parts = received.split([size.numel() for size in sizes])
-    return tuple(part.view(size) for part, size in zip(parts, sizes, strict=True)), seen[1]
+    pieces = received.split([size.numel() for size in sizes])
+    return tuple(piece.view(size) for piece, size in zip(pieces, sizes, strict=True)), seen[1]
 
 
-def _exchange(
-    sent: Tensor | None, to: int, received: Tensor | None, come_from: int, group: dist.ProcessGroup
-) -> list[Any]:
+def _exchange(sent: Tensor | None, to: int, received: Tensor | None, come_from: int, part: Part) -> list[Any]:
     passed = []
     if sent is not None:
-        passed.append(dist.P2POp(dist.isend, sent, dist.get_global_rank(group, to), group=group))
+        passed.append(dist.P2POp(dist.isend, sent, part.global_rank(to), group=part.group))
     if received is not None:
-        passed.append(dist.P2POp(dist.irecv, received, dist.get_global_rank(group, come_from), group=group))
+        passed.append(dist.P2POp(dist.irecv, received, part.global_rank(come_from), group=part.group))
     works: list[Any] = dist.batch_isend_irecv(passed) if passed else []
     return works
 

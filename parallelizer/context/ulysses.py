@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from parallelizer.context.gathering import refuse_second_order
 from parallelizer.context.order import Order, padded
+from parallelizer.context.part import Part
 
 Tensor = torch.Tensor
-Move = Callable[[tuple[Tensor, ...], dist.ProcessGroup, Order], tuple[Tensor, ...]]
+Move = Callable[[tuple[Tensor, ...], Part, Order], tuple[Tensor, ...]]
 
 
 def fits(query_heads: int, key_heads: int, ranks: int) -> bool:
@@ -29,18 +29,19 @@ def ulysses_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    group: dist.ProcessGroup,
+    part: Part,
     order: Order,
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """`attend` on all rows, in their original order, of this rank's heads; its result as this rank's rows.
+    """`attend` on all rows, in their original order, of this rank's heads; its result as this rank's rows. W are
+    the ranks of the part, and the rows those that they hold.
 
     q [B, H, S/W, D], k [B, Hkv, S/W, D], v [B, Hkv, S/W, Dv] as `order` deals them out; `attend` is given q [B, H/W, S, D]
     and so on without padding, query heads beside the key heads that they read.
     """
-    q, k, v = _Exchange.apply(to_heads, to_rows, group, order, q, k, v)
+    q, k, v = _Exchange.apply(to_heads, to_rows, part, order, q, k, v)
     found = attend(*(order.whole(t, 2) for t in (q, k, v)))
-    (out,) = _Exchange.apply(to_rows, to_heads, group, order, padded(found, 2, q.size(2)))
+    (out,) = _Exchange.apply(to_rows, to_heads, part, order, padded(found, 2, q.size(2)))
     result: Tensor = out
     return result
 
@@ -50,37 +51,32 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, there: Move, back: Move, group: dist.ProcessGroup, order: Order, *tensors: Tensor
+        ctx: Any, there: Move, back: Move, part: Part, order: Order, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.back, ctx.group, ctx.order = back, group, order
-        return there(tensors, group, order)
+        ctx.back, ctx.part, ctx.order = back, part, order
+        return there(tensors, part, order)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         refuse_second_order()
-        return None, None, None, None, *ctx.back(gradients, ctx.group, ctx.order)
+        return None, None, None, None, *ctx.back(gradients, ctx.part, ctx.order)
 
 
-def to_heads(tensors: tuple[Tensor, ...], group: dist.ProcessGroup, order: Order) -> tuple[Tensor, ...]:
+def to_heads(tensors: tuple[Tensor, ...], part: Part, order: Order) -> tuple[Tensor, ...]:
     """[B, H, S/W, D], this rank's rows of all heads, to [B, H/W, S, D], all rows of this rank's heads. One collective."""
-    ranks = dist.get_world_size(group)
-    pieces = _exchanged([t.chunk(ranks, dim=1) for t in tensors], group)
+    pieces = exchanged([t.chunk(part.ranks, dim=1) for t in tensors], part)
     return tuple(order.join(parts, 2) for parts in pieces)
 
 
-def to_rows(tensors: tuple[Tensor, ...], group: dist.ProcessGroup, order: Order) -> tuple[Tensor, ...]:
+def to_rows(tensors: tuple[Tensor, ...], part: Part, order: Order) -> tuple[Tensor, ...]:
     """The inverse of `to_heads`."""
-    ranks = dist.get_world_size(group)
-    parts = [[order.split(t, 2, rank) for rank in range(ranks)] for t in tensors]
-    return tuple(torch.cat(pieces, dim=1) for pieces in _exchanged(parts, group))
+    parts = [[order.split(t, 2, rank) for rank in range(part.ranks)] for t in tensors]
+    return tuple(torch.cat(pieces, dim=1) for pieces in exchanged(parts, part))
 
 
-def _exchanged(parts: list[Any], group: dist.ProcessGroup) -> list[list[Tensor]]:
+def exchanged(parts: list[Any], among: Part) -> list[list[Tensor]]:
     """Part r of each tensor goes to rank r; what comes back are all ranks' parts for this one."""
-    ranks = dist.get_world_size(group)
     shapes, counts = [p[0].shape for p in parts], [p[0].numel() for p in parts]
-    sent = torch.stack([torch.cat([p[rank].reshape(-1) for p in parts]) for rank in range(ranks)])
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    rows = [row.split(counts) for row in received.unbind()]
+    sent = torch.stack([torch.cat([p[rank].reshape(-1) for p in parts]) for rank in range(among.ranks)])
+    rows = [row.split(counts) for row in among.all_to_all(sent).unbind()]
     return [[row[i].view(shape) for row in rows] for i, shape in enumerate(shapes)]

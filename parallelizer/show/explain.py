@@ -76,7 +76,10 @@ def _hashable(value: Any) -> tuple[object, ...]:
         tuple(
             (id(m.rule), tuple((s, o if isinstance(o, str) else id(o)) for s, o in m.outcomes)) for m in rules
         ),
-        tuple((f.slot, f.style, f.axes, id(f.rule), f.effect, f.reason, f.values, f.flows) for f in slots),
+        tuple(
+            (f.slot, f.style, f.axes, id(f.rule), f.effect, f.reason, f.values, f.flows, f.notes)
+            for f in slots
+        ),
         units,
         shards,
     )
@@ -151,8 +154,8 @@ def _slot(filled: Filled, screen: Console) -> None:
     width = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, text, source in rows:
         screen.print(f"  {name:<{width[0]}}  {text:<{width[1]}}  {source}".rstrip(), soft_wrap=True)
-    for flow in filled.flows:
-        screen.print(f"  {flow}", soft_wrap=True)
+    for line in (*filled.flows, *filled.notes):
+        screen.print(f"  {line}", soft_wrap=True)
     screen.print()
 
 
@@ -226,6 +229,7 @@ def _as_json(one: Explanation) -> dict[str, Any]:
                     for v in f.values
                 ],
                 "tensors": list(f.flows),
+                "notes": list(f.notes),
             }
             for f in one.slots
         ],

@@ -293,6 +293,8 @@ def _context_options(a: Application) -> tuple[str, ...]:
         given.append("keep_gathered=True")
     if a.options.get("method", "all-gather") != "all-gather":
         given.append(f'method="{a.options["method"]}"')
+    if a.options.get("ulysses_degree"):
+        given.append(f"ulysses_degree={a.options['ulysses_degree']}")
     return (f"ContextOptions({', '.join(given)})",) if given else ()
 
 

@@ -55,7 +55,7 @@ class Entry:
 
     `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what
     this rank sends (and receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of
-    W ranks. `rule` is (key, file, line).
+    W ranks; of an all-to-all that does not give all ranks alike, all but its own share. `rule` is (key, file, line).
 
     `module` is the module that was running; for FSDP's collectives the unit, for the reduction of one
     parameter's gradient the owner of the parameter, in whatever phase it happens. `overlapped` is true for
@@ -183,6 +183,9 @@ class Ledger(TorchDispatchMode):
             return
         payload, dtype = _payload(kind, leaves, result)
         axis = self.axes.get(members, "world")
+        wire = wire_bytes(kind, payload, ranks)
+        if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):
+            wire = payload - payload * sizes[members.index(dist.get_rank())] // sum(sizes)
         unit, module = self._cause(kind, axis, leaves)
         rule = (
             self.rules.of(module, axis, fsdp=unit or self.parameter is not None) if module or unit else None
@@ -196,7 +199,7 @@ class Ledger(TorchDispatchMode):
                 axis,
                 ranks,
                 payload,
-                wire_bytes(kind, payload, ranks),
+                wire,
                 dtype,
                 module,
                 rule,
@@ -247,6 +250,13 @@ class Ledger(TorchDispatchMode):
                 del self.ahead[index]
             else:
                 self.ahead[index] = True
+
+
+def _split_sizes(arguments: tuple[Any, ...], ranks: int) -> list[int]:
+    """How much of an all-to-all goes to each rank, where that is said: the last list of sizes among its arguments."""
+    lists = [a for a in arguments if isinstance(a, list) and len(a) == ranks]
+    sizes = next((a for a in reversed(lists) if isinstance(a[0], int)), [])
+    return sizes if sum(sizes) else []
 
 
 def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:

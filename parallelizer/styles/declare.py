@@ -172,7 +172,10 @@ for _declaration in (
             "method": OptionKind(
                 "choice",
                 "how keys and queries meet; auto takes what sends least",
-                ("all-gather", "ring", "ulysses", "auto"),
+                ("all-gather", "ring", "ulysses", "ulysses-ring", "auto"),
+            ),
+            "ulysses_degree": OptionKind(
+                "int", "over how many ranks ulysses-ring deals out heads; by default what sends least"
             ),
             "balance": OptionKind(
                 "choice",

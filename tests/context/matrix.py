@@ -119,8 +119,8 @@ def order_of(case: Case, rows: int) -> Order:
     return (Contiguous if case.order == "none" else Order)(case.ranks, length)
 
 
-def errors(case: Case, group: dist.ProcessGroup) -> dict[str, float]:
-    """By tensor, the relative error of this rank's rows."""
+def errors(case: Case, group: dist.ProcessGroup, **options: Any) -> dict[str, float]:
+    """By tensor, the relative error of this rank's rows; `options` are those of a method."""
     ranks, rank, real = case.ranks, dist.get_rank(group), case.length
     rows = -(-real // (2 * ranks)) * 2 * ranks if ranks > 1 else real
     order = order_of(case, rows)
@@ -137,8 +137,9 @@ def errors(case: Case, group: dist.ProcessGroup) -> dict[str, float]:
             padded(full, full.ndim - 2, rows).expand(BATCH, 1 if full.ndim < 4 else -1, -1, -1), 2, rank
         )
     out = context_attention(
-        *mine, group=group, is_causal=case.mask == "causal", method=case.method, attn_mask=local, order=order
-    )
+        *mine, group=group, is_causal=case.mask == "causal", method=case.method, attn_mask=local,
+        order=order, **options,
+    )  # fmt: skip
     grads = torch.autograd.grad(out, mine, order.split(grad, 2, rank))
     known = order.split(torch.arange(rows).expand(BATCH, 1, rows), 2, rank).unsqueeze(-1) < real
     found = {}

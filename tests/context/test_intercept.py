@@ -305,7 +305,7 @@ def refusals() -> dict[str, Any]:
     results: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {
         "attn_mask": lambda: core(q, q, q, attn_mask=rows, is_causal=False),
-        "dropout": lambda: core(q, q, q, dropout_p=0.1),
+        "dropout": lambda: core(q, q, q, dropout_p=1.1),
         "flex": lambda: flex(q),
         "lengths": lambda: core(q[:, :, :1], q, q, is_causal=False),
         "broadcast heads": lambda: core(q, q[:, :1], q[:, :1]),
@@ -358,7 +358,7 @@ def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> No
         assert "different metadata" in result.pop("checkpoint inside")
         for name, words in {
             "attn_mask": "made from a local length, and the sequence has 16",
-            "dropout": "dropout_p=0.1 is not supported",
+            "dropout": "dropout_p=1.1 is no probability",
             "flex": "flex_attention is not supported",
             "lengths": "a sequence of 2 rows cannot be cut into 4",
             "broadcast heads": "pass enable_gqa=True",

@@ -60,13 +60,15 @@ def bytes_sent(
 
     def counted(function: Any, output: Tensor, source: Tensor, **kwargs: Any) -> Any:
         largest = max(output.numel(), source.numel()) * source.element_size()
-        total[0] += largest * (ranks - 1) // ranks
+        own = kwargs.get("input_split_sizes", [source.numel() // ranks] * ranks)[rank] * source.element_size()
+        total[0] += largest - own if function is all_to_all else largest * (ranks - 1) // ranks
         return function(output, source, **kwargs)
 
     def passed(function: Any, operations: list[Any]) -> Any:
         total[0] += sum(p.tensor.numel() * p.tensor.element_size() for p in operations if p.op is dist.isend)
         return function(operations)
 
+    all_to_all = dist.all_to_all_single
     before = {n: getattr(dist, n) for n in ("all_gather_single", "all_to_all_single", "batch_isend_irecv")}
     for name, function in before.items():
         setattr(dist, name, partial(passed if name == "batch_isend_irecv" else counted, function))
@@ -115,6 +117,9 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
             "is_causal": False,
             "method": "ring",
         },
+        "a degree": {"is_causal": True, "method": "ulysses-ring", "ulysses_degree": 3},
+        "heads of a degree": {"is_causal": True, "method": "ulysses-ring", "ulysses_degree": 2},
+        "a degree of none": {"is_causal": True, "method": "ring", "ulysses_degree": 2},
         "an order": {"order": Order(2), "is_causal": True},
     }
     messages = {}
@@ -188,7 +193,7 @@ def test_every_method_sends_what_the_closed_form_says(everything: list[dict[Any,
                 counted += 1
             elif key[0] == "bytes":
                 assert share == sent("all-gather", Heads(8, 4), key[1], is_causal=True, kept=True)
-    assert counted > 60
+    assert counted > 80
 
 
 @pytest.mark.ranks
@@ -202,6 +207,9 @@ def test_what_cannot_be_exact_is_refused(everything: list[dict[Any, Any]]) -> No
     assert "exclude each other" in messages["both"]
     assert "does not fit queries" in messages["heads of a mask"]
     assert "the ring gives an attn_mask no gradient" in messages["a ring that learns"]
+    assert "ulysses_degree=3 does not divide the 4 ranks" in messages["a degree"]
+    assert "1 key heads cannot be dealt out to ulysses_degree=2" in messages["heads of a degree"]
+    assert "not of ring" in messages["a degree of none"]
     assert "the order is of 2 ranks, and the group has 4" in messages["an order"]
 
 
@@ -213,7 +221,11 @@ def test_auto_is_the_least_of_what_is_possible(
 ) -> None:
     heads = Heads(keys * group, keys)
     chosen = cheapest(heads, ranks, is_causal=is_causal, masked=masked)
-    possible = ["all-gather", *(["ring"] * (not masked)), *(["ulysses"] * fits(*heads, ranks))]
+    possible = [
+        "all-gather",
+        *(["ring", "ulysses-ring"] * (not masked)),
+        *(["ulysses"] * fits(*heads, ranks)),
+    ]
     assert chosen in possible
     for method in possible:
         assert sent(chosen, heads, ranks, is_causal=is_causal, masked=masked) <= sent(
@@ -225,5 +237,5 @@ def test_at_eight_ranks_with_64_and_8_heads() -> None:
     """torch's ring sends (4W-2)K = 30K there, gradients of bf16 travelling in float32."""
     heads = Heads(64, 8)
     shares = {m: float(sent(m, heads, 8, is_causal=True)) for m in METHODS}
-    assert shares == {"all-gather": 21, "ring": 21, "ulysses": 15.75}
+    assert shares == {"all-gather": 21, "ring": 21, "ulysses": 15.75, "ulysses-ring": 15.75}
     assert float(sent("all-gather", heads, 8, is_causal=True, kept=True)) == 14

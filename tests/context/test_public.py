@@ -99,7 +99,9 @@ def train(method: str) -> dict[str, float]:
 
 
 def everything() -> dict[str, Any]:
-    found: dict[str, Any] = {method: train(method) for method in ("all-gather", "ring", "ulysses", "auto")}
+    found: dict[str, Any] = {
+        method: train(method) for method in ("all-gather", "ring", "ulysses", "ulysses-ring", "auto")
+    }
     mesh, module = init_device_mesh("cpu", (2,)), Attention()
     twice = Attention()
     pz.context_parallel(twice, mesh)
@@ -111,6 +113,7 @@ def everything() -> dict[str, Any]:
         lambda: pz.context_parallel(module, grid),
         lambda: pz.shard_buffers({"ids": torch.zeros(2, 8)}, {"labels": 1}, mesh),
         lambda: pz.shard_buffers({"ids": torch.zeros(2, 6)}, {"ids": 1}, mesh),
+        lambda: pz.context_parallel(module, mesh, method="ulysses-ring", ulysses_degree=3),
     ):
         try:
             call()
@@ -126,7 +129,7 @@ def results() -> list[dict[str, Any]]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", ["all-gather", "ring", "ulysses", "auto"])
+@pytest.mark.parametrize("method", ["all-gather", "ring", "ulysses", "ulysses-ring", "auto"])
 def test_an_encoder_and_a_decoder_across_train_as_on_one_rank(
     method: str, results: list[dict[str, Any]]
 ) -> None:
@@ -140,10 +143,11 @@ def test_an_encoder_and_a_decoder_across_train_as_on_one_rank(
 @pytest.mark.ranks
 def test_what_cannot_be_is_told_and_leaves_every_module_as_it_was(results: list[dict[str, Any]]) -> None:
     for found in results:
-        method, again, axes, missing, odd = found["messages"]
+        method, again, axes, missing, odd, degree = found["messages"]
         assert "there is no method 'rings'" in method
         assert "context-parallel already" in again
         assert "several axes and none called cp" in axes
         assert "labels is not among ids" in missing
         assert "a sequence of 6 rows" in odd
+        assert "ulysses_degree=3 does not divide the 2 ranks" in degree
         assert found["left as it was"]

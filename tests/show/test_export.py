@@ -45,6 +45,7 @@ from tests import findings
 from tests.ranks import run_ranks
 from tests.rotation import marks_at
 from tests.show import own_styles
+from tests.simulate.setups import llama as small_llama
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 QUICK = ("single", "hsdp2x2", "fsdp2_tp2", "cp2_tp2", "hsdp2x16_tp8")
@@ -451,6 +452,12 @@ def private_names(code: str) -> set[str]:
     }
     names |= {part for module in imports(code) for part in module.split(".")}
     return {n for n in names if n.startswith("_") and n != "_"}
+
+
+def test_options_of_context_parallelism_are_written_out() -> None:
+    style = "++parallel.styles.context-parallel."
+    code = code_of(small_llama("parallel=cp4", f"{style}method=ulysses-ring", f"{style}ulysses_degree=2"))
+    assert 'ContextOptions(method="ulysses-ring", ulysses_degree=2)' in code
 
 
 # --- real ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger_truth import predicted_ledgers
+from parallelizer.context.choice import Heads, sent
 from parallelizer.setup import Setup
 from parallelizer.simulate.ledger import Entry, totals, wire_bytes
 from tests.rotation import taking_turns
@@ -210,6 +211,28 @@ def test_real_ranks_send_entry_by_entry_what_is_predicted(name: str) -> None:
     # Everything divides, so that all ranks do alike.
     assert real == [traced(setup, ranks - 1).ledger] * ranks
     assert real[0]
+
+
+@pytest.mark.ranks
+def test_ulysses_inside_a_ring_sends_over_cp_what_is_predicted_and_the_closed_form_says() -> None:
+    """Its rows and columns are parts of cp. A rank's attention sends its closed form: of the grid, rank r is r // U."""
+    setup = llama(
+        *("parallel=cp4", "model.n_layers=1", "model.n_heads=8", "model.n_kv_heads=4"),
+        *(
+            "++parallel.styles.context-parallel.method=ulysses-ring",
+            "++parallel.styles.context-parallel.ulysses_degree=2",
+        ),
+    )
+    predicted, [real] = predicted_ledgers(setup), real_ledgers([setup])
+    assert real == predicted
+    keys_and_values = (
+        2 * 4 * 8 * (8 * 32 // 4) * 4
+    )  # heads of 8 numbers, 8 sequences of 32 rows over 4 ranks, float32
+    for rank, ledger in enumerate(predicted):
+        attention = [e for e in ledger if e.module == "layers.0.attention.inner" and e.kind != "recv"]
+        assert {(e.axis, e.kind) for e in attention} == {("cp", "all_to_all"), ("cp", "send")}
+        said = sent("ulysses-ring", Heads(8, 4), 4, rank, is_causal=True, degree=2)
+        assert sum(e.wire_bytes for e in attention) == said * keys_and_values
 
 
 @pytest.mark.slow

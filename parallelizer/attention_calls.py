@@ -1,0 +1,157 @@
+"""The attention calls of a model, from one forward on meta tensors: where they are made, and with which heads.
+
+`scaled_dot_product_attention` is noted with the module that it is called in; names play no part.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from parallelizer.plan import REPLICATE, Placement
+from parallelizer.simulate.layers import short_copy
+from parallelizer.styles.base import forward_names
+
+if TYPE_CHECKING:
+    from parallelizer.program import Application
+    from parallelizer.workload import Workload
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call, of the innermost module that it was made in, over whole sequences and all heads.
+
+    `key_bytes` are those of the keys and values of one sequence, in `dtype`; `begun` is when each module had begun to run last.
+    """
+
+    path: str
+    queries: int
+    keys: int
+    is_causal: bool
+    masked: bool
+    key_bytes: int
+    dtype: str
+    begun: Mapping[str, int]
+
+
+def attention_calls(
+    applications: Iterable[Application], model: nn.Module, work: Workload
+) -> Iterator[tuple[AttentionCall, tuple[str, ...]]]:
+    """The first attention call of each module in one forward on meta, and the modules that it stands for: itself, and its
+    like in equal layers, of which few are run. None when the model does not run there.
+    """
+    short, run = short_copy(applications, model)
+    calls = _calls_of(short, work)
+    if calls is None and run is not None:  # a forward may count its layers
+        calls, run = _calls_of(copy.deepcopy(model), work), None
+    for call in calls or ():
+        yield call, (call.path,) if run is None else tuple(run.stands_for(call.path))
+
+
+def split_projections(applications: Iterable[Application]) -> dict[str, Application]:
+    """The modules that hand on a part of the features to each rank of tp."""
+    return {
+        a.module: a
+        for a in applications
+        if a.slot == "params" and any(_on_tp(p) for p in a.params.values()) and _hands_on_parts(a)
+    }
+
+
+def projection_of(
+    call: AttentionCall, modules: Mapping[str, nn.Module], split: Mapping[str, Application]
+) -> Application | None:
+    """A split projection that ran before the call, in the nearest module around it that has parameters."""
+    around = call.path
+    while around and not any(True for _ in modules[around].parameters()):
+        around = around.rpartition(".")[0]
+    prefix = f"{around}." if around else ""
+    ran = (
+        p
+        for p, begun in call.begun.items()
+        if begun >= call.begun[around] and (p == around or p.startswith(prefix))
+    )
+    return next((split[path] for path in ran if path in split), None)
+
+
+def is_inside(path: str, module: str) -> bool:
+    """Whether a path is that of a module, or of one in it."""
+    return path == module or not module or path.startswith(f"{module}.")
+
+
+class _Calls(TorchFunctionMode):
+    """Notes attention calls, the first of each module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside: list[str] = []
+        self.clock = 0
+        self.begun: dict[str, int] = {}
+        self.found: dict[str, AttentionCall] = {}
+
+    def enter(self, path: str) -> None:
+        self.inside.append(path)
+        self.clock += 1
+        self.begun[path] = self.clock
+
+    def leave(self) -> None:
+        self.inside.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and self.inside and self.inside[-1] not in self.found:
+            self._note(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _note(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **_: Any,
+    ) -> None:
+        if query.ndim == 4:
+            path = self.inside[-1]
+            size = sum(t[0].numel() * t.element_size() for t in (key, value))
+            dtype = str(key.dtype).removeprefix("torch.")
+            heads, masked = (query.shape[1], key.shape[1]), attn_mask is not None
+            self.found[path] = AttentionCall(path, *heads, is_causal, masked, size, dtype, dict(self.begun))
+
+
+def _hands_on_parts(a: Application) -> bool:
+    """Whether what comes out is split by features: not that of `rowwise`, nor what is gathered."""
+    flow = a.options.get("output", {}).get("")
+    return a.style != "rowwise" and (flow is None or flow.wanted is None or flow.wanted.kind != "replicate")
+
+
+def _on_tp(placements: Mapping[str, Placement]) -> bool:
+    return placements.get("tp", REPLICATE).dim is not None
+
+
+def _calls_of(model: nn.Module, work: Workload) -> list[AttentionCall] | None:
+    """The calls of one forward, which may leave things behind in the model; None when it does not run."""
+    calls = _Calls()
+    names = forward_names(model)
+    batch = {k: v for k, v in work.example(1, work.seq_len, "meta").items() if names is None or k in names}
+    try:
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
+            module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
+        with torch.no_grad(), redirect_stdout(sys.stderr), calls:  # what it prints is no answer of ours
+            model(**batch)
+    except (Exception, SystemExit):
+        # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
+        # unknown.
+        return None
+    return list(calls.found.values())

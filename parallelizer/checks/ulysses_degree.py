@@ -1,0 +1,42 @@
+"""Ulysses-ring deals heads out to a part of the ranks, which must be a divisor of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, Related
+
+if TYPE_CHECKING:
+    from parallelizer.diagnostics import Span
+    from parallelizer.program import Compilation
+
+
+def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:
+    """`ulysses_degree` must divide the ranks, and stand beside a method that has one. Told once for each place."""
+    told: set[Span | None] = set()
+    for a in state.applications:
+        degree = a.options.get("ulysses_degree") if a.slot == "attention" else None
+        if degree is None:
+            continue
+        span, axis = a.spans.get("ulysses_degree", a.rule.span), a.axes[0]
+        method, ranks = a.options.get("method", "all-gather"), state.mesh.sizes[axis]
+        if span in told:
+            continue
+        told.add(span)
+        if method not in ("ulysses-ring", "auto"):
+            yield Diagnostic(
+                "ulysses-degree",
+                f"ulysses_degree={degree} beside method: {method}",
+                span,
+                "it is an option of ulysses-ring: write `method: ulysses-ring`, or leave it out",
+            )
+        elif degree < 1 or ranks % degree:
+            where = state.mesh.spans.get(axis)
+            yield Diagnostic(
+                "ulysses-degree",
+                f"ulysses_degree={degree} does not divide {axis}={ranks}",
+                span,
+                f"it may be {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
+                related=(Related(where, f"{axis}={ranks} is set here"),) if where else (),
+            )
