@@ -1,5 +1,5 @@
-"""Context parallelism in a training loop of one's own, without a plan: a ViT-like encoder, whose attention has no causal mask, and
-a decoder that attends across to it.
+"""Context parallelism in a training loop of one's own, without a plan: a ViT-like encoder, whose attention has no causal
+mask, and a decoder that attends across to it.
 
     torchrun --nproc-per-node 2 docs/examples/encoder_decoder.py      # or 1, 3, 4: the losses are the same
 
@@ -64,7 +64,10 @@ def main() -> None:
     pz.context_parallel([m for m in model.modules() if isinstance(m, Attention)], mesh, method="auto")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     data = torch.Generator().manual_seed(1)
-    patches, tokens = torch.randn(4, PATCHES, 12, generator=data), torch.randint(WORDS, (4, TOKENS), generator=data)
+    patches, tokens = (
+        torch.randn(4, PATCHES, 12, generator=data),
+        torch.randint(WORDS, (4, TOKENS), generator=data),
+    )
     batch = {
         "patches": patches, "places": torch.arange(PATCHES).expand(4, -1),
         "tokens": tokens, "positions": torch.arange(TOKENS).expand(4, -1), "labels": tokens.roll(-1, 1),

@@ -124,7 +124,8 @@ class LocalBuffers:
             model.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
             model.register_state_dict_pre_hook(self._restore_before)
         if self.ranks > 1:
-            self.sequence.follow(model, needed=_by_batch(plan))
+            padded = any(buffer.pad is not None for buffer in plan.batch.values())
+            self.sequence.follow(model, needed=_by_batch(plan), padded=padded)
 
     def _swap(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.restore()
@@ -174,7 +175,6 @@ class LocalBuffers:
 
 def _by_batch(plan: Plan) -> bool:
     """Whether only the batch itself can tell how it was dealt out."""
-    dealt = plan.balance in ("per-document", "by-cost") or (
+    return plan.balance in ("per-document", "by-cost") or (
         plan.balance == "auto" and any(buffer.documents for buffer in plan.batch.values())
     )
-    return dealt or any(buffer.pad is not None for buffer in plan.batch.values())

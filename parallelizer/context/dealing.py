@@ -42,8 +42,6 @@ def order_for(
     if said == "auto" and documents is not None:
         # A table of the model's own has one order for all rows of the batch.
         said = "by-cost" if plan.buffers and batch[documents].size(0) > 1 else "per-document"
-    elif said == "auto" and mask is not None:
-        said = "by-cost"
     goes_by = documents if documents is not None or said == "per-document" else mask
     if said not in ("per-document", "by-cost"):
         return static_order(said, ranks, length), rows

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer import torch_private
 from parallelizer.context.attention import context_attention
 from parallelizer.context.order import Order
-from parallelizer.context.sequence import CurrentOrder
+from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
 
 Tensor = torch.Tensor
 
@@ -204,6 +204,8 @@ def _attend(
     region: _Region, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     call = _Call(*args, **kwargs)
+    if not (call.is_causal or region.sequence.known):
+        region.refuse(f"{UNKNOWN}, and its padding would be seen", PASS_DEVICE)
     tensors = (call.query, call.key, call.value)
     if any(t.is_nested for t in tensors):
         region.refuse("nested tensors are not supported", "pass dense ones")

@@ -12,6 +12,12 @@ from parallelizer.context.order import Order, order_of, padded
 from parallelizer.plan import Flow
 from parallelizer.torch_private import tree_leaves
 
+UNKNOWN = (
+    "none of the tensors that reached the model's forward is one that shard_batch returned, so that nobody knows how its "
+    "sequence was dealt out"
+)
+PASS_DEVICE = "a copy does not know: pass `device` to shard_batch instead of moving what it returns"
+
 
 class CurrentOrder:
     """The order in which the sequence that is now in a model was dealt out, for all in it that depends on it.
@@ -22,10 +28,15 @@ class CurrentOrder:
 
     def __init__(self, order: Order) -> None:
         self.order = self.usual = order
+        self.needed = self.padded = False
+        self.known = True
+        """Whether there is no padding but what the order says. Under a causal mask it does not matter."""
 
-    def follow(self, model: nn.Module, *, needed: bool) -> None:
-        """From now on take the order from the model's inputs. `needed`: an input without one is refused."""
-        self.needed = needed
+    def follow(self, model: nn.Module, *, needed: bool, padded: bool) -> None:
+        """From now on take the order from the model's inputs. `needed`: an input without one is refused; `padded`: one
+        may have padding that nobody knows of.
+        """
+        self.needed, self.padded = needed, padded
         model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
         model.register_forward_hook(self._leave)
 
@@ -33,11 +44,8 @@ class CurrentOrder:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
         found = next((order for t in tensors if (order := order_of(t)) is not None), None)
         if found is None and self.needed:
-            raise ValueError(
-                "none of the tensors that reached the model's forward is one that shard_batch returned, so that nobody "
-                "knows how its sequence was dealt out; a copy does not know: pass `device` to shard_batch instead"
-            )
-        self.order = found or self.usual
+            raise ValueError(f"{UNKNOWN}; {PASS_DEVICE}")
+        self.order, self.known = found or self.usual, found is not None or not self.padded
 
     def _leave(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         order = self.order

@@ -179,7 +179,7 @@ for _declaration in (
             ),
             "balance": OptionKind(
                 "choice",
-                "which rows each rank gets, the same in every rule; auto goes by the batch's documents and masks",
+                "which rows each rank gets, alike in all rules; auto: head-tail, per-document for documents",
                 ("auto", "head-tail", "per-document", "by-cost", "none"),
             ),
             "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -109,6 +110,45 @@ def test_batches_and_buffers_on_two_ranks() -> None:
         return done
 
     assert run_ranks(worker, 2) == [["batches", "buffers", "whole again", "a parallel model"]] * 2
+
+
+class Attends(nn.Module):
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.embed, self.is_causal = nn.Embedding(8, 4), is_causal
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids).unsqueeze(1)
+        return F.scaled_dot_product_attention(x, x, x, is_causal=self.is_causal)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("entry", "is_causal", "refused"),
+    [
+        ("{dim: 1, pad: 0}", True, None),
+        ("{dim: 1, pad: 0}", False, "its padding would be seen"),
+        ("{dim: 1, documents: true}", True, "how its sequence was dealt out"),
+        ("1", False, None),
+    ],
+)
+def test_a_copy_of_what_was_dealt_out_is_refused_where_it_would_matter(
+    entry: str, is_causal: bool, refused: str | None
+) -> None:
+    written = f'version: 1\nrules: {{"": context-parallel}}\nbuffers: {{batch: {{ids: {entry}}}}}'
+
+    def worker() -> None:
+        mesh, rules = pz.build_mesh(Mesh({"cp": 2}), "cpu"), plan(written)
+        model = pz.parallelize(Attends(is_causal), rules, mesh)
+        local = pz.shard_batch({"ids": torch.arange(8).unsqueeze(0)}, rules, mesh)["ids"]
+        model(local)
+        if refused is None:
+            model(local.clone())
+            return
+        with pytest.raises((ValueError, RuntimeError), match=refused):
+            model(local.clone())
+
+    run_ranks(worker, 2)
 
 
 @pytest.mark.ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -78,6 +78,7 @@ def test_blocks_and_pairs_cover_what_a_mask_shows(
         assert torch.equal(met, shown.long())
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(2, 6), st.lists(st.integers(1, 60), min_size=1, max_size=12))
 def test_per_document_every_rank_sees_about_as_many_keys(ranks: int, sizes: list[int]) -> None:
     rows = sum(sizes)
@@ -156,7 +157,8 @@ ROWS = Buffer("mask", HERE, 2)
         ("none", {"x": IDS}, {"x": Buffer("x", HERE, 1)}, False, "none"),
         ("auto", {"ids": IDS}, {"ids": DOCUMENTS}, False, "per-document"),
         ("auto", {"ids": IDS}, {"ids": DOCUMENTS}, True, "by-cost"),
-        ("auto", {"mask": MASK}, {"mask": ROWS}, False, "by-cost"),
+        ("auto", {"mask": MASK}, {"mask": ROWS}, False, "head-tail"),
+        ("by-cost", {"mask": MASK}, {"mask": ROWS}, False, "by-cost"),
         ("head-tail", {"ids": IDS}, {"ids": DOCUMENTS}, False, "head-tail"),
         ("by-cost", {"ids": IDS, "mask": MASK}, {"ids": DOCUMENTS, "mask": ROWS}, False, "by-cost"),
         ("per-document", {"ids": IDS.to("meta")}, {"ids": DOCUMENTS}, False, "head-tail"),
