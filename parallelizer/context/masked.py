@@ -181,7 +181,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
         ctx.tiles, ctx.scale = tiles(mask, q.size(0), q.size(2)), scale
-        if len(ctx.tiles) == 1:
+        if _all_of(ctx.tiles, k):
             out, lse = block_forward(q, k, v, is_causal=False, scale=scale, mask=_of_tile(mask, ctx.tiles[0]))
         else:
             out = q.new_empty(*q.shape[:3], v.size(3))
@@ -203,7 +203,7 @@ class _Tiled(torch.autograd.Function):
         (grad_out,) = gradients
         q, k, v, mask, out, lse = ctx.saved_tensors
         lse = lse.squeeze(0)
-        if len(ctx.tiles) == 1:
+        if _all_of(ctx.tiles, k):
             grads = block_backward(
                 grad_out, q, k, v, out, lse,
                 is_causal=False, scale=ctx.scale, mask=_of_tile(mask, ctx.tiles[0]),
@@ -220,6 +220,11 @@ class _Tiled(torch.autograd.Function):
             _keys(grad_k, tile).add_(part_k)
             _keys(grad_v, tile).add_(part_v)
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None
+
+
+def _all_of(found: list[Tile], k: Tensor) -> bool:
+    """Whether there is one tile, of all keys."""
+    return len(found) == 1 and found[0].keys == slice(0, k.size(2))
 
 
 def _rows(tensor: Tensor, tile: Tile) -> Tensor:

@@ -135,7 +135,7 @@ class Attends(nn.Module):
 def test_a_copy_of_what_was_dealt_out_is_refused_where_it_would_matter(
     entry: str, is_causal: bool, refused: str | None
 ) -> None:
-    written = f'version: 1\nrules: {{"": context-parallel}}\nbuffers: {{batch: {{ids: {entry}}}}}'
+    written = f'version: 1\nrules: {{"": [context-parallel, fsdp]}}\nbuffers: {{batch: {{ids: {entry}}}}}'
 
     def worker() -> None:
         mesh, rules = pz.build_mesh(Mesh({"cp": 2}), "cpu"), plan(written)

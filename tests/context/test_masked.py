@@ -85,3 +85,12 @@ def test_a_row_that_sees_nothing_has_no_output_and_gives_no_gradient() -> None:
     out.sum().backward()
     assert q.grad is not None and k.grad is not None
     assert (q.grad[0, 0, 2] == 0).all() and k.grad.isfinite().all()
+
+
+def test_one_tile_that_leaves_out_the_last_keys() -> None:
+    q, k, v = (torch.randn(1, 1, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    mask = torch.tensor([[True, False], [True, False]]).view(1, 1, 2, 2)
+    out = attend(q, k, v, mask=mask, is_causal=False, scale=1.0)
+    assert torch.allclose(out, v[:, :, :1].expand_as(out))
+    out.sum().backward()
+    assert v.grad is not None and v.grad[0, 0].tolist() == [[2.0] * 4, [0.0] * 4]
