@@ -93,7 +93,7 @@ def _ignored(state: Compilation) -> Iterator[Diagnostic]:
     """What the loss would count of the padding."""
     entries = state.workload.entries if state.workload else {}
     padded = [b for b in state.plan.batch.values() if b.pad is not None]
-    if not padded or not entries:
+    if not padded or not entries or not _divides_not(state):
         return
     for name, entry in entries.items():
         buffer: Buffer | None = state.plan.batch.get(name)
@@ -106,7 +106,7 @@ def _ignored(state: Compilation) -> Iterator[Diagnostic]:
             buffer.span,
             f"write `{name}: {{dim: {buffer.dim}, pad: {entry.ignore}}}`",
         )
-    if all(entry.ignore is None for entry in entries.values()) and _divides_not(state):
+    if all(entry.ignore is None for entry in entries.values()):
         yield Diagnostic(
             "padding-counts",
             "a sequence may be padded, and no batch entry of the model has a value that the loss ignores",

@@ -316,6 +316,10 @@ def _buffer_dropped(source: Source, dice: random.Random) -> Iterator[Broken]:
     buffers = source.tree.get("buffers", {})
     gone: list[Where] = [("buffers",), *(("buffers", s) for s in buffers)] if buffers else []
     gone += [("buffers", s, name) for s, entries in buffers.items() for name in entries]
+    gone += [
+        ("buffers", s, name, key)
+        for s, entries in buffers.items() for name, said in entries.items() if isinstance(said, dict) for key in said
+    ]  # fmt: skip
     for where in gone:
         for preset in (CONTEXT, BOTH):
             yield f"{' '.join(map(str, where))} dropped", trees.removed(source.tree, where), preset
@@ -326,7 +330,7 @@ def _buffer_dim(source: Source, dice: random.Random) -> Iterator[Broken]:
         if place.part == "dim":
             for dim in {0, 1, 2} - {int(place.text)}:
                 for preset in (CONTEXT, BOTH):
-                    yield f"{place.where[-1]}: {dim}", _put(source.tree, place, str(dim)), preset
+                    yield f"{place.where[2]}: {dim}", _put(source.tree, place, str(dim)), preset
 
 
 def _presets(source: Source, text: str, dice: random.Random) -> Iterator[Mutant]:

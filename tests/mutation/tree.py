@@ -138,9 +138,14 @@ def places(tree: Tree) -> Iterator[Place]:
             yield Place("option", (*where, option), True, option)
             yield from _values((*where, option), option, value)
     for section, entries in tree.get("buffers", {}).items():
-        for name, dim in entries.items():
+        for name, said in entries.items():
             yield Place("buffer", ("buffers", section, name), True, name)
-            yield Place("dim", ("buffers", section, name), False, dim)
+            if isinstance(said, dict):
+                for key in said:
+                    yield Place("option", ("buffers", section, name, key), True, key)
+                yield Place("dim", ("buffers", section, name, "dim"), False, said["dim"])
+            else:
+                yield Place("dim", ("buffers", section, name), False, said)
 
 
 def _values(where: Where, option: str, value: Any) -> Iterator[Place]:

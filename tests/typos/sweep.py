@@ -59,6 +59,7 @@ RIGHT: dict[str, set[str]] = {
     "input or parameter": {"unknown-input", "unknown-parameter", "wrong-type"},
     "buffer": {"unknown-buffer", "unmatched-buffer", "unmatched-glob", "bad-glob"},
     "buffer's dimension": {"wrong-type", "unknown-dim"},
+    "padding": {"wrong-type", "padding-counts"},
     "plan's name": {"plan-not-found", "extends-outside", "wrong-type"},
     "version": {"plan-version"},
 }
@@ -198,5 +199,7 @@ def _meaning(program: Any) -> object:
         for a in program
     ]
     plan = program.plan
-    buffers = {n: (b.dim, b.make) for n, b in (*plan.batch.items(), *plan.buffers.items())}
+    buffers = {
+        n: (b.dim, b.make, b.pad, b.documents) for n, b in (*plan.batch.items(), *plan.buffers.items())
+    }
     return sorted(applications), buffers

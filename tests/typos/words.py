@@ -54,6 +54,9 @@ def _plan(node: MappingNode) -> Iterator[Word | None]:
                 yield _word("section", section)
                 for name, dim in entries if isinstance(entries, MappingNode) else ():
                     yield _word("buffer", name)
+                    for part, value in dim if isinstance(dim, MappingNode) else ():
+                        yield _word("section", part)
+                        yield from _leaves(value, "buffer's dimension" if part.text == "dim" else "padding")
                     yield from _leaves(dim, "buffer's dimension")
         else:
             yield from _leaves(value, "plan's name" if key.text == "extends" else "version")
