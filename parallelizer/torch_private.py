@@ -6,10 +6,12 @@ Each entry says why it is needed and which public replacement it waits for.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._api import _ToTorchTensor
+from torch.nn.attention import flex_attention as _flex
 
 # Both are how torch's own debug modes are written, and wait for a public home.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -127,6 +130,150 @@ def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
     unchecked = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     unchecked.__kwdefaults__ = function.__kwdefaults__
     return unchecked(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class FlexCall:
+    """The arguments of one call of `flex_attention`, as documented there. `score_mod` is None where there is none, `scale`
+    is a number, `statistics` says whether the log-sum-exp or the largest scores were asked for.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    score_mod: Callable[..., torch.Tensor] | None
+    block_mask: _flex.BlockMask | None
+    scale: float
+    statistics: bool
+
+
+@dataclass(frozen=True)
+class FlexAnswer:
+    """What `flex_attention` is to return: the result [B, H, S, Dv], the natural log-sum-exp and the largest score of each
+    row, both [B, H, S]; the last two may be left out where no statistics were asked for.
+    """
+
+    out: torch.Tensor
+    lse: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+
+
+NOT_FLEX = object()
+_FLEX_OPERATOR = torch.ops.higher_order.flex_attention
+_IS_NESTED, _DEVICE = torch.Tensor.is_nested.__get__, torch.Tensor.device.__get__
+_READ = (_IS_NESTED, _DEVICE, torch.Tensor.size)
+_LOOK_AT_DEVICES = tuple(
+    f.__code__ for f in (_flex.flex_attention, _flex._validate_device, _flex._apply_kernel_options)
+)
+
+
+class FlexCalls:
+    """Lets a TorchFunctionMode answer `flex_attention`, which asks no mode before it compiles itself.
+
+    A mode asks this for every call that it sees, and is told what to return, or NOT_FLEX. What a mode does see of
+    `flex_attention` is what it reads of its tensors, and the operator that it ends in; whose reading it is, is told from
+    the running frame. So nothing of torch is replaced, and nobody else is shown anything else:
+
+    - its checks of the device see CUDA: they refuse gradients on a CPU, meta tensors, and masks made elsewhere, all
+      of which its answer here can do;
+    - where it compares a block mask's lengths with the tensors', these are `ranks` times as long, as the sequence is;
+    - `torch.compile` calls through to the operator, as it does inside a fake tensor's kernel. That is said in a tracing
+      context, which is this thread's own, from the last reading before it until the operator is reached, where only code
+      of torch's runs. `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region.
+
+    `begin` is called first with what was passed, and may raise; `answer` gives the result. Waits for a
+    `flex_attention` that asks for overrides as `scaled_dot_product_attention` does.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[FlexCall], FlexAnswer],
+        begin: Callable[[torch.Tensor, torch.Tensor, _flex.BlockMask | None], None] = lambda *_: None,
+        ranks: int = 1,
+    ) -> None:
+        self._answer, self._begin, self._ranks = answer, begin, ranks
+        self._through = ExitStack()
+        self._frame: types.FrameType | None = None
+
+    def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the mode shall return for this call, or NOT_FLEX."""
+        if func is _FLEX_OPERATOR:
+            return self._reached(args)
+        if self._frame is not None and not _is_running(self._frame):  # left by an error
+            self.close()
+        if func not in _READ:
+            return NOT_FLEX
+        frame = _asking()
+        # Always an answer of its own: if modes are nested, only the innermost has this call.
+        if func == _IS_NESTED and frame.f_code is _flex._validate_no_nested_tensors.__code__:
+            return self._begun(args[0], frame.f_back)
+        if func == _DEVICE and frame.f_code in _LOOK_AT_DEVICES:
+            if frame.f_code is _flex._apply_kernel_options.__code__:
+                self._call_through(frame.f_back)
+            return torch.device("cuda", 0)
+        if func is torch.Tensor.size and frame.f_code is _flex.flex_attention.__code__ and args[1:] == (-2,):
+            return func(*args, **kwargs) * self._ranks
+        return NOT_FLEX
+
+    def close(self) -> None:
+        """To be called when the mode is left, in case an error kept `flex_attention` from its end."""
+        self._frame = None
+        self._through.close()
+
+    def _begun(self, tensor: torch.Tensor, frame: types.FrameType | None) -> Any:
+        with torch._C.DisableTorchFunction():
+            if tensor.is_nested or frame is None:
+                return NOT_FLEX  # torch refuses it, and says why
+        passed = frame.f_locals
+        if tensor is passed["query"]:
+            self._begin(tensor, passed["key"], passed["block_mask"])
+        return False
+
+    def _call_through(self, frame: types.FrameType | None) -> None:
+        if self._frame is None:
+            in_kernel = types.SimpleNamespace(in_kernel_invocation=True, shape_env=None)
+            self._through.enter_context(torch._guards.tracing(types.SimpleNamespace(fake_mode=in_kernel)))  # type: ignore[arg-type]
+            self._frame = frame
+
+    def _reached(self, args: tuple[Any, ...]) -> Any:
+        frame = self._frame
+        self.close()
+        if frame is None:
+            raise RuntimeError("flex_attention was compiled on its own; call it as it is")
+        query, key, value, _, _, scale, options, *_ = args
+        passed = frame.f_locals
+        mask, mod = passed["block_mask"], passed["score_mod"]
+        answer = self._answer(
+            FlexCall(
+                query,
+                key,
+                value,
+                None if mod is _flex._identity else mod,
+                None if mask.BLOCK_SIZE == (_flex._LARGE_SPARSE_BLOCK_SIZE,) * 2 else mask,
+                scale,
+                bool(passed["return_lse"] or passed["return_aux"]),
+            )
+        )
+        unit = 1.0 if options["BACKEND"] == "FLASH" else math.log(2)
+        return answer.out, *(None if t is None else t / unit for t in (answer.lse, answer.top))
+
+
+_MODES = ("__torch_function__", "call", "__call__", "_asking")
+
+
+def _asking() -> types.FrameType:
+    """The frame whose call a TorchFunctionMode is asked about, through whatever modes it came."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name in _MODES and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def _is_running(frame: types.FrameType) -> bool:
+    running: types.FrameType | None = sys._getframe(1)
+    while running is not None and running is not frame:
+        running = running.f_back
+    return running is not None
 
 
 def costly_operators() -> list[Any]:
@@ -244,6 +391,13 @@ class FakeTensors:
     def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape and no values, as under `FakeTensors`. Its class is private."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
 
 
 class _RealIndices(TorchDispatchMode):
