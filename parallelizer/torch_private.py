@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -160,7 +162,7 @@ class FlexAnswer:
 
 NOT_FLEX = object()
 _FLEX_OPERATOR = torch.ops.higher_order.flex_attention
-_IS_NESTED, _DEVICE = torch.Tensor.is_nested.__get__, torch.Tensor.device.__get__
+_IS_NESTED, _DEVICE = (getattr(torch.Tensor, name).__get__ for name in ("is_nested", "device"))
 _READ = (_IS_NESTED, _DEVICE, torch.Tensor.size)
 _LOOK_AT_DEVICES = tuple(
     f.__code__ for f in (_flex.flex_attention, _flex._validate_device, _flex._apply_kernel_options)
@@ -256,6 +258,18 @@ class FlexCalls:
         )
         unit = 1.0 if options["BACKEND"] == "FLASH" else math.log(2)
         return answer.out, *(None if t is None else t / unit for t in (answer.lse, answer.top))
+
+
+def of_compiled_flex(error: BaseException) -> bool:
+    """Whether an error came out of a `flex_attention` that was compiled, by itself or in a function. Told from where it was
+    raised; waits for what `FlexCalls` waits for.
+    """
+    if type(error).__module__.startswith("torch._dynamo"):
+        return "flex_attention" in str(error)
+    raised = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    above = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
+    compiler = os.path.join("torch", "_dynamo")
+    return _flex.__file__ in raised and any(compiler in file for file in (*raised, *above))
 
 
 _MODES = ("__torch_function__", "call", "__call__", "_asking")

@@ -38,7 +38,8 @@ _ATTENTION = (
 )
 _RESTORE = "context_parallel_restore"
 _NO_FLEX = (
-    "flex_attention in a compiled function is not supported; call it as it is, outside of torch.compile"
+    "flex_attention in a compiled function cannot be seen from outside; call it as it is, or run under "
+    'torch.compiler.set_stance("force_eager")'
 )
 _FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 
@@ -148,10 +149,14 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
 
 
 def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
-    """What the mode raises under the compiler, where it finds flex_attention, comes out as the compiler's error."""
+    """A compiled flex_attention fails in some way under a function mode: by what the mode raises where the compiler finds the
+    operator, or sooner. Either way it comes out as an error of the compiler's, or of what it made.
+    """
     link: BaseException | None = error
     while link is not None:
-        if not isinstance(link, ContextParallelError) and f"{ContextParallelError.__name__}(" in str(link):
+        if isinstance(link, ContextParallelError):
+            return
+        if f"{ContextParallelError.__name__}(" in str(link) or torch_private.of_compiled_flex(link):
             raise ContextParallelError(f"{region.name}: {_NO_FLEX}") from error
         link = link.__cause__
 

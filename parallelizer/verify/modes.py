@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.flex_attention import create_mask
 from torch.overrides import TorchFunctionMode
+
+from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,11 +57,23 @@ class Float64(_Mode):
 
 
 class PlainAttention(_Mode):
-    """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself."""
+    """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself. That of
+    `flex_attention` too, which has no backward on a CPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flex = FlexCalls(plain_flex_attention)
+
+    def __exit__(self, *error: Any) -> None:
+        self.flex.close()
+        super().__exit__(*error)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention:
             return plain_attention(*args, **kwargs)
+        if (answer := self.flex(func, args, kwargs)) is not NOT_FLEX:
+            return answer
         return super().call(func, args, kwargs)
 
 
@@ -90,6 +105,30 @@ def plain_attention(
     weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
     total = weights.sum(dim=-1, keepdim=True)
     return (weights / torch.where(total > 0, total, 1)) @ value  # a row that may see nothing gets zeros
+
+
+def plain_flex_attention(call: FlexCall) -> FlexAnswer:
+    """As torch documents `flex_attention`, from the functions alone: blocks only say what need not be computed."""
+    query, (key, value), score_mod = call.query, (call.key, call.value), call.score_mod
+    groups = query.size(1) // key.size(1)
+    key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * call.scale
+    sizes, device = scores.shape, scores.device
+    if score_mod is not None:
+        before = scores
+        # `create_mask` asks a function of four indices for every pair, whatever it returns.
+        scores = create_mask(
+            lambda b, h, i, j: score_mod(before[b, h, i, j], b, h, i, j), *sizes, device=str(device)
+        )
+    if call.block_mask is not None:
+        allowed = create_mask(call.block_mask.mask_mod, *sizes, device=str(device))
+        scores = scores.masked_fill(~allowed, -math.inf)
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = (weights / torch.where(total > 0, total, 1)) @ value
+    lse = torch.where(total > 0, top + torch.where(total > 0, total, 1).log(), -math.inf)
+    return FlexAnswer(out, lse.squeeze(-1), top.squeeze(-1))
 
 
 class OtherOrder(_Mode):
