@@ -162,8 +162,9 @@ class FlexAnswer:
 
 NOT_FLEX = object()
 _FLEX_OPERATOR = torch.ops.higher_order.flex_attention
-_IS_NESTED, _DEVICE = (getattr(torch.Tensor, name).__get__ for name in ("is_nested", "device"))
-_READ = (_IS_NESTED, _DEVICE, torch.Tensor.size)
+_IS_NESTED, _DEVICE, _REQUIRES_GRAD = (
+    getattr(torch.Tensor, name).__get__ for name in ("is_nested", "device", "requires_grad")
+)
 _LOOK_AT_DEVICES = tuple(
     f.__code__ for f in (_flex.flex_attention, _flex._validate_device, _flex._apply_kernel_options)
 )
@@ -176,12 +177,12 @@ class FlexCalls:
     `flex_attention` is what it reads of its tensors, and the operator that it ends in; whose reading it is, is told from
     the running frame. So nothing of torch is replaced, and nobody else is shown anything else:
 
-    - its checks of the device see CUDA: they refuse gradients on a CPU, meta tensors, and masks made elsewhere, all
-      of which its answer here can do;
+    - its checks of the device see CUDA, or fake tensors that no gradient is asked of: they refuse gradients on a CPU, meta
+      tensors, and masks made elsewhere, all of which its answer here can do;
     - where it compares a block mask's lengths with the tensors', these are `ranks` times as long, as the sequence is;
     - `torch.compile` calls through to the operator, as it does inside a fake tensor's kernel. That is said in a tracing
-      context, which is this thread's own, from the last reading before it until the operator is reached, where only code
-      of torch's runs. `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region.
+      context, which is this thread's own, while code of `flex_attention` runs that calls nothing of torch's.
+      `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region.
 
     `begin` is called first with what was passed, and may raise; `answer` gives the result. Waits for a
     `flex_attention` that asks for overrides as `scaled_dot_product_attention` does.
@@ -203,39 +204,49 @@ class FlexCalls:
             return self._reached(args)
         if self._frame is not None and not _is_running(self._frame):  # left by an error
             self.close()
-        if func not in _READ:
-            return NOT_FLEX
-        frame = _asking()
+        if self._frame is None:
+            return self._begun(args[0]) if func == _IS_NESTED else NOT_FLEX
         # Always an answer of its own: if modes are nested, only the innermost has this call.
-        if func == _IS_NESTED and frame.f_code is _flex._validate_no_nested_tensors.__code__:
-            return self._begun(args[0], frame.f_back)
-        if func == _DEVICE and frame.f_code in _LOOK_AT_DEVICES:
-            if frame.f_code is _flex._apply_kernel_options.__code__:
-                self._call_through(frame.f_back)
-            return torch.device("cuda", 0)
-        if func is torch.Tensor.size and frame.f_code is _flex.flex_attention.__code__ and args[1:] == (-2,):
-            return func(*args, **kwargs) * self._ranks
-        return NOT_FLEX
+        self._through.close()
+        result = self._read(func, args, kwargs)
+        self._call_through()
+        return result
 
     def close(self) -> None:
         """To be called when the mode is left, in case an error kept `flex_attention` from its end."""
         self._frame = None
         self._through.close()
 
-    def _begun(self, tensor: torch.Tensor, frame: types.FrameType | None) -> Any:
+    def _begun(self, tensor: torch.Tensor) -> Any:
+        asking = _asking()
+        if asking.f_code is not _flex._validate_no_nested_tensors.__code__ or asking.f_back is None:
+            return NOT_FLEX
         with torch._C.DisableTorchFunction():
-            if tensor.is_nested or frame is None:
-                return NOT_FLEX  # torch refuses it, and says why
-        passed = frame.f_locals
-        if tensor is passed["query"]:
-            self._begin(tensor, passed["key"], passed["block_mask"])
+            if tensor.is_nested:  # torch refuses it, and says why
+                return NOT_FLEX
+        passed = asking.f_back.f_locals
+        self._begin(passed["query"], passed["key"], passed["block_mask"])
+        self._frame = asking.f_back
+        self._call_through()
         return False
 
-    def _call_through(self, frame: types.FrameType | None) -> None:
-        if self._frame is None:
-            in_kernel = types.SimpleNamespace(in_kernel_invocation=True, shape_env=None)
-            self._through.enter_context(torch._guards.tracing(types.SimpleNamespace(fake_mode=in_kernel)))  # type: ignore[arg-type]
-            self._frame = frame
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        code = _asking().f_code
+        if func == _DEVICE and code in _LOOK_AT_DEVICES:
+            return torch.device("cuda", 0)
+        if func == _REQUIRES_GRAD and code is _flex._validate_device.__code__:
+            return False
+        if func == _IS_NESTED:
+            with torch._C.DisableTorchFunction():
+                return args[0].is_nested
+        value = func(*args, **kwargs)
+        if func is torch.Tensor.size and code is _flex.flex_attention.__code__ and args[1:] == (-2,):
+            return value * self._ranks
+        return value
+
+    def _call_through(self) -> None:
+        in_kernel = types.SimpleNamespace(in_kernel_invocation=True, shape_env=None)
+        self._through.enter_context(torch._guards.tracing(types.SimpleNamespace(fake_mode=in_kernel)))  # type: ignore[arg-type]
 
     def _reached(self, args: tuple[Any, ...]) -> Any:
         frame = self._frame
@@ -272,7 +283,7 @@ def of_compiled_flex(error: BaseException) -> bool:
     return _flex.__file__ in raised and any(compiler in file for file in (*raised, *above))
 
 
-_MODES = ("__torch_function__", "call", "__call__", "_asking")
+_MODES = ("__torch_function__", "call", "__call__", "_begun", "_read", "_asking")
 
 
 def _asking() -> types.FrameType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -113,16 +114,17 @@ def plain_flex_attention(call: FlexCall) -> FlexAnswer:
     groups = query.size(1) // key.size(1)
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * call.scale
-    sizes, device = scores.shape, scores.device
+    batch, heads, rows, keys = scores.shape
+
+    def of_pairs(function: Callable[..., torch.Tensor]) -> torch.Tensor:
+        # Asks a function of four indices for every pair, whatever it returns.
+        return create_mask(function, batch, heads, rows, keys, device=scores.device)
+
     if score_mod is not None:
-        before = scores
-        # `create_mask` asks a function of four indices for every pair, whatever it returns.
-        scores = create_mask(
-            lambda b, h, i, j: score_mod(before[b, h, i, j], b, h, i, j), *sizes, device=str(device)
-        )
+        before, change = scores, score_mod
+        scores = of_pairs(lambda b, h, i, j: change(before[b, h, i, j], b, h, i, j))
     if call.block_mask is not None:
-        allowed = create_mask(call.block_mask.mask_mod, *sizes, device=str(device))
-        scores = scores.masked_fill(~allowed, -math.inf)
+        scores = scores.masked_fill(~of_pairs(call.block_mask.mask_mod), -math.inf)
     top = scores.amax(dim=-1, keepdim=True)
     weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
     total = weights.sum(dim=-1, keepdim=True)
