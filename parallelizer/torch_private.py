@@ -275,12 +275,20 @@ def of_compiled_flex(error: BaseException) -> bool:
     """Whether an error came out of a `flex_attention` that was compiled, by itself or in a function. Told from where it was
     raised; waits for what `FlexCalls` waits for.
     """
+    if stops_recomputation(error):
+        return False
     if type(error).__module__.startswith("torch._dynamo"):
         return "flex_attention" in str(error)
-    raised = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    above = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]
-    compiler = os.path.join("torch", "_dynamo")
-    return _flex.__file__ in raised and any(compiler in file for file in (*raised, *above))
+    raised = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    above = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+    inside = next((i for i, code in enumerate(raised) if code.co_filename == _flex.__file__), None)
+    # Inside it there is always a compiler, its own.
+    return inside is not None and any(map(_compiles, (*raised[:inside], *above)))
+
+
+def _compiles(code: types.CodeType) -> bool:
+    """Whether it is what `torch.compile` puts around a function."""
+    return code.co_name == "compile_wrapper" and os.path.join("torch", "_dynamo") in code.co_filename
 
 
 _MODES = ("__torch_function__", "call", "__call__", "_begun", "_read", "_asking")
