@@ -161,6 +161,7 @@ class FlexAnswer:
 
 
 NOT_FLEX = object()
+_ADVICE = "flex_attention_performance"
 _FLEX_OPERATOR = torch.ops.higher_order.flex_attention
 _IS_NESTED, _DEVICE, _REQUIRES_GRAD = (
     getattr(torch.Tensor, name).__get__ for name in ("is_nested", "device", "requires_grad")
@@ -182,7 +183,9 @@ class FlexCalls:
     - where it compares a block mask's lengths with the tensors', these are `ranks` times as long, as the sequence is;
     - `torch.compile` calls through to the operator, as it does inside a fake tensor's kernel. That is said in a tracing
       context, which is this thread's own, while code of `flex_attention` runs that calls nothing of torch's.
-      `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region.
+      `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region;
+    - its advice to compile it, which would be wrong, counts as given while it runs. That is known to the whole process: at
+      worst another thread's call at the same moment goes without it, or the next one has it twice.
 
     `begin` is called first with what was passed, and may raise; `answer` gives the result. Waits for a
     `flex_attention` that asks for overrides as `scaled_dot_product_attention` does.
@@ -197,6 +200,7 @@ class FlexCalls:
         self._answer, self._begin, self._ranks = answer, begin, ranks
         self._through = ExitStack()
         self._frame: types.FrameType | None = None
+        self._hushed = False
 
     def __call__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the mode shall return for this call, or NOT_FLEX."""
@@ -216,6 +220,9 @@ class FlexCalls:
         """To be called when the mode is left, in case an error kept `flex_attention` from its end."""
         self._frame = None
         self._through.close()
+        if self._hushed:
+            _flex._WARNINGS_SHOWN.discard(_ADVICE)
+            self._hushed = False
 
     def _begun(self, tensor: torch.Tensor) -> Any:
         asking = _asking()
@@ -228,6 +235,8 @@ class FlexCalls:
         self._begin(passed["query"], passed["key"], passed["block_mask"])
         self._frame = asking.f_back
         self._call_through()
+        self._hushed = _ADVICE not in _flex._WARNINGS_SHOWN
+        _flex._WARNINGS_SHOWN.add(_ADVICE)
         return False
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

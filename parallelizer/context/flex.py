@@ -228,7 +228,6 @@ def _say_once(name: str) -> None:
     _said = True
     warnings.warn(
         f"{name} calls flex_attention, which under context parallelism runs as attention under a mask of this rank's rows "
-        "against all keys, without blocks left out and without FlexAttention's kernels; torch's advice to compile it "
-        "changes nothing here",
+        "against all keys, without blocks left out and without FlexAttention's kernels",
         stacklevel=2,
     )
