@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from parallelizer.context.flex import plain_attention
+from parallelizer.function_mode import FunctionMode
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 
@@ -28,8 +28,8 @@ def fused(call: FlexCall) -> FlexAnswer:
     return plain_attention(q, k, v, call.score_mod, mask_mod, call.scale, rows)
 
 
-class FlexAttention(TorchFunctionMode):
-    """Answers `flex_attention` by `fused`."""
+class FlexAttention(FunctionMode):
+    """Answers `flex_attention` by `fused`, in a checkpoint's recomputation too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,6 +39,6 @@ class FlexAttention(TorchFunctionMode):
         self.flex.close()
         super().__exit__(*error)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.flex(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if answer is NOT_FLEX else answer
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        answer = self.flex(func, args, kwargs)
+        return super().call(func, args, kwargs) if answer is NOT_FLEX else answer

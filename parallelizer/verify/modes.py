@@ -9,40 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
-from torch.overrides import TorchFunctionMode
 
+from parallelizer.function_mode import FunctionMode
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class _Mode(TorchFunctionMode):
-    """A function mode that stays on in backward, where a checkpoint runs parts of forward again. By itself it
-    changes no call.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.Tensor.backward:
-            return self._backward(*args, **kwargs)
-        return self.call(func, args, kwargs)
-
-    def _backward(
-        self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked
-        # a second time.
-        edge = torch.autograd.graph.get_gradient_edge(tensor)
-        start = torch.ones_like(tensor) if gradient is None else gradient
-        with self:
-            torch.autograd.backward(edge, start, *args, **kwargs)
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the mode makes of one call."""
-        return func(*args, **kwargs)
-
-
-class Float64(_Mode):
+class Float64(FunctionMode):
     """Lifts explicit casts to a narrower float to float64: models that upcast norms, rotary tables or losses
     to float32 otherwise prove nothing below 1e-7.
     """
@@ -57,7 +31,7 @@ class Float64(_Mode):
         return super().call(func, args, kwargs)
 
 
-class PlainAttention(_Mode):
+class PlainAttention(FunctionMode):
     """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself. That of
     `flex_attention` too, which has no backward on a CPU.
     """
@@ -133,7 +107,7 @@ def plain_flex_attention(call: FlexCall) -> FlexAnswer:
     return FlexAnswer(out, lse.squeeze(-1), top.squeeze(-1))
 
 
-class OtherOrder(_Mode):
+class OtherOrder(FunctionMode):
     """Every linear sums its inputs in two halves, the second first: a change of rounding and of nothing
     else.
     """

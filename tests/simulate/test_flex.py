@@ -22,6 +22,9 @@ from tests.verify import subjects
 IDS = Entry(("batch", "sequence"), range=(0, subjects.VOCAB))
 WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, TOKENS)
 TEXT = PLAN.replace("METHOD", "auto")
+CHECKPOINTED = TEXT.replace(
+    "  attend: {style: context-parallel, method: auto}", "  attend: [context-parallel, checkpoint]"
+)
 
 
 class Both(Flexible):
@@ -48,7 +51,7 @@ def followed(text: str, mesh: dict[str, int], model: Callable[[], nn.Module] = F
 
 
 def traced(mesh: dict[str, int]) -> Trace:
-    program = compiled(TEXT, Flexible, Mesh(mesh), workload=WORKLOAD)
+    program = compiled(CHECKPOINTED, Flexible, Mesh(mesh), workload=WORKLOAD)
     recipe = Recipe(
         WORKLOAD, subjects.token_loss, lambda m: torch.optim.AdamW(m.parameters(), foreach=False), None
     )
@@ -59,6 +62,7 @@ def traced(mesh: dict[str, int]) -> Trace:
 def test_a_step_is_followed_and_dry_run(mesh: dict[str, int]) -> None:
     flow = followed(TEXT, mesh)
     assert flow.failure is None and flow.attentions == [] and flow.positions == []
+    # A checkpoint runs it again, in the backward.
     assert any(e.module == "attend" for e in traced(mesh).ledger) == ("cp" in mesh)
 
 
