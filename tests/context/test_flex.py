@@ -9,9 +9,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -344,7 +346,7 @@ def refusals() -> dict[str, Any]:
 
 class Compiled(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return torch.compile(flex_module.flex_attention)(q, k, v)
+        return torch.compile(flex_module.flex_attention, backend="eager")(q, k, v)
 
 
 def test_what_cannot_be_exact_is_refused_and_leaves_nothing_behind() -> None:
@@ -388,3 +390,23 @@ def test_rows_that_see_nothing_have_zeros_and_finite_gradients() -> None:
     assert answer.out[:, :, 3:].count_nonzero() == 0 and (answer.lse[:, :, 3:] == -torch.inf).all()
     (found,) = torch.autograd.grad(answer.out, q, grad)
     assert found.isfinite().all() and found[:, :, 3:].count_nonzero() == 0 and found[:, :, :2].all()
+
+
+@given(st.data())
+def test_functions_are_asked_with_positions_in_the_whole(data: st.DataObject) -> None:
+    ranks = data.draw(st.sampled_from([1, 2, 3, 4]))
+    rows = data.draw(st.integers(1, 3)) * 2 * ranks
+    keys = data.draw(st.integers(1, 9))
+    first = (data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2)))
+    sizes = (data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)))
+    seed = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    table = torch.rand(4, 5, rows, keys, generator=seed)
+    b, h = (slice(at, at + size) for at, size in zip(first, sizes, strict=True))
+    for rank in range(ranks):
+        positions = balance.local_positions(rows, ranks, rank)
+        here = table[b, h, positions]
+        mask = flex.evaluated(lambda *at: table[at] < 0.5, sizes, first, positions, keys)
+        assert torch.equal(mask.expand_as(here), here < 0.5)
+        scores = torch.rand(here.shape, generator=seed)
+        changed = flex.evaluated(lambda s, *at: s * table[at], sizes, first, positions, keys, scores)
+        assert torch.equal(changed, scores * here)
