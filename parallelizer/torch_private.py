@@ -180,7 +180,7 @@ class FlexCalls:
 
     - its checks of the device see CUDA, or fake tensors that no gradient is asked of: they refuse gradients on a CPU, meta
       tensors, and masks made elsewhere, all of which its answer here can do;
-    - where it compares a block mask's lengths with the tensors', these are `ranks` times as long, as the sequence is;
+    - where it compares a block mask's lengths with the tensors', these are as long as the sequence that `whole` says;
     - `torch.compile` calls through to the operator, as it does inside a fake tensor's kernel. That is said in a tracing
       context, which is this thread's own, while code of `flex_attention` runs that calls nothing of torch's.
       `set_stance("force_eager")` is public, but for the whole process, and refused in a compiled region;
@@ -195,9 +195,9 @@ class FlexCalls:
         self,
         answer: Callable[[FlexCall], FlexAnswer],
         begin: Callable[[torch.Tensor, torch.Tensor, _flex.BlockMask | None], None] = lambda *_: None,
-        ranks: int = 1,
+        whole: Callable[[int], int] = lambda rows: rows,
     ) -> None:
-        self._answer, self._begin, self._ranks = answer, begin, ranks
+        self._answer, self._begin, self._whole = answer, begin, whole
         self._through = ExitStack()
         self._frame: types.FrameType | None = None
         self._hushed = False
@@ -250,7 +250,7 @@ class FlexCalls:
                 return args[0].is_nested
         value = func(*args, **kwargs)
         if func is torch.Tensor.size and code is _flex.flex_attention.__code__ and args[1:] == (-2,):
-            return value * self._ranks
+            return self._whole(value)
         return value
 
     def _call_through(self) -> None:
@@ -433,13 +433,6 @@ class FakeTensors:
     def __exit__(self, *error: Any) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(*error)
-
-
-def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has a shape and no values, as under `FakeTensors`. Its class is private."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)
 
 
 class _RealIndices(TorchDispatchMode):

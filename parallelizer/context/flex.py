@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.context import balance, masked
+from parallelizer.context import masked
 from parallelizer.context.attention import context_attention
 from parallelizer.context.choice import Heads, cheapest
 from parallelizer.context.kernels import accumulation_dtype, no_autocast
+from parallelizer.context.part import whole as whole_part
+from parallelizer.context.sequence import CurrentOrder
 from parallelizer.context.ulysses import fits, ulysses_attention
-from parallelizer.torch_private import FlexAnswer, FlexCall, is_fake
+from parallelizer.torch_private import FlexAnswer, FlexCall, has_values
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -36,10 +38,12 @@ class Options(Protocol):
     def method(self) -> str: ...
     @property
     def keep_gathered(self) -> bool: ...
+    @property
+    def ulysses_degree(self) -> int | None: ...
 
 
 class Region(Protocol):
-    """A module whose calls are caught: what errors call it, and where its sequence is split."""
+    """A module whose calls are caught: what errors call it, and where and how its sequence is split."""
 
     @property
     def name(self) -> str: ...
@@ -47,20 +51,31 @@ class Region(Protocol):
     def group(self) -> dist.ProcessGroup: ...
     @property
     def options(self) -> Options: ...
+    @property
+    def sequence(self) -> CurrentOrder: ...
 
 
 def rows_of(region: Region, local_rows: int) -> Tensor:
-    """The positions in the whole sequence of this rank's rows, in their order: int64 [local_rows]."""
-    ranks, rank = dist.get_world_size(region.group), dist.get_rank(region.group)
-    return balance.local_positions(local_rows * ranks, ranks, rank)
+    """The positions in the whole sequence of this rank's rows, in their order: int64 [local_rows], or [batch, local_rows] where
+    rows of the batch are dealt out each in its own way. Padding, which nobody sees, is asked about as the last row is.
+    """
+    order = region.sequence.order
+    rows = order.positions(local_rows * order.ranks, dist.get_rank(region.group))
+    return rows if order.length is None else rows.clamp(max=order.length - 1)
 
 
-def check(query: Tensor, key: Tensor, mask: BlockMask | None, ranks: int) -> None:
+def whole_of(region: Region, local_rows: int) -> int:
+    """How long the sequence is of which a rank holds so many rows."""
+    order = region.sequence.order
+    return local_rows * order.ranks if order.length is None else order.length
+
+
+def check(region: Region, query: Tensor, key: Tensor, mask: BlockMask | None) -> None:
     """Raises ValueError for a block mask that is not of the whole sequence."""
     if mask is None:
         return
     local, made_for = (query.size(-2), key.size(-2)), tuple(mask.seq_lengths)
-    whole = (local[0] * ranks, local[1] * ranks)
+    whole = (whole_of(region, local[0]), whole_of(region, local[1]))
     if made_for == whole:
         return
     if made_for == local:
@@ -84,7 +99,7 @@ def attention(
     """
     _say_once(region.name)
     mask_mod = _mask_mod(call.block_mask)
-    rows, keys = rows_of(region, q.size(2)).to(q.device), k.size(2) * dist.get_world_size(region.group)
+    rows, keys = rows_of(region, q.size(2)).to(q.device), whole_of(region, k.size(2))
     if call.score_mod is None and not call.statistics:
         sizes = (q.size(0), q.size(1))
         out = context_attention(
@@ -97,6 +112,8 @@ def attention(
             attn_mask=None if mask_mod is None else evaluated(mask_mod, sizes, first, rows, keys),
             method=region.options.method,
             keep_gathered=region.options.keep_gathered,
+            ulysses_degree=region.options.ulysses_degree,
+            order=region.sequence.order,
         )
         return FlexAnswer(out)
     return _plain(region, call, mask_mod, q, k, v, rows, first)
@@ -107,26 +124,28 @@ def _plain(
     first: tuple[int, int],
 ) -> FlexAnswer:  # fmt: skip
     """As `attention`, by `plain_attention` on whole keys: all heads of one's own rows, or all rows of one's own heads."""
-    group, method = region.group, region.options.method
+    group, method, order = region.group, region.options.method, region.sequence.order
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     heads = Heads(q.size(1), k.size(1))
     if method == "auto":
         method = cheapest(heads, ranks, is_causal=False, masked=True)
-    if method == "ring":
-        raise ValueError("the ring takes no score_mod, and gives no log-sum-exp; all-gather and ulysses do")
+    if order.length is not None and q.size(2) != k.size(2):
+        raise ValueError("a padded sequence cannot attend to another one: make the lengths divide")
+    if method in ("ring", "ulysses-ring"):
+        raise ValueError(f"{method} takes no score_mod, and gives no log-sum-exp; all-gather and ulysses do")
     if method == "ulysses" and not fits(*heads, ranks):
         raise ValueError(
             f"{heads.queries} query and {heads.keys} key heads cannot be dealt out to {ranks} ranks"
         )
     if method == "ulysses" and not call.statistics:
-        whole = torch.arange(q.size(2) * ranks, device=q.device)
+        whole = torch.arange(whole_of(region, q.size(2)), device=q.device)
         mine = (first[0], first[1] + rank * (heads.queries // ranks))
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return plain_attention(q, k, v, call.score_mod, mask_mod, call.scale, whole, mine).out
 
-        return FlexAnswer(ulysses_attention(q, k, v, group, attend))
-    keys, values = masked.gather_whole(k, v, group)
+        return FlexAnswer(ulysses_attention(q, k, v, whole_part(group), order, attend))
+    keys, values = masked.gather_whole(k, v, group, order)
     return plain_attention(q, keys, values, call.score_mod, mask_mod, call.scale, rows, first)
 
 
@@ -142,8 +161,9 @@ def plain_attention(
 ) -> FlexAnswer:
     """softmax(score_mod(q k^T * scale)) v under a mask, with its log-sum-exp and largest scores; holds all scores.
 
-    q [B, H, R, D] are the rows of the sequence at positions `rows`, k [B, Hkv, S, D] and v [B, Hkv, S, Dv] all of it, in order.
-    In the accumulation dtype, in which the statistics stay; a row that may see nothing gets zeros, as torch gives it.
+    q [B, H, R, D] are the rows of the sequence at positions `rows`, [R] or [B, R]; k [B, Hkv, S, D] and v [B, Hkv, S, Dv] are
+    all of it, in order. In the accumulation dtype, in which the statistics stay; a row that may see nothing gets zeros, as torch
+    gives it.
     """
     wide, sizes = accumulation_dtype(q.dtype), (q.size(0), q.size(1))
     with no_autocast(q.device.type):
@@ -173,14 +193,15 @@ def evaluated(
     scores: Tensor | None = None,
 ) -> Tensor:
     """A `mask_mod`, or a `score_mod` on `scores` [B, H, R, S], for batch entries and heads of these sizes from `first` on, at
-    positions `rows` and all of `keys`: [B, H, R, S], or 1 instead of B and H where a mask does not ask for them.
+    positions `rows`, [R] or [B, R], and all of `keys`: [B, H, R, S], or 1 instead of B and H where a mask does not ask for them.
     """
     device = rows.device
     b, h = (torch.arange(at, at + size, device=device) for at, size in zip(first, sizes, strict=True))
     # Innermost first. Torch's own eager path and its compiler do the same, so that what a function says of one pair of
     # positions is all that counts.
     given = () if scores is None else (0,)
-    for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
+    each = 0 if rows.ndim == 2 else None
+    for dims in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, each, None)):
         function = torch.vmap(function, in_dims=(*given, *dims))
     before = () if scores is None else (scores,)
     with _TensorIndices():
@@ -214,7 +235,7 @@ def _mask_mod(mask: BlockMask | None) -> Function | None:
         return None
     if mask.mask_mod is not noop_mask:
         return mask.mask_mod
-    if not is_fake(mask.kv_num_blocks) and mask.sparsity() > 0:
+    if has_values(mask.kv_num_blocks) and mask.sparsity() > 0:
         raise ValueError(
             "block_mask leaves out blocks and has no mask_mod that says which pairs are left; give it one"
         )
@@ -228,6 +249,6 @@ def _say_once(name: str) -> None:
     _said = True
     warnings.warn(
         f"{name} calls flex_attention, which under context parallelism runs as attention under a mask of this rank's rows "
-        "against all keys, without blocks left out and without FlexAttention's kernels",
+        "against all keys, and not by FlexAttention's kernels",
         stacklevel=2,
     )

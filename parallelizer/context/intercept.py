@@ -169,7 +169,9 @@ class _Interception(TorchFunctionMode):
         self.region = region
         self.grad_enabled = torch.is_grad_enabled()
         self.calls = calls
-        self.flex = torch_private.FlexCalls(self._flex, self._begin_flex, dist.get_world_size(region.group))
+        self.flex = torch_private.FlexCalls(
+            self._flex, self._begin_flex, lambda rows: flex.whole_of(region, rows)
+        )
 
     def __exit__(self, *error: Any) -> None:
         self.flex.close()
@@ -209,7 +211,7 @@ class _Interception(TorchFunctionMode):
 
     def _begin_flex(self, query: Tensor, key: Tensor, block_mask: BlockMask | None) -> None:
         try:
-            flex.check(query, key, block_mask, dist.get_world_size(self.region.group))
+            flex.check(self.region, query, key, block_mask)
         except ValueError as error:
             raise ContextParallelError(f"{self.region.name}: {error}") from error
 
