@@ -41,7 +41,7 @@ from tests.ranks import run_ranks
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore")]
 
 NAME = "layers.0.attention.inner"
-BATCH, TOKENS, SIZE, V_SIZE, HEADS = 2, 16, 8, 4, 4
+BATCH, TOKENS, SIZE, V_SIZE, HEADS = 2, 16, 8, 8, 4
 SCALE = 0.3
 generator = torch.Generator().manual_seed(0)
 DOCUMENT = (torch.rand(BATCH, TOKENS, generator=generator) < 0.3).cumsum(1)
