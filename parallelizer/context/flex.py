@@ -21,7 +21,7 @@ from parallelizer.context.attention import context_attention
 from parallelizer.context.choice import Heads, cheapest
 from parallelizer.context.kernels import accumulation_dtype, no_autocast
 from parallelizer.context.part import whole as whole_part
-from parallelizer.context.sequence import CurrentOrder
+from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
 from parallelizer.context.ulysses import fits, ulysses_attention
 from parallelizer.torch_private import FlexAnswer, FlexCall, has_values
 
@@ -71,7 +71,9 @@ def whole_of(region: Region, local_rows: int) -> int:
 
 
 def check(region: Region, query: Tensor, key: Tensor, mask: BlockMask | None) -> None:
-    """Raises ValueError for a block mask that is not of the whole sequence."""
+    """Raises ValueError for a block mask that is not of the whole sequence, and for a sequence that nobody knows the end of."""
+    if not region.sequence.known:
+        raise ValueError(f"{UNKNOWN}, and its padding would be seen; {PASS_DEVICE}")
     if mask is None:
         return
     local, made_for = (query.size(-2), key.size(-2)), tuple(mask.seq_lengths)

@@ -361,8 +361,12 @@ def refusals() -> dict[str, Any]:
         "heads": lambda: wrapped(group, "ulysses")(q[:, :3], q[:, :3], q[:, :3], score_mod=lambda s, *_: s),
         "partly": lambda: module(q.half(), q, q),
         "compiled": lambda: wrapped(group, module=Compiled())(q, q, q),
+        "padding": lambda: unknown(q, q, q),
     }
-    module = wrapped(group)
+    module, unknown = wrapped(group), Flex()
+    sequence = CurrentOrder(Order(2))
+    sequence.known = False
+    wrap(unknown, group, name=NAME, sequence=sequence)
     results: dict[str, Any] = {}
     results["KeyError"] = message(lambda: module(q, q, q, score_mod=fails), KeyError)
     for name, call in calls.items():
@@ -402,6 +406,7 @@ def test_what_cannot_be_exact_is_refused_and_leaves_nothing_behind() -> None:
             "heads": "3 query and 3 key heads cannot be dealt out to 2 ranks",
             "partly": "one floating dtype",
             "compiled": "flex_attention in a compiled function",
+            "padding": "its padding would be seen; a copy does not know",
         }.items():
             assert words in result[name] and result[name].startswith(f"{NAME}: "), (name, result[name])
         assert len(result["said"]) == (1 if rank == 0 else 0)
