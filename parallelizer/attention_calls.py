@@ -1,6 +1,6 @@
 """The attention calls of a model, from one forward on meta tensors: where they are made, and with which heads.
 
-`scaled_dot_product_attention` is noted with the module that it is called in; names play no part.
+`scaled_dot_product_attention` and `flex_attention` are noted with the module that they are called in; names play no part.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.plan import REPLICATE, Placement
+from parallelizer.simulate.flex import fused
 from parallelizer.simulate.layers import short_copy
 from parallelizer.styles.base import forward_names
+from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 if TYPE_CHECKING:
     from parallelizer.program import Application
@@ -96,6 +98,11 @@ class _Calls(TorchFunctionMode):
         self.clock = 0
         self.begun: dict[str, int] = {}
         self.found: dict[str, AttentionCall] = {}
+        self.flex = FlexCalls(self._flex)
+
+    def __exit__(self, *error: Any) -> None:
+        self.flex.close()
+        super().__exit__(*error)
 
     def enter(self, path: str) -> None:
         self.inside.append(path)
@@ -107,9 +114,15 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and self.inside and self.inside[-1] not in self.found:
+        if func is F.scaled_dot_product_attention:
             self._note(*args, **kwargs)
-        return func(*args, **kwargs)
+        answer = self.flex(func, args, kwargs)
+        return func(*args, **kwargs) if answer is NOT_FLEX else answer
+
+    def _flex(self, call: FlexCall) -> FlexAnswer:
+        masked = call.score_mod is not None or call.block_mask is not None
+        self._note(call.query, call.key, call.value, call.query if masked else None)
+        return fused(call)
 
     def _note(
         self,
@@ -121,7 +134,7 @@ class _Calls(TorchFunctionMode):
         is_causal: bool = False,
         **_: Any,
     ) -> None:
-        if query.ndim == 4:
+        if query.ndim == 4 and self.inside and self.inside[-1] not in self.found:
             path = self.inside[-1]
             size = sum(t[0].numel() * t.element_size() for t in (key, value))
             dtype = str(key.dtype).removeprefix("torch.")

@@ -1,8 +1,8 @@
 """Makes a module's own attention calls context-parallel, wherever under its forward they are made.
 
-`F.scaled_dot_product_attention` is caught by a `TorchFunctionMode` that is on only while the module's forward
-runs: however the function was imported and however deep it is called, and in no other module. Because the
-mode is entered by the forward itself, a checkpoint around the module recomputes under it too.
+`F.scaled_dot_product_attention` and `flex_attention` are caught by a `TorchFunctionMode` that is on only while the
+module's forward runs: however the function was imported and however deep it is called, and in no other module. Because
+the mode is entered by the forward itself, a checkpoint around the module recomputes under it too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
+from parallelizer.context import flex
 from parallelizer.context.attention import context_attention
 from parallelizer.context.order import Order
 from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
@@ -35,7 +37,10 @@ _ATTENTION = (
     torch.ops.aten.scaled_dot_product_attention.default,
 )
 _RESTORE = "context_parallel_restore"
-_NO_FLEX = "flex_attention is not supported; call scaled_dot_product_attention instead"
+_NO_FLEX = (
+    "flex_attention in a compiled function cannot be seen from outside; call it as it is, or run under "
+    'torch.compiler.set_stance("force_eager")'
+)
 _FLEX_ATTENTION = torch.ops.higher_order.flex_attention
 
 
@@ -134,7 +139,8 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
             raise
         if not calls:
             region.refuse(
-                "its forward never called scaled_dot_product_attention; other attention sees local rows only",
+                "its forward never called scaled_dot_product_attention or flex_attention; other attention sees local "
+                "rows only",
                 "choose the model's attention that calls it, or apply context-parallel to another module",
             )
         return result
@@ -143,11 +149,14 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
 
 
 def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
-    """flex_attention compiles itself: what the mode raises under the compiler comes out as the compiler's
-    error."""
+    """A compiled flex_attention fails in some way under a function mode: by what the mode raises where the compiler finds the
+    operator, or sooner. Either way it comes out as an error of the compiler's, or of what it made.
+    """
     link: BaseException | None = error
     while link is not None:
-        if not isinstance(link, ContextParallelError) and f"{ContextParallelError.__name__}(" in str(link):
+        if isinstance(link, ContextParallelError):
+            return
+        if f"{ContextParallelError.__name__}(" in str(link) or torch_private.of_compiled_flex(link):
             raise ContextParallelError(f"{region.name}: {_NO_FLEX}") from error
         link = link.__cause__
 
@@ -160,6 +169,13 @@ class _Interception(TorchFunctionMode):
         self.region = region
         self.grad_enabled = torch.is_grad_enabled()
         self.calls = calls
+        self.flex = torch_private.FlexCalls(
+            self._flex, self._begin_flex, lambda rows: flex.whole_of(region, rows)
+        )
+
+    def __exit__(self, *error: Any) -> None:
+        self.flex.close()
+        super().__exit__(*error)
 
     def __torch_function__(
         self,
@@ -170,20 +186,38 @@ class _Interception(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if any(func is attention for attention in _ATTENTION):
-            self.calls.append(self.region.name)
-            if self.grad_enabled and not torch.is_grad_enabled():
-                self.region.refuse(
-                    "attention was called with gradients off inside a forward that has them on, as by a "
-                    "reentrant checkpoint, whose recomputation would escape context parallelism",
-                    "checkpoint the whole module instead, with use_reentrant=False",
-                )
+            self._count()
             return _attend(self.region, func, args, kwargs)
-        if func is _FLEX_ATTENTION:
-            raise ContextParallelError(f"{self.region.name}: {_NO_FLEX}")
+        if torch.compiler.is_compiling():
+            if func is _FLEX_ATTENTION:
+                raise ContextParallelError(f"{self.region.name}: {_NO_FLEX}")
+        else:
+            answer = self.flex(func, args, kwargs)
+            if answer is not torch_private.NOT_FLEX:
+                return answer
         if func is F.multi_head_attention_forward:
             with self:
                 return torch_private.multi_head_attention_forward(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _count(self) -> None:
+        self.calls.append(self.region.name)
+        if self.grad_enabled and not torch.is_grad_enabled():
+            self.region.refuse(
+                "attention was called with gradients off inside a forward that has them on, as by a "
+                "reentrant checkpoint, whose recomputation would escape context parallelism",
+                "checkpoint the whole module instead, with use_reentrant=False",
+            )
+
+    def _begin_flex(self, query: Tensor, key: Tensor, block_mask: BlockMask | None) -> None:
+        try:
+            flex.check(self.region, query, key, block_mask)
+        except ValueError as error:
+            raise ContextParallelError(f"{self.region.name}: {error}") from error
+
+    def _flex(self, call: torch_private.FlexCall) -> torch_private.FlexAnswer:
+        self._count()
+        return _attend_flex(self.region, call)
 
 
 @dataclass(frozen=True)
@@ -245,6 +279,32 @@ def _attend(
     except ValueError as error:
         raise ContextParallelError(f"{region.name}: {error}") from error
     return rewrap(out.squeeze(0) if flat else out)
+
+
+def _attend_flex(region: _Region, call: torch_private.FlexCall) -> torch_private.FlexAnswer:
+    tensors = (call.query, call.key, call.value)
+    local, rewrap = _to_local(region, *tensors)
+    q, k, v = (_as_autocast(t) for t in local)
+    try:
+        answer = flex.attention(region, call, q, k, v, _first(call.query))
+    except ValueError as error:
+        raise ContextParallelError(f"{region.name}: {error}") from error
+    statistics = (None if t is None else rewrap(t) for t in (answer.lse, answer.top))
+    return torch_private.FlexAnswer(rewrap(answer.out), *statistics)
+
+
+def _first(query: Tensor) -> tuple[int, int]:
+    """Which batch entry and which head of the whole tensor this rank's part begins with."""
+    first = [0, 0]
+    if isinstance(query, DTensor):
+        mesh = query.device_mesh
+        for dim in (0, 1):
+            size = query.size(dim)
+            for axis, placement in enumerate(query.placements):  # from the outer axis to the inner
+                if placement.is_shard(dim):
+                    size //= mesh.size(axis)
+                    first[dim] += mesh.get_local_rank(axis) * size
+    return first[0], first[1]
 
 
 def _to_local(

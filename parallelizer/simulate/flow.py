@@ -32,6 +32,7 @@ from parallelizer.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.program import Application, Program
 from parallelizer.simulate.failure import hush, remedy, written_at
 from parallelizer.simulate.features import TakenApart, watch_features
+from parallelizer.simulate.flex import FlexAttention
 from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
 from parallelizer.simulate.ledger import axes_by_ranks
 from parallelizer.simulate.modules import Running
@@ -165,7 +166,7 @@ class _Step:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor)
-        with fake, varying:
+        with FlexAttention(), fake, varying:
             with (
                 self._staged("forward"),
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
 from parallelizer.program import Program
+from parallelizer.simulate.flex import fused
 from parallelizer.simulate.varying import Varying
 from parallelizer.state import state_of
 
@@ -103,6 +104,19 @@ class Attentions(TorchFunctionMode):
         super().__init__()
         self.varying, self.where = varying, varying.where
         self.found: list[str] = []
+        self.flex = torch_private.FlexCalls(fused, lambda query, key, mask: self._note(key))
+
+    def __exit__(self, *error: Any) -> None:
+        self.flex.close()
+        super().__exit__(*error)
+
+    def _note(self, key: Any) -> None:
+        if (
+            isinstance(key, torch.Tensor)
+            and AXIS in self.varying.tags(key)
+            and self.where() not in self.found
+        ):
+            self.found.append(self.where())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,14 +124,9 @@ class Attentions(TorchFunctionMode):
             with self:
                 return torch_private.multi_head_attention_forward(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            key = args[1] if len(args) > 1 else kwargs.get("key")
-            if (
-                isinstance(key, torch.Tensor)
-                and AXIS in self.varying.tags(key)
-                and self.where() not in self.found
-            ):
-                self.found.append(self.where())
-        return func(*args, **kwargs)
+            self._note(args[1] if len(args) > 1 else kwargs.get("key"))
+        answer = self.flex(func, args, kwargs)
+        return func(*args, **kwargs) if answer is torch_private.NOT_FLEX else answer
 
 
 @contextmanager

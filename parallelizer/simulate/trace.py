@@ -23,6 +23,7 @@ from parallelizer.redistribution import Move, watched
 from parallelizer.simulate.alike import treated_alike
 from parallelizer.simulate.classes import RankClass
 from parallelizer.simulate.failure import broken_off, explained
+from parallelizer.simulate.flex import FlexAttention
 from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
 from parallelizer.simulate.ledger import Entry, Ledger
 from parallelizer.simulate.memory import (
@@ -144,6 +145,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     optimizer states exist.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     apply(program, model, mesh)
@@ -161,7 +163,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         for part in parts:
             memory.adopt(part.values(), "batch")
     with explained(program, running, memory), counted_random_states(memory):
-        with fake, memory:
+        with FlexAttention(), fake, memory:
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         memory.scratch.measure()
         _label(memory, model, optimizer)
@@ -169,6 +171,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         # The memory's mode is the innermost: it looks at who holds a tensor.
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
+            FlexAttention(),
             fake,
             ledger,
             memory,

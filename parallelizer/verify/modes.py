@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
+from torch.nn.attention.flex_attention import create_mask
+
+from parallelizer.function_mode import FunctionMode
+from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class _Mode(TorchFunctionMode):
-    """A function mode that stays on in backward, where a checkpoint runs parts of forward again. By itself it
-    changes no call.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.Tensor.backward:
-            return self._backward(*args, **kwargs)
-        return self.call(func, args, kwargs)
-
-    def _backward(
-        self, tensor: torch.Tensor, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> None:
-        # torch calls a mode with the mode itself off. A gradient edge is no tensor, so that no mode is asked
-        # a second time.
-        edge = torch.autograd.graph.get_gradient_edge(tensor)
-        start = torch.ones_like(tensor) if gradient is None else gradient
-        with self:
-            torch.autograd.backward(edge, start, *args, **kwargs)
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the mode makes of one call."""
-        return func(*args, **kwargs)
-
-
-class Float64(_Mode):
+class Float64(FunctionMode):
     """Lifts explicit casts to a narrower float to float64: models that upcast norms, rotary tables or losses
     to float32 otherwise prove nothing below 1e-7.
     """
@@ -53,12 +31,24 @@ class Float64(_Mode):
         return super().call(func, args, kwargs)
 
 
-class PlainAttention(_Mode):
-    """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself."""
+class PlainAttention(FunctionMode):
+    """Attention written out: softmax(q k^T / sqrt(d)) v, so that no backend is compared with itself. That of
+    `flex_attention` too, which has no backward on a CPU.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flex = FlexCalls(plain_flex_attention)
+
+    def __exit__(self, *error: Any) -> None:
+        self.flex.close()
+        super().__exit__(*error)
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention:
             return plain_attention(*args, **kwargs)
+        if (answer := self.flex(func, args, kwargs)) is not NOT_FLEX:
+            return answer
         return super().call(func, args, kwargs)
 
 
@@ -92,7 +82,32 @@ def plain_attention(
     return (weights / torch.where(total > 0, total, 1)) @ value  # a row that may see nothing gets zeros
 
 
-class OtherOrder(_Mode):
+def plain_flex_attention(call: FlexCall) -> FlexAnswer:
+    """As torch documents `flex_attention`, from the functions alone: blocks only say what need not be computed."""
+    query, (key, value), score_mod = call.query, (call.key, call.value), call.score_mod
+    groups = query.size(1) // key.size(1)
+    key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * call.scale
+    batch, heads, rows, keys = scores.shape
+
+    def of_pairs(function: Callable[..., torch.Tensor]) -> torch.Tensor:
+        # Asks a function of four indices for every pair, whatever it returns.
+        return create_mask(function, batch, heads, rows, keys, device=scores.device)
+
+    if score_mod is not None:
+        before, change = scores, score_mod
+        scores = of_pairs(lambda b, h, i, j: change(before[b, h, i, j], b, h, i, j))
+    if call.block_mask is not None:
+        scores = scores.masked_fill(~of_pairs(call.block_mask.mask_mod), -math.inf)
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - torch.where(top.isfinite(), top, 0)).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = (weights / torch.where(total > 0, total, 1)) @ value
+    lse = torch.where(total > 0, top + torch.where(total > 0, total, 1).log(), -math.inf)
+    return FlexAnswer(out, lse.squeeze(-1), top.squeeze(-1))
+
+
+class OtherOrder(FunctionMode):
     """Every linear sums its inputs in two halves, the second first: a change of rounding and of nothing
     else.
     """

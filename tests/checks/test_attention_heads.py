@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from parallelizer.diagnostics import Span
 from parallelizer.workload import Entry, Workload
+from tests.context.flexible import Flexible
 from tests.findings import findings, mesh_of
 from tests.styles.models import FusedAttention, Mlp, around
 from tests.test_step import llama
@@ -105,3 +106,13 @@ def test_a_model_that_cannot_run_on_meta_is_not_judged() -> None:
 
 def test_without_a_workload_heads_are_unknown() -> None:
     assert findings("extends: llama", llama(n_heads=6, n_kv_heads=2), mesh_of(tp=4)) == ()
+
+
+def test_heads_of_flex_attention_count_too() -> None:
+    text = "rules: {q: colwise, kv: colwise, o: rowwise, attend: {style: context-parallel, method: METHOD}}"
+    workload = Workload({"input_ids": Entry(("batch", "sequence"), range=(0, 16))}, 2, 8)
+    text += "\nbuffers: {batch: {input_ids: 1}}"
+    said = "attend has 2 key-value heads, which ulysses cannot deal out to cp=4"
+    for method, wrong in (("ulysses", True), ("auto", False)):
+        found = findings(text.replace("METHOD", method), Flexible, mesh_of(cp=4), workload=workload)
+        assert (said in [d.message for d in found if d.severity == "error"]) == wrong

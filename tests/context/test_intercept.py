@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 from torch.utils.checkpoint import checkpoint
 
@@ -297,16 +296,14 @@ class Failing(nn.Module):
 
 def refusals() -> dict[str, Any]:
     q = torch.randn(2, 4, 8, 16)
-    core, flex = Core(), Flex()
+    core = Core()
     wrap(core, world(), name=NAME)
-    wrap(flex, world(), name=NAME)
     plain = F.scaled_dot_product_attention(q, q, q)
     rows = torch.ones(8, 8, dtype=torch.bool)
     results: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {
         "attn_mask": lambda: core(q, q, q, attn_mask=rows, is_causal=False),
         "dropout": lambda: core(q, q, q, dropout_p=1.1),
-        "flex": lambda: flex(q),
         "lengths": lambda: core(q[:, :, :1], q, q, is_causal=False),
         "broadcast heads": lambda: core(q, q[:, :1], q[:, :1]),
         "broadcast batch": lambda: core(q, q[:1], q[:1]),
@@ -344,11 +341,6 @@ def refusals() -> dict[str, Any]:
     return results
 
 
-class Flex(nn.Module):
-    def forward(self, q: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, q, q) + flex_attention(q, q, q)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> None:
     for result in run_ranks(refusals, 2):
@@ -359,7 +351,6 @@ def test_what_cannot_be_represented_is_refused_and_leaves_nothing_behind() -> No
         for name, words in {
             "attn_mask": "made from a local length, and the sequence has 16",
             "dropout": "dropout_p=1.1 is no probability",
-            "flex": "flex_attention is not supported",
             "lengths": "a sequence of 2 rows cannot be cut into 4",
             "broadcast heads": "pass enable_gqa=True",
             "broadcast batch": "would be broadcast",

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention, plain_attention
@@ -108,3 +109,37 @@ def test_another_order_changes_bits_and_nothing_else() -> None:
         other = layer(x)
     assert not torch.equal(other, right)
     torch.testing.assert_close(other, right, rtol=1e-12, atol=1e-13)
+
+
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "mask": {"mask": lambda b, h, i, j: (i >= j) & (j != 3 * b)},
+    "scores": {"score_mod": lambda s, b, h, i, j: 2 * torch.tanh(s / 2) - 0.1 * h * (i - j)},
+    "both": {
+        "mask": lambda b, h, i, j: i > j,  # the first row sees nothing
+        "score_mod": lambda s, b, h, i, j: s + TABLE[i - j],
+    },
+}
+TABLE = torch.randn(10, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+@pytest.mark.filterwarnings("ignore")
+def test_plain_flex_attention_is_torchs(kind: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 5, 6).double() for heads in (4, 2, 2))
+    options = {"scale": 0.3, **FUNCTIONS[kind]}
+    if mask := options.pop("mask", None):
+        options["block_mask"] = create_block_mask(mask, 2, None, 5, 5, device="cpu")
+    expected, lse = flex_attention(q, k, v, enable_gqa=True, return_lse=True, **options)
+    with PlainAttention():
+        # Under a mode of this proof's it can be differentiated, which FlexAttention cannot on a CPU.
+        out, aux = flex_attention(
+            q.requires_grad_(), k, v, enable_gqa=True, return_aux=AuxRequest(lse=True), **options
+        )
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(aux.lse, lse, rtol=1e-12, atol=1e-13)
+    out.sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+    with pytest.raises(NotImplementedError, match="backward on CPU"):
+        flex_attention(q, k, v, enable_gqa=True)
