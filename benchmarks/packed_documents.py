@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
+from benchmarks.plot import bars, quartiles
 from parallelizer import launch
 from parallelizer.context.attention import context_attention
 from parallelizer.context.dealing import by_cost, document_mask, per_document
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--median", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="an SVG to write")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     ids = documents(asked.batch, asked.rows, asked.median, asked.seed)
@@ -125,16 +127,19 @@ def main() -> None:
     )
     print(f"{'':14}{'seconds':>9}{'of the limit':>14}{'quartiles':>20}{'work':>7}{'against contiguous':>20}")
     print(f"{'limit':14}{statistics.median(limit):9.3f}")
-    made = orders(ids, asked.ranks)
+    made, plotted = orders(ids, asked.ranks), {}
     for name, times in slowest.items():
         shares = sorted(100 * a / b for a, b in zip(limit, times, strict=True))
         faster = statistics.median(b / a for a, b in zip(times, slowest["contiguous"], strict=True))
-        low, middle, high = statistics.quantiles(shares, n=4)
+        low, middle, high = plotted[name] = quartiles(shares)
         spread = f"{low:.1f} to {high:.1f} %"
         print(
             f"{name:14}{statistics.median(times):9.3f}{middle:12.1f} %{spread:>20}{work(ids, made[name]):7.3f}"
             f"{faster:18.2f} x"
         )
+    if asked.plot:
+        note = f"{asked.batch} x {asked.rows} rows of {counts} documents; 100 % is the whole mask on one rank over {asked.ranks}"
+        bars(asked.plot, f"Packed documents on {asked.ranks} ranks, one core each", note, plotted)
 
 
 if __name__ == "__main__":
