@@ -166,6 +166,8 @@ _FLEX_OPERATOR = torch.ops.higher_order.flex_attention
 _IS_NESTED, _DEVICE, _REQUIRES_GRAD = (
     getattr(torch.Tensor, name).__get__ for name in ("is_nested", "device", "requires_grad")
 )
+_FIRST_LOOK = getattr(getattr(_flex, "_validate_no_nested_tensors", None), "__code__", None)
+"""Where `flex_attention` first reads a tensor; None before torch 2.13, which does not."""
 _LOOK_AT_DEVICES = tuple(
     f.__code__ for f in (_flex.flex_attention, _flex._validate_device, _flex._apply_kernel_options)
 )
@@ -226,7 +228,7 @@ class FlexCalls:
 
     def _begun(self, tensor: torch.Tensor) -> Any:
         asking = _asking()
-        if asking.f_code is not _flex._validate_no_nested_tensors.__code__ or asking.f_back is None:
+        if asking.f_code is not _FIRST_LOOK or asking.f_back is None:
             return NOT_FLEX
         with torch._C.DisableTorchFunction():
             if tensor.is_nested:  # torch refuses it, and says why
@@ -261,7 +263,8 @@ class FlexCalls:
         frame = self._frame
         self.close()
         if frame is None:
-            raise RuntimeError("flex_attention was compiled on its own; call it as it is")
+            why = "was compiled on its own; call it as it is" if _FIRST_LOOK else "needs torch 2.13 here"
+            raise RuntimeError(f"flex_attention {why}")
         query, key, value, _, _, scale, options, *_ = args
         passed = frame.f_locals
         mask, mod = passed["block_mask"], passed["score_mod"]

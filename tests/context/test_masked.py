@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.context import masked
+from parallelizer.context.dealing import by_cost, document_mask, per_document
 from parallelizer.context.masked import attend, tiles
+from parallelizer.context.order import Contiguous, Order, padded
 from tests.context.reference import masked_attention, relative_error
 
 
@@ -94,3 +96,39 @@ def test_one_tile_that_leaves_out_the_last_keys() -> None:
     assert torch.allclose(out, v[:, :, :1].expand_as(out))
     out.sum().backward()
     assert v.grad is not None and v.grad[0, 0].tolist() == [[2.0] * 4, [0.0] * 4]
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    st.integers(1, 4),
+    st.lists(st.integers(1, 17), min_size=1, max_size=6),
+    st.integers(0, 999),
+    st.booleans(),
+)
+def test_every_ranks_rows_of_random_documents_and_masks_are_those_of_the_whole(
+    ranks: int, sizes: list[int], seed: int, random: bool
+) -> None:
+    real = sum(sizes)
+    rows = -(-real // (2 * ranks)) * 2 * ranks
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.cat([torch.full((n,), i) for i, n in enumerate(sizes)]).unsqueeze(0)
+    whole = document_mask(ids, torch.arange(real))
+    if random:
+        whole = (torch.rand(1, 2, real, real, generator=generator) < 0.3).logical_or_(torch.eye(real).bool())
+    q, k, v = (torch.randn(1, n, rows, 4, dtype=torch.float64, generator=generator) for n in (2, 1, 1))
+    keys, values = k[:, :, :real], v[:, :, :real]
+    right = masked_attention(q[:, :, :real], keys, values, mask=whole, is_causal=False, scale=0.5)
+    cost = padded(whole, 2, rows).sum((0, 1, 3))
+    for order in (
+        Order(ranks, real), Contiguous(ranks, real), per_document(padded(ids, 1, rows), ranks, real),
+        by_cost(cost, ranks, real),
+    ):  # fmt: skip
+        parts = [
+            attend(
+                order.split(q, 2, rank), keys, values, is_causal=False, scale=0.5,
+                mask=order.split(padded(whole, 2, rows), 2, rank),
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        found = order.whole(order.join(parts, 2), 2)
+        assert relative_error(found, right) < 1e-13
