@@ -12,9 +12,7 @@ the time is that of the slowest rank.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor.experimental._context_parallel import _attention as peer
 
-from benchmarks.plot import bars, quartiles
+from benchmarks.plot import bars
+from benchmarks.turns import Times, compared, in_turns
 from parallelizer import launch
 from parallelizer.context import balance
 from parallelizer.context.attention import context_attention
@@ -61,7 +60,7 @@ def theirs(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, group: dist.ProcessGro
     )
 
 
-def rank(rows: int, heads: Heads, rounds: int) -> dict[str, list[float]]:
+def rank(rows: int, heads: Heads, rounds: int) -> Times:
     """By what was measured, this rank's seconds of each round."""
     torch.set_num_threads(1)
     group, ranks, me = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
@@ -83,15 +82,7 @@ def rank(rows: int, heads: Heads, rounds: int) -> dict[str, list[float]]:
         calls["ulysses"] = lambda: ours(*local, group=group, method="ulysses")
     if 1 < (degree := best_degree(heads, ranks)) < ranks:
         calls[f"ulysses-ring, {degree}"] = lambda: ours(*local, group=group, method="ulysses-ring")
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):  # the first is not counted
-        for name, call in calls.items():
-            dist.barrier()
-            started = time.perf_counter()
-            call()
-            if turn:
-                times[name].append(time.perf_counter() - started)
-    return times
+    return in_turns(calls, rounds)
 
 
 def main() -> None:
@@ -106,19 +97,16 @@ def main() -> None:
     torch.set_num_threads(1)
     heads = Heads(asked.heads, asked.key_heads)
     found = launch.start(rank, (asked.rows, heads, asked.rounds), ranks=asked.ranks, device="cpu")
-    slowest = {name: [max(turn) for turn in zip(*(f[name] for f in found), strict=True)] for name in found[0]}
-    limit = [t / asked.ranks for t in slowest.pop("unsharded")]
+    limit, ways = compared(found, "torch's ring")
     shape = f"{asked.rows} rows, {heads.queries} query and {heads.keys} key heads of {SIZE}"
     print(f"{shape}, {asked.ranks} ranks, torch {torch.__version__}")
     print(f"{'':18}{'seconds':>9}{'of the limit':>14}{'quartiles':>20}{'against torch':>15}")
-    print(f"{'limit':18}{statistics.median(limit):9.3f}")
+    print(f"{'limit':18}{limit:9.3f}")
     plotted = {}
-    for name, times in slowest.items():
-        shares = sorted(100 * a / b for a, b in zip(limit, times, strict=True))
-        faster = statistics.median(b / a for a, b in zip(times, slowest["torch's ring"], strict=True))
-        low, middle, high = plotted[name] = quartiles(shares)
+    for way in ways:
+        low, middle, high = plotted[way.name] = way.share
         spread = f"{low:.1f} to {high:.1f} %"
-        print(f"{name:18}{statistics.median(times):9.3f}{middle:12.1f} %{spread:>20}{faster:13.2f} x")
+        print(f"{way.name:18}{way.seconds:9.3f}{middle:12.1f} %{spread:>20}{way.faster:13.2f} x")
     if asked.plot:
         note = (
             f"causal, forward and backward, {shape}; 100 % is the unsharded kernel's time over {asked.ranks}"

@@ -11,9 +11,7 @@ over the mean. Every round measures all; the time is that of the slowest rank.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 import torch.distributed as dist
 
-from benchmarks.plot import bars, quartiles
+from benchmarks.plot import bars
+from benchmarks.turns import Times, compared, in_turns
 from parallelizer import launch
 from parallelizer.context.attention import context_attention
 from parallelizer.context.dealing import by_cost, document_mask, per_document
@@ -66,7 +65,7 @@ def work(ids: Tensor, order: Order) -> float:
     return max(shares) * order.ranks / sum(shares)
 
 
-def rank(ids: Tensor, rounds: int) -> dict[str, list[float]]:
+def rank(ids: Tensor, rounds: int) -> Times:
     """By what was measured, this rank's seconds of each round."""
     torch.set_num_threads(1)
     group, ranks, me = dist.group.WORLD, dist.get_world_size(), dist.get_rank()
@@ -94,15 +93,7 @@ def rank(ids: Tensor, rounds: int) -> dict[str, list[float]]:
         return call
 
     calls = {"unsharded": alone, **{name: sharded(order) for name, order in orders(ids, ranks).items()}}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):  # the first is not counted
-        for name, call in calls.items():
-            dist.barrier()
-            started = time.perf_counter()
-            call()
-            if turn:
-                times[name].append(time.perf_counter() - started)
-    return times
+    return in_turns(calls, rounds)
 
 
 def main() -> None:
@@ -119,24 +110,19 @@ def main() -> None:
     torch.set_num_threads(1)
     ids = documents(asked.batch, asked.rows, asked.median, asked.seed)
     found = launch.start(rank, (ids, asked.rounds), ranks=asked.ranks, device="cpu")
-    slowest = {name: [max(turn) for turn in zip(*(f[name] for f in found), strict=True)] for name in found[0]}
-    limit = [t / asked.ranks for t in slowest.pop("unsharded")]
+    limit, ways = compared(found, "contiguous")
     counts = ", ".join(str(int(row.max()) + 1) for row in ids)
     print(
         f"{asked.batch} x {asked.rows} rows of {counts} documents, {asked.ranks} ranks, torch {torch.__version__}"
     )
     print(f"{'':14}{'seconds':>9}{'of the limit':>14}{'quartiles':>20}{'work':>7}{'against contiguous':>20}")
-    print(f"{'limit':14}{statistics.median(limit):9.3f}")
+    print(f"{'limit':14}{limit:9.3f}")
     made, plotted = orders(ids, asked.ranks), {}
-    for name, times in slowest.items():
-        shares = sorted(100 * a / b for a, b in zip(limit, times, strict=True))
-        faster = statistics.median(b / a for a, b in zip(times, slowest["contiguous"], strict=True))
-        low, middle, high = plotted[name] = quartiles(shares)
+    for way in ways:
+        low, middle, high = plotted[way.name] = way.share
         spread = f"{low:.1f} to {high:.1f} %"
-        print(
-            f"{name:14}{statistics.median(times):9.3f}{middle:12.1f} %{spread:>20}{work(ids, made[name]):7.3f}"
-            f"{faster:18.2f} x"
-        )
+        uneven = work(ids, made[way.name])
+        print(f"{way.name:14}{way.seconds:9.3f}{middle:12.1f} %{spread:>20}{uneven:7.3f}{way.faster:18.2f} x")
     if asked.plot:
         note = f"{asked.batch} x {asked.rows} rows of {counts} documents; 100 % is the whole mask on one rank over {asked.ranks}"
         bars(asked.plot, f"Packed documents on {asked.ranks} ranks, one core each", note, plotted)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
-Quartiles = tuple[float, float, float]
+from benchmarks.turns import Quartiles
+
 WIDTH, LEFT, ROW, TOP = 760, 150, 26, 58
-
-
-def quartiles(values: Sequence[float]) -> Quartiles:
-    """Lower quartile, median and upper quartile."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return low, middle, high
 
 
 def bars(path: Path, title: str, note: str, shares: Mapping[str, Quartiles]) -> None:
