@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelizer.compiler import Program
+from parallelizer.context.order import Order, static_order
 from parallelizer.plan import Mesh, Rule
 from parallelizer.verify.compare import Difference, Verdict
 from parallelizer.verify.observe import Observation
@@ -40,6 +41,16 @@ class Comparison:
     @property
     def mesh(self) -> Mesh:
         return self.program.mesh
+
+    @property
+    def order(self) -> Order:
+        """How the sequence is dealt out, where the plan alone says it."""
+        return static_order(self.program.plan.balance, self.mesh.sizes["cp"])
+
+    @property
+    def by_batch(self) -> bool:
+        """Whether it was dealt out as the batch says, or padded."""
+        return any(rank.by_batch for rank in self.ranks)
 
     @property
     def bound(self) -> float:

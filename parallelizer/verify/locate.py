@@ -34,8 +34,14 @@ def _all(case: Comparison) -> Iterator[Divergence]:
                 "loss",
                 None,
                 None,
-                f"the loss{at_step(step)} is {run:.9g}, the reference {reference:.9g}, and every module's "
-                "output is right: the sums of losses and of tokens do not go over all data ranks once",
+                f"the loss{at_step(step)} is {run:.9g}, the reference {reference:.9g}, and "
+                + (
+                    "modules' outputs cannot be compared, because the batch was dealt out as its own documents, masks or "
+                    "padding say: `balance: head-tail` and a length that divides show more"
+                    if case.by_batch
+                    else "every module's output is right: the sums of losses and of tokens do not go over all data "
+                    "ranks once"
+                ),
             )
         yield from gradients(case, step)
         yield from _norm(case, step)

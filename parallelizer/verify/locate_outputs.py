@@ -27,18 +27,24 @@ from parallelizer.verify.slices import (
 
 
 def outputs(case: Comparison, step: int, phase: str, when: str) -> Iterator[Divergence]:
-    """Modules whose output differs, in order of execution. `when` stands in the text in the step's place."""
+    """Modules whose output differs, in order of execution. `when` stands in the text in the step's place. None where
+    the batch was dealt out as only itself tells: which part of the whole a rank should hold is not known then.
+    """
+    if case.by_batch:
+        return
     for path, whole in case.reference.outputs[step].items():
         mine = [r.outputs[step].get(path) for r in case.ranks]
         packing = _packing(case.program, path)
-        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing)
+        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, order=case.order)
         if wrong:
             axis, words = _difference(whole, mine, wrong, case, packing)
             yield found(case, f"{path}.", phase, axis, f"the output of {path}{when or at_step(step)} {words}")
 
 
 def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterator[Divergence]:
-    """Modules the gradient of whose output differs, in order of the backward pass."""
+    """Modules the gradient of whose output differs, in order of the backward pass; none as in `outputs`."""
+    if case.by_batch:
+        return
     references = case.reference.output_gradients[step]
     largest = max((norm_of([g]) for g in references.values()), default=0.0)
     for position, (path, whole) in enumerate(references.items()):
@@ -48,9 +54,9 @@ def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterat
         packing = _packing(case.program, path)
         # What cancels to zero is only rounding on both sides.
         least = largest if norm_of([whole]) <= case.bound * largest else 0.0
-        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, least)
+        wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, least, case.order)
         # A gradient that is still to be summed over an axis is right for its place.
-        if not wrong or partial_axis(whole, mine, case.mesh, 10 * case.bound) in ("tp", "ep"):
+        if not wrong or partial_axis(whole, mine, case.mesh, 10 * case.bound, case.order) in ("tp", "ep"):
             continue
         axis, words = _difference(whole, mine, wrong, case, packing)
         cause = (
@@ -75,24 +81,24 @@ def _difference(
     local, axis = mine[rank], separating_axis(wrong, case.mesh)
     if local is None:
         return axis, "is missing"
-    summed = partial_axis(whole, mine, mesh, 10 * case.bound)
+    summed = partial_axis(whole, mine, mesh, 10 * case.bound, case.order)
     if summed:
         return (
             summed,
             f"differs from rank to rank of {summed}, and its sum is right: its reduction over {summed} is missing",
         )
     for other in range(mesh.world_size):
-        for part in slices(whole, local.shape, mesh, other, packing):
+        for part in slices(whole, local.shape, mesh, other, packing, case.order):
             if other != rank and relative_error(local, part) <= case.bound:
                 return between(mesh, rank, other), f"is on rank {rank} the part that belongs to rank {other}"
-    expected = next(slices(whole, local.shape, mesh, rank, packing), None)
+    expected = next(slices(whole, local.shape, mesh, rank, packing, case.order), None)
     if expected is None:
         return (
             axis,
             f"has the shape {list(local.shape)} on rank {rank}, which is no part of {list(whole.shape)}",
         )
     parts = [
-        next(slices(whole, t.shape, mesh, r, packing), None) if t is not None else None
+        next(slices(whole, t.shape, mesh, r, packing, case.order), None) if t is not None else None
         for r, t in enumerate(mine)
     ]
     factors = [ratio(t, p) for t, p in zip(mine, parts, strict=True)]

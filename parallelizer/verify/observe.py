@@ -55,6 +55,8 @@ class Observation:
     outputs: list[Tensors] = field(default_factory=list)
     output_gradients: list[Tensors] = field(default_factory=list)
     bits: list[dict[str, str]] = field(default_factory=list)
+    by_batch: bool = False
+    """Whether its tokens were dealt out as the batch says, or padded."""
 
 
 Modes = Sequence[TorchFunctionMode]
@@ -111,6 +113,7 @@ def _observe(
         if flip:
             whole = {k: v.flip(0) for k, v in whole.items()}
         parts = rank_parts(whole, subject.accumulate, subject.plan, mesh)
+        seen.by_batch |= any(map(_by_batch, parts))
         with recording(model, seen.outputs, seen.output_gradients):
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
         seen.losses.append(done.loss.item())
@@ -170,6 +173,11 @@ def rank_parts(
         local = {k: v[first : first + rows] for k, v in batch.items()}
         result.append(shard_batch(local, plan, mesh))
     return result
+
+
+def _by_batch(batch: Tensors) -> bool:
+    orders = [order for tensor in batch.values() if (order := order_of(tensor)) is not None]
+    return any(order.varies or order.length is not None for order in orders)
 
 
 def _unsharded(logits: torch.Tensor, batch: Tensors, mesh: DeviceMesh) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.context import balance
+from parallelizer.context.order import Order
 from parallelizer.plan import BATCH_AXES, Mesh
 from parallelizer.styles.packing import Packing
 
@@ -24,11 +24,16 @@ def batch_index(mesh: Mesh, rank: int) -> tuple[int, int]:
 
 
 def slices(
-    whole: torch.Tensor, shape: torch.Size, mesh: Mesh, rank: int, packing: Packing | None = None
+    whole: torch.Tensor,
+    shape: torch.Size,
+    mesh: Mesh,
+    rank: int,
+    packing: Packing | None = None,
+    order: Order | None = None,
 ) -> Iterator[torch.Tensor]:
     """Every way in which a tensor of this shape can be this rank's part of the whole: rows by data rank, the
-    sequence in balanced order by cp, any dimension in chunks by tp or ep. `packing` is that of the last
-    dimension.
+    sequence in `order` (head-tail, if not given) by cp, any dimension in chunks by tp or ep. `packing` is that of the
+    last dimension.
     """
     if whole.ndim != len(shape):
         return
@@ -38,8 +43,9 @@ def slices(
     if data > 1 and whole.ndim and whole.shape[0] % data == 0:
         candidates.insert(0, whole.chunk(data, 0)[index])
     if cp > 1:
+        order = order or Order(cp)
         candidates += [
-            balance.split(c, d, cp, where["cp"])
+            order.split(c, d, where["cp"])
             for c in candidates
             for d in range(c.ndim)
             if c.shape[d] % (2 * cp) == 0
@@ -69,6 +75,7 @@ def holds(
     bound: float,
     packing: Packing | None = None,
     least: float = 0.0,
+    order: Order | None = None,
 ) -> bool:
     """Whether a local tensor is a part of the whole that this rank may hold. Errors are relative to `least`
     where that is more than the tensor's own norm.
@@ -77,7 +84,7 @@ def holds(
     typical = (
         whole.double().norm().item() / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
     )
-    for part in slices(whole, local.shape, mesh, rank, packing):
+    for part in slices(whole, local.shape, mesh, rank, packing, order):
         if (local.double() - part.double()).norm().item() <= bound * max(
             typical, part.double().norm().item(), least
         ):
@@ -92,12 +99,13 @@ def wrong_ranks(
     bound: float,
     packing: Packing | None = None,
     least: float = 0.0,
+    order: Order | None = None,
 ) -> list[int]:
     """The ranks whose tensor is no part of the whole that their place allows; `least` as in `holds`."""
     return [
         r
         for r, local in enumerate(mine)
-        if local is not None and not holds(whole, local, mesh, r, bound, packing, least)
+        if local is not None and not holds(whole, local, mesh, r, bound, packing, least, order)
     ]
 
 
@@ -116,7 +124,9 @@ def above_one(mesh: Mesh) -> list[str]:
     return [a for a, n in mesh.sizes.items() if n > 1]
 
 
-def partial_axis(whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float) -> str | None:
+def partial_axis(
+    whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float, order: Order | None = None
+) -> str | None:
     """The axis over which the ranks' tensors sum to the right one, if there is one."""
     for axis in above_one(mesh):
         summed: list[torch.Tensor | None] = []
@@ -124,7 +134,7 @@ def partial_axis(whole: torch.Tensor, mine: Locals, mesh: Mesh, bound: float) ->
             terms = [t for r in line(mesh, rank, axis) if (t := mine[r]) is not None]
             fit = len(terms) == mesh.sizes[axis] and all(t.shape == terms[0].shape for t in terms)
             summed.append(torch.stack(terms).sum(0) if fit else None)
-        if all(s is not None for s in summed) and not wrong_ranks(whole, summed, mesh, bound):
+        if all(s is not None for s in summed) and not wrong_ranks(whole, summed, mesh, bound, order=order):
             return axis
     return None
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parallelizer.context import buffers
 from parallelizer.verify.prove import prove
 from tests.verify import subjects
+from tests.verify.faults import on_ranks
 
 PLAN = """
 version: 1
@@ -75,3 +78,22 @@ def test_packed_documents_are_proven_in_every_order(
 ) -> None:
     proof = prove(subjects.setup(*overrides(tmp_path, preset, method, balance, length)))
     assert proof.passed, proof.divergence
+
+
+def _wrong_columns(right: Any, ids: Tensor, rows: Tensor) -> Tensor:
+    return right(ids, rows).roll(1, -1)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("balance", "said"),
+    [("none", "the output of attend differs"), ("per-document", "modules' outputs cannot be compared")],
+)
+def test_a_wrong_mask_is_found_and_the_order_is_known_where_it_can_be(
+    tmp_path: Path, balance: str, said: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        on_ranks(patch, buffers, "document_mask", _wrong_columns)
+        proof = prove(subjects.setup(*overrides(tmp_path, "cp2", "all-gather", balance, 12)))
+    assert not proof.passed and proof.divergence is not None
+    assert said in proof.divergence.description
