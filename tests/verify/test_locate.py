@@ -32,7 +32,7 @@ def _doubled(right: Any, *args: Any) -> Any:
         Fault(
             "logits put back in another order",
             ("parallel=cp2",),
-            replaced(observe, "unshard", lambda right, *args: right(*args).flip(1)),
+            replaced(observe, "unshard", lambda right, *args, **kwargs: right(*args, **kwargs).flip(1)),
             "",
             "evaluation",
             None,
