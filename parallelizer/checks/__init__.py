@@ -15,6 +15,7 @@ from parallelizer.checks.dealing import dealing
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.initializers import initializers
 from parallelizer.checks.lazy_modules import lazy_modules
+from parallelizer.checks.nested_attention import nested_attention
 from parallelizer.checks.placed_twice import placed_twice
 from parallelizer.checks.positions import positions
 from parallelizer.checks.running_statistics import running_statistics
@@ -49,5 +50,6 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     running_statistics,
     unsharded_share,
     attention_covered,
+    nested_attention,
 )
 """In the order they run; each sees everything, none sees another's findings."""

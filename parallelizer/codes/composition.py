@@ -147,6 +147,24 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "nested-attention",
+        "context-parallel stands on a module and on one inside it",
+        """It answers every attention call that a module makes, however deep. With two of them around one call, what
+        the inner one computes on its rank would be taken for a call of the model's by the outer one.""",
+        Example(
+            """
+            rules:
+              layers.*.attention: context-parallel
+              layers.*.attention.inner: context-parallel
+              "": fsdp
+            buffers:
+              batch: {input_ids: 1, labels: 1}
+              model: {"rope.*": 0}
+            """,
+            ["parallel=cp2"],
+        ),
+    ),
+    Code(
         "no-documents",
         "the order or the mask goes by packed documents, and nothing says where they are",
         """To deal each document out evenly, and to mask one from the other, it must be known where they begin.

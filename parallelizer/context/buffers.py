@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -21,7 +22,7 @@ from parallelizer.context.order import Order, order_of, padded, static_order, ta
 from parallelizer.context.sequence import CurrentOrder, gather_sequence
 from parallelizer.glob import parse_glob
 from parallelizer.mesh import describe
-from parallelizer.plan import Plan
+from parallelizer.plan import AXES, Plan
 
 Tensor = torch.Tensor
 
@@ -84,18 +85,27 @@ def _documents(plan: Plan, batch: Mapping[str, Tensor]) -> str:
     )
 
 
-def unshard(tensor: Tensor, mesh: DeviceMesh, dim: int = 1, *, like: Tensor | None = None) -> Tensor:
+def unshard(
+    tensor: Tensor, mesh: DeviceMesh | dist.ProcessGroup, dim: int = 1, *, like: Tensor | None = None
+) -> Tensor:
     """The whole tensor in its original order from every cp rank's rows along `dim`, as for evaluation output.
 
-    `like` is an entry of the batch as `shard_batch` returned it, which knows its order and its padding; without it, rows are
-    taken to be in head-tail order. Collective over `cp`; no gradient. The tensor itself without context parallelism.
+    `mesh` is one with our axes, a DeviceMesh of one axis, or a process group. `like` is an entry of the batch as
+    `shard_batch` returned it, which knows its order and its padding; without it, rows are taken to be in head-tail order.
+    Collective over `cp`; no gradient. The tensor itself without context parallelism.
     """
-    alone = mesh.ndim == 1 and mesh.mesh_dim_names is None
-    ranks = mesh.size() if alone else _cp(mesh)[0]
-    if ranks == 1:
+    group: dist.ProcessGroup
+    if not isinstance(mesh, DeviceMesh):
+        group = mesh
+    elif mesh.ndim == 1 and tuple(mesh.mesh_dim_names or ()) not in {(axis,) for axis in AXES}:
+        group = mesh.get_group()
+    elif _cp(mesh)[0] == 1:
         return tensor
-    group = mesh.get_group() if alone else mesh.get_group("cp")
-    order = (order_of(like) if like is not None else None) or Order(ranks)
+    else:
+        group = mesh.get_group("cp")
+    order = (order_of(like) if like is not None else None) or Order(dist.get_world_size(group))
+    if order.ranks == 1:
+        return tensor
     return order.whole(gather_sequence(tensor.detach(), dim, group, order), dim)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
@@ -80,10 +81,14 @@ def wrap(
     group = _group_of(group_or_mesh)
     if dist.get_world_size(group) == 1:
         return
+    called = name or type(module).__name__
     if _restore_point(module) is not None:
-        raise ValueError(f"{name or type(module).__name__} is context-parallel already")
+        raise ValueError(f"{called} is context-parallel already")
+    inside = next((path for path, m in module.named_modules() if path and _restore_point(m)), None)
+    if inside is not None:
+        raise ValueError(f"{inside} inside {called} is context-parallel already; give it to one of the two")
     sequence = sequence or CurrentOrder(Order(dist.get_world_size(group)))
-    region = _Region(name or type(module).__name__, group, options or ContextOptions(), sequence)
+    region = _Region(called, group, options or ContextOptions(), sequence)
     own = module.__dict__.get("forward")
     bound = module.forward
     if isinstance(bound, MethodType) and bound.__self__ is module:
@@ -127,16 +132,35 @@ class _Region:
         raise ContextParallelError(f"{self.name}: {what}; {remedy}")
 
 
+_running = threading.local()
+"""`region`: whose forward runs in this thread, if one does."""
+
+
 def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any]:
     @functools.wraps(function)
     def forward(*args: Any, **kwargs: Any) -> Any:
         calls: list[str] = []
+        escaped: list[str] = []
+        around: _Region | None = getattr(_running, "region", None)
+        if around is not None and not torch.compiler.is_compiling():
+            region.refuse(
+                f"runs inside {around.name}, which is context-parallel too", "give it to one of the two"
+            )
         try:
-            with _Interception(region, calls):
+            _running.region = region
+            with _Interception(region, calls, escaped):
                 result = function(*args, **kwargs)
         except Exception as error:
             _raise_refusal_from_compiler(error, region)
             raise
+        finally:
+            _running.region = around
+        if escaped:
+            region.refuse(
+                "attention was called in a function or a part of it that torch.compile made, where it may run without "
+                "context parallelism",
+                "compile this module itself or the whole model, or apply context-parallel to the compiled part",
+            )
         if not calls:
             region.refuse(
                 "its forward never called scaled_dot_product_attention or flex_attention; other attention sees local "
@@ -164,11 +188,12 @@ def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
 class _Interception(TorchFunctionMode):
     """On during one forward of one wrapped module."""
 
-    def __init__(self, region: _Region, calls: list[str]) -> None:
+    def __init__(self, region: _Region, calls: list[str], escaped: list[str]) -> None:
         super().__init__()
         self.region = region
         self.grad_enabled = torch.is_grad_enabled()
-        self.calls = calls
+        self.calls, self.escaped = calls, escaped
+        self.compiled = torch.compiler.is_compiling()
         self.flex = torch_private.FlexCalls(
             self._flex, self._begin_flex, lambda rows: flex.whole_of(region, rows)
         )
@@ -186,6 +211,9 @@ class _Interception(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if any(func is attention for attention in _ATTENTION):
+            if torch.compiler.is_compiling() and not self.compiled:
+                # Where the compiler gives up it goes on without modes: wrong, and nobody would see it.
+                self.escaped.append(self.region.name)
             self._count()
             return _attend(self.region, func, args, kwargs)
         if torch.compiler.is_compiling():

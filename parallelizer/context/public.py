@@ -4,7 +4,7 @@
     context_parallel(modules, mesh["cp"], method="auto")
     local = shard_buffers({"tokens": tokens, "labels": labels}, {"tokens": 1, "labels": 1}, mesh["cp"])
     loss(model(local["tokens"]), local["labels"])          # a mean over tokens is a mean over ranks too
-    logits = unshard(local_logits, mesh["cp"], dim=1)      # for whoever wants them whole
+    logits = unshard(local_logits, mesh["cp"], dim=1)      # for whoever wants them whole, without gradient
 
 Gradients of parameters are each rank's part of a sum: FSDP or an all-reduce over the axis adds them up.
 """
@@ -40,8 +40,12 @@ def context_parallel(
     `ulysses`, `ulysses-ring` or `auto`: `parallelizer.context.attention.context_attention` says what each sends and takes.
     Modules keep their signatures, parameters and state dicts; `parallelizer.context.intercept.unwrap` undoes it.
 
-    Raises ValueError, with every module as it was, for a method that there is not, a mesh of several axes without `cp`,
-    or a module that has it already. While a module runs, ContextParallelError for what cannot be exact.
+    Nobody checks a loop of one's own: attention of a module that is not among them sees this rank's rows alone. Compare with
+    one rank once, or use a plan, which `validate` and `verify` look at.
+
+    Raises ValueError, with every module as it was, for a method that there is not, a mesh of several axes without `cp`, no
+    modules at all, or one that has it already or is inside another. While a module runs, ContextParallelError for what
+    cannot be exact.
     """
     if method not in (*METHODS, "auto"):
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
@@ -51,8 +55,19 @@ def context_parallel(
         raise ValueError(
             f"ulysses_degree={ulysses_degree} does not divide the {dist.get_world_size(group)} ranks"
         )
+    if ulysses_degree is not None and method not in ("ulysses-ring", "auto"):
+        raise ValueError(f"ulysses_degree is an option of ulysses-ring, and not of {method}")
+    wanted = [modules] if isinstance(modules, nn.Module) else list(modules)
+    if not wanted:
+        raise ValueError("there are no modules to make context-parallel")
     try:
-        for module in [modules] if isinstance(modules, nn.Module) else modules:
+        for module in wanted:
+            if not isinstance(module, nn.Module):
+                raise ValueError(f"{module!r} is a {type(module).__name__}, not a torch.nn.Module")
+            if any(module is inner for outer in done for inner in outer.modules()):
+                raise ValueError(
+                    f"one of the modules, {type(module).__name__}, is inside another; give one of the two"
+                )
             wrap(module, group, options)
             done.append(module)
     except ValueError:
@@ -67,12 +82,17 @@ def shard_buffers(
     """This rank's rows of each tensor along its dimension in `dims`, in the order that context parallelism expects
     (`balance.split`); tensors that `dims` does not name as they are. Differentiable, no communication.
 
-    Everything that has a row for each token must be split so: ids, labels, positions, rotary tables, rows of a mask. Raises
-    ValueError for a name that is not there, or a dimension that is no multiple of twice the ranks.
+    Everything that has a row for each token must be split so: ids, labels, positions, rotary tables, rows of a mask; nothing is
+    padded. Raises ValueError for a name that is not there, or a dimension that there is not or that is no multiple of twice
+    the ranks.
     """
     missing = [name for name in dims if name not in tensors]
     if missing:
         raise ValueError(f"{', '.join(missing)} is not among {', '.join(tensors)}")
+    for name, dim in dims.items():
+        ndim = tensors[name].ndim
+        if not isinstance(dim, int) or not -ndim <= dim < ndim:
+            raise ValueError(f"{name} has {ndim} dimensions, and {dim!r} is none of them")
     group = group_of(where)
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     return {n: balance.split(t, dims[n], ranks, rank) if n in dims else t for n, t in tensors.items()}

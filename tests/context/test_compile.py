@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallelizer.context.choice import METHODS
+from parallelizer.context.intercept import ContextParallelError
 from parallelizer.context.public import context_parallel, shard_buffers
 from tests.ranks import run_ranks
 from tests.rotation import taking_turns
@@ -48,3 +49,38 @@ def worst_difference(method: str, masked: bool) -> float:
 def test_a_compiled_block_computes_the_same(method: str) -> None:
     for found in run_ranks(lambda: [worst_difference(method, masked) for masked in (False, True)], 2):
         assert max(found) < 1e-12, found
+
+
+class Outer(nn.Module):
+    """Has a part of it compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.block.compile(backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x)
+
+
+@pytest.mark.ranks
+def test_what_would_be_taken_twice_or_escape_is_refused() -> None:
+    def worker() -> list[str]:
+        group, found = dist.group.WORLD, []
+        assert group is not None
+        inner, parent = Block(), nn.Sequential()
+        context_parallel(inner, group)
+        context_parallel(parent, group)
+        parent.append(inner)  # after both were wrapped: nobody can see it before it runs
+        compiled = Outer()
+        context_parallel(compiled, group)
+        for module in (parent, compiled):
+            with pytest.raises(ContextParallelError) as refused:
+                module(torch.randn(2, 8, 32))
+            found.append(str(refused.value))
+        inner(torch.randn(2, 8, 32))  # nothing stays behind
+        return found
+
+    for nested, escaped in run_ranks(worker, 2):
+        assert "Block: runs inside Sequential, which is context-parallel too" in nested
+        assert "Outer: attention was called in a function or a part of it that torch.compile made" in escaped

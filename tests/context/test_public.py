@@ -113,6 +113,12 @@ def everything() -> dict[str, Any]:
         lambda: pz.context_parallel(module, grid),
         lambda: pz.shard_buffers({"ids": torch.zeros(2, 8)}, {"labels": 1}, mesh),
         lambda: pz.shard_buffers({"ids": torch.zeros(2, 6)}, {"ids": 1}, mesh),
+        lambda: pz.shard_buffers({"ids": torch.zeros(2, 8)}, {"ids": 5}, mesh),
+        lambda: pz.context_parallel([], mesh),
+        lambda: pz.context_parallel(["layers.0"], mesh),  # type: ignore[list-item]
+        lambda: pz.context_parallel([nn.Sequential(module), module], mesh),
+        lambda: pz.context_parallel(nn.Sequential(twice), mesh),
+        lambda: pz.context_parallel(module, mesh, method="ring", ulysses_degree=2),
         lambda: pz.context_parallel(module, mesh, method="ulysses-ring", ulysses_degree=3),
     ):
         try:
@@ -143,11 +149,19 @@ def test_an_encoder_and_a_decoder_across_train_as_on_one_rank(
 @pytest.mark.ranks
 def test_what_cannot_be_is_told_and_leaves_every_module_as_it_was(results: list[dict[str, Any]]) -> None:
     for found in results:
-        method, again, axes, missing, odd, degree = found["messages"]
+        method, again, axes, missing, odd, dim, nothing, text, nested, around, ring, degree = found[
+            "messages"
+        ]
         assert "there is no method 'rings'" in method
         assert "context-parallel already" in again
         assert "several axes and none called cp" in axes
         assert "labels is not among ids" in missing
         assert "a sequence of 6 rows" in odd
+        assert "ids has 2 dimensions, and 5 is none of them" in dim
+        assert "there are no modules" in nothing
+        assert "'layers.0' is a str, not a torch.nn.Module" in text
+        assert "one of the modules, Attention, is inside another" in nested
+        assert "0 inside Sequential is context-parallel already" in around
+        assert "ulysses_degree is an option of ulysses-ring, and not of ring" in ring
         assert "ulysses_degree=3 does not divide the 2 ranks" in degree
         assert found["left as it was"]

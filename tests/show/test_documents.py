@@ -104,6 +104,7 @@ def test_buffers_are_the_plan_s() -> None:
     assert document("parallel=cp2")["buffers"] == {
         "batch": {"input_ids": 1, "labels": 1},
         "model": {"rope.*": 0},
+        "balance": "auto",
     }
 
 

@@ -1,0 +1,31 @@
+"""`context-parallel` on a module and on one inside it: an attention call would be taken twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, Related
+
+if TYPE_CHECKING:
+    from parallelizer.program import Compilation
+
+
+def nested_attention(state: Compilation) -> Iterator[Diagnostic]:
+    """One finding for each pair of rules."""
+    attention = {a.module: a for a in state.applications if a.slot == "attention"}
+    told = set()
+    for path, inner in attention.items():
+        around = next(
+            (o for p, o in attention.items() if p != path and (not p or path.startswith(f"{p}."))), None
+        )
+        if around is None or (pair := (inner.rule.span, around.rule.span)) in told:
+            continue
+        told.add(pair)
+        yield Diagnostic(
+            "nested-attention",
+            f"{path} is inside {around.module or 'the root'}, and both have context-parallel",
+            inner.rule.span,
+            "give it to the inner one alone, or to the outer one for every attention call in it",
+            related=(Related(around.rule.span, f"this gives it to {around.module or 'the root'}"),),
+        )
