@@ -37,6 +37,7 @@ from parallelizer.context.ulysses import fits
 from parallelizer.torch_private import FlexAnswer, FlexCall
 from tests.context.reference import relative_error
 from tests.ranks import run_ranks
+from tests.rotation import TURN, TURNS
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore")]
 
@@ -194,10 +195,12 @@ def on_four_ranks() -> dict[Any, Any]:
     for ranks, group in groups.items():
         if dist.get_rank() >= ranks:
             continue
-        for case in CASES:
+        for case in CASES[TURN::TURNS]:
             run = alone(group) if ranks == 1 else wrapped(group)
             found[ranks, "auto", *case] = errors(group, run, *case)
-        for method, case in itertools.product(("all-gather", "ulysses"), CASES[::4] if ranks > 1 else ()):
+        for method, case in itertools.product(
+            ("all-gather", "ulysses"), CASES[TURN :: 4 * TURNS] if ranks > 1 else ()
+        ):
             if method != "ulysses" or fits(*case[2], ranks):
                 found[ranks, method, *case] = errors(group, wrapped(group, method), *case)
         found |= in_every_order(group) if ranks > 1 else {}
@@ -215,9 +218,10 @@ def in_every_order(group: dist.ProcessGroup) -> dict[Any, Any]:
         "padded per document": per_document(DOCUMENT, ranks, TOKENS - 3),
     }
     found: dict[Any, Any] = {}
-    for (name, order), method, score in itertools.product(
+    every = itertools.product(
         orders.items(), ("all-gather", "ulysses", "ring", "ulysses-ring"), ("none", "learned")
-    ):
+    )
+    for (name, order), method, score in itertools.islice(every, TURN, None, TURNS):
         if fits(4, 4, ranks) and ("ring" not in method or score == "none"):
             run = wrapped(group, method, order=order)
             found[ranks, method, name, score] = errors(group, run, "documents", score, Heads(4, 4), order)
@@ -233,7 +237,7 @@ def test_outputs_and_gradients_are_those_of_the_whole_sequence() -> None:
         if not max(e) < 1e-12
     }
     assert wrong == {}
-    assert {case[0] for case in found[0]} == {1, 2, 4} and len(found[0]) > 100
+    assert {case[0] for case in found[0]} == {1, 2, 4} and len(found[0]) > 35
 
 
 def statistics(group: dist.ProcessGroup) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from parallelizer.context import buffers
 from parallelizer.verify.prove import prove
+from tests.rotation import marks_at
 from tests.verify import subjects
 from tests.verify.faults import on_ranks
 
@@ -67,10 +68,10 @@ def overrides(folder: Path, preset: str, method: str, balance: str, length: int)
 @pytest.mark.parametrize(
     ("preset", "method", "balance", "length"),
     [
-        ("cp2", "all-gather", "per-document", 12),
-        ("cp2", "ring", "by-cost", 11),
-        ("cp2_tp2", "ulysses", "auto", 10),
-        ("cp2_tp2", "all-gather", "none", 13),
+        pytest.param("cp2", "all-gather", "per-document", 12, marks=marks_at(0)),
+        pytest.param("cp2", "ring", "by-cost", 11, marks=marks_at(1)),
+        pytest.param("cp2_tp2", "ulysses", "auto", 10, marks=marks_at(2)),
+        pytest.param("cp2_tp2", "all-gather", "none", 13, marks=marks_at(2)),
     ],
 )
 def test_packed_documents_are_proven_in_every_order(
