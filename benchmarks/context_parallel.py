@@ -108,9 +108,7 @@ def main() -> None:
         spread = f"{low:.1f} to {high:.1f} %"
         print(f"{way.name:18}{way.seconds:9.3f}{middle:12.1f} %{spread:>20}{way.faster:13.2f} x")
     if asked.plot:
-        note = (
-            f"causal, forward and backward, {shape}; 100 % is the unsharded kernel's time over {asked.ranks}"
-        )
+        note = f"causal, forward and backward, {shape}; 100 %: unsharded time / {asked.ranks}"
         bars(asked.plot, f"Context-parallel attention on {asked.ranks} ranks, one core each", note, plotted)
 
 

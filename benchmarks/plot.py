@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.turns import Quartiles
 
-WIDTH, LEFT, ROW, TOP = 760, 150, 26, 58
+WIDTH, LEFT, ROW, TOP = 800, 150, 26, 58
 
 
 def bars(path: Path, title: str, note: str, shares: Mapping[str, Quartiles]) -> None:
@@ -24,7 +24,7 @@ def bars(path: Path, title: str, note: str, shares: Mapping[str, Quartiles]) -> 
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="13">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
         f'<text x="14" y="22" font-size="15" font-weight="bold">{escape(title)}</text>',
-        f'<text x="14" y="41" fill="#555">{escape(note)}</text>',
+        f'<text x="14" y="41" font-size="12" fill="#555">{escape(note)}</text>',
     ]
     bottom = TOP + ROW * len(shares)
     for tick in range(0, int(most) + 1, 25):
