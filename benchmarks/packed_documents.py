@@ -124,7 +124,9 @@ def main() -> None:
         uneven = work(ids, made[way.name])
         print(f"{way.name:14}{way.seconds:9.3f}{middle:12.1f} %{spread:>20}{uneven:7.3f}{way.faster:18.2f} x")
     if asked.plot:
-        note = f"{asked.batch} x {asked.rows} rows of {counts} documents, forward and backward; 100 %: one rank's time / {asked.ranks}"
+        note = (
+            f"{asked.batch} x {asked.rows} rows of {counts} documents; 100 %: one rank's time / {asked.ranks}"
+        )
         bars(asked.plot, f"Packed documents on {asked.ranks} ranks, one core each", note, plotted)
 
 

@@ -301,9 +301,12 @@ class _Report:
         found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
         if found is not None:
             return found
+        # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
+        own_words = failure.error == "ContextParallelError"
+        at = "" if own_words else f" at {failure.operator or 'no operator'}"
         return Diagnostic(
             "does-not-run",
-            f"the plan does not run: {stage}{where} fails at {failure.operator or 'no operator'}: {failure.text}{operands}",
+            f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
             span,
             _advice(failure, where),
             related=related + self._taken_near(failure.module),
