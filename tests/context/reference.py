@@ -32,10 +32,15 @@ def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float
 ) -> Tensor:
     """As `plain_attention`, under a mask of the whole sequence, boolean or added."""
-    group = q.size(1) // k.size(1)
-    scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(group, dim=1)) * scale
+    scores = masked_scores(q, k, mask=mask, is_causal=is_causal, scale=scale)
+    return scores.softmax(dim=-1) @ v.repeat_interleave(q.size(1) // k.size(1), dim=1)
+
+
+def masked_scores(q: Tensor, k: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    """What `masked_attention` takes the softmax of; its logsumexp is the log-sum-exp."""
+    scores = torch.einsum("bhid,bhjd->bhij", q, k.repeat_interleave(q.size(1) // k.size(1), dim=1)) * scale
     if is_causal:
         scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    return scores.softmax(dim=-1) @ v.repeat_interleave(group, dim=1)
+    return scores
