@@ -47,8 +47,8 @@ def worst_difference(method: str, masked: bool) -> float:
 @pytest.mark.ranks
 @pytest.mark.parametrize("method", taking_turns(METHODS))
 def test_a_compiled_block_computes_the_same(method: str) -> None:
-    for found in run_ranks(lambda: [worst_difference(method, masked) for masked in (False, True)], 2):
-        assert max(found) < 1e-12, found
+    masked = METHODS.index(method) % 2 == 1
+    assert max(run_ranks(lambda: worst_difference(method, masked), 2)) < 1e-12
 
 
 class Outer(nn.Module):
