@@ -131,9 +131,11 @@ def tiles(mask: Tensor, batch: int, rows: int) -> list[Tile]:
     """
     if mask.size(2) == 1 or not torch_private.has_values(mask):
         return [Tile(slice(0, batch), slice(0, rows), slice(0, mask.size(3)), False)]
-    known = getattr(mask, _TILES, None)
-    if known is None or known[0] != mask._version:
-        known = mask._version, list(_found(mask, batch, rows))
+    if mask.is_inference():  # which does not count its changes
+        return list(_found(mask, batch, rows))
+    seen_as, known = (mask._version, batch), getattr(mask, _TILES, None)
+    if known is None or known[0] != seen_as:
+        known = seen_as, list(_found(mask, batch, rows))
         setattr(mask, _TILES, known)
     found: list[Tile] = known[1]
     return found

@@ -80,7 +80,7 @@ def shard_buffers(
     tensors: Mapping[str, torch.Tensor], dims: Mapping[str, int], where: Where
 ) -> dict[str, torch.Tensor]:
     """This rank's rows of each tensor along its dimension in `dims`, in the order that context parallelism expects
-    (`balance.split`); tensors that `dims` does not name as they are. Differentiable, no communication.
+    (head-tail, `balance.split`); tensors that `dims` does not name as they are. Differentiable, no communication.
 
     Everything that has a row for each token must be split so: ids, labels, positions, rotary tables, rows of a mask; nothing is
     padded. Raises ValueError for a name that is not there, or a dimension that there is not or that is no multiple of twice

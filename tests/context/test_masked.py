@@ -132,3 +132,18 @@ def test_every_ranks_rows_of_random_documents_and_masks_are_those_of_the_whole(
         ]  # fmt: skip
         found = order.whole(order.join(parts, 2), 2)
         assert relative_error(found, right) < 1e-13
+
+
+def test_what_is_remembered_with_a_mask_is_for_its_values_and_the_batch() -> None:
+    mask = torch.ones(1, 1, 8, 8, dtype=torch.bool).tril()
+    for batch in (1, 3):
+        q, k, v = (torch.randn(batch, 1, 8, 4, dtype=torch.float64) for _ in range(3))
+        out = attend(q, k, v, mask=mask, is_causal=False, scale=1.0)
+        assert relative_error(out, masked_attention(q, k, v, mask=mask, is_causal=False, scale=1.0)) < 1e-14
+    mask[..., 0] = False
+    mask[..., 0, 1] = True
+    out = attend(q, k, v, mask=mask, is_causal=False, scale=1.0)
+    assert relative_error(out, masked_attention(q, k, v, mask=mask, is_causal=False, scale=1.0)) < 1e-14
+    with torch.inference_mode():
+        again = attend(q, k, v, mask=mask.clone(), is_causal=False, scale=1.0)
+    assert relative_error(again, out) < 1e-14
