@@ -23,6 +23,8 @@ from parallelizer.context.buffers import LocalBuffers
 from parallelizer.context.order import static_order
 from parallelizer.context.sequence import CurrentOrder
 from parallelizer.forwards import wrap_forward
+from parallelizer.hugging_face import masks
+from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.load import load_plan
 from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
 from parallelizer.notes import add_notes
@@ -81,6 +83,9 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     add_notes(program, model)
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
     buffers = LocalBuffers(model, program.plan, mesh, sequence)
+    if is_pretrained(model):
+        sizes = program.mesh.sizes
+        masks.follow(model, sequence, mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0, sizes["tp"])
     remember(model, ParallelState(program, mesh, packed, buffers, groups))
     return model
 

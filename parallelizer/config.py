@@ -166,7 +166,7 @@ def _check(reading: Reading) -> None:
 
 def _plan(reading: Reading) -> Plan | None:
     before = len(reading.findings.items)
-    name = reading.get("plan")
+    name = reading.get("plan") or _own_plan(reading)
     if not isinstance(name, str | int) or name == "":
         if len(reading.findings.items) == before:
             message = "no plan is chosen" if not name else f"{quoted(str(name))} is not the name of a plan"
@@ -178,6 +178,14 @@ def _plan(reading: Reading) -> Plan | None:
     except PlanError as error:
         reading.findings.items.extend(error.diagnostics)
         return None
+
+
+def _own_plan(reading: Reading) -> str | None:
+    """The plan of a transformers model whose config names none: that of its architecture."""
+    from parallelizer.hugging_face.architecture import plan_name
+
+    model = reading.get("model")
+    return plan_name(model) if isinstance(model, Mapping) else None
 
 
 def _check_preset(reading: Reading) -> None:

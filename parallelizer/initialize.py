@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from parallelizer import torch_private
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.hugging_face.recognise import initializer_of
 from parallelizer.plan import DATA_AXES, full_name
 from parallelizer.state import state_of
 from parallelizer.styles.packing import Packing
@@ -33,11 +34,13 @@ def materialize(
 ) -> nn.Module:
     """Allocate a meta model's local shards on `device` and give them values. Returns the model.
 
-    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`.
+    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`, and of a
+    transformers model what that model has for it.
     No communication. Raises PlanError when a module has values of its own and no initializer, with the model
     still on meta, or an initializer that leaves some of them as they were.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
+    initializer = initializer or initializer_of(model)
     if initializer is None:
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
         if lacking:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
+from parallelizer.hugging_face.recognise import logits_of, without_labels
 from parallelizer.notes import noted_backward
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
@@ -120,11 +121,12 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
 
 
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The model's output for the batch entries that its forward takes."""
-    names = forward_names(model)
+    """The model's output for the batch entries that its forward takes; of a transformers model the logits."""
+    names, seen = forward_names(model), without_labels(model, batch)
     with redistribute(_redistribution(model)):
-        output: torch.Tensor = model(**{k: v for k, v in batch.items() if names is None or k in names})
-    return output
+        output = model(**{k: v for k, v in seen.items() if names is None or k in names})
+    logits: torch.Tensor = logits_of(output)
+    return logits
 
 
 def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic
 from parallelizer.fold import fold_paths
+from parallelizer.hugging_face.recognise import initializer_of
 
 if TYPE_CHECKING:
     from parallelizer.program import Compilation
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 def initializers(state: Compilation) -> Iterator[Diagnostic]:
     """Modules with parameters or buffers of their own on meta need `reset_parameters`."""
+    if initializer_of(state.model) is not None:
+        return
     lacking = []
     for path, module in state.modules.items():
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]

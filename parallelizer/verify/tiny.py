@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,8 +38,9 @@ def shrink(
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
-    tiny: Mapping[str, object] = setup.model.get("tiny") or {}
-    changes += [f"{k} {setup.model.get(k)} -> {v}" for k, v in tiny.items() if setup.model.get(k) != v]
+    tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
+    small, changed = _merged(setup.model, tiny)
+    changes += changed
     parts = accumulate or setup.workload.accumulate
     step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
     length = step * max(3 if seq_len is None else 1, math.ceil((seq_len or 12) / step))
@@ -48,9 +50,24 @@ def shrink(
     changes += _changes("train.", setup.workload, workload, ("batch_size", "seq_len"))
     if not tiny and setup.model:
         changes.append("the model not at all, its config has no `tiny`")
-    return dataclasses.replace(setup, mesh=mesh, model={**setup.model, **tiny}, workload=workload), tuple(
-        changes
-    )
+    return dataclasses.replace(setup, mesh=mesh, model=small, workload=workload), tuple(changes)
+
+
+def _merged(
+    written: Mapping[str, Any], tiny: Mapping[str, Any], prefix: str = ""
+) -> tuple[dict[str, Any], list[str]]:
+    """The arguments with the tiny ones in their place, maps inside of them key by key, and what that changes."""
+    result, changes = dict(written), []
+    for key, value in tiny.items():
+        before = written.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            result[key], inside = _merged(before, value, f"{prefix}{key}.")
+            changes += inside
+        else:
+            result[key] = value
+            if before != value:
+                changes.append(f"{prefix}{key} {before} -> {value}")
+    return result, changes
 
 
 def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -> list[str]:

@@ -1,0 +1,137 @@
+"""Masks of transformers models whose sequence is dealt out over ranks.
+
+A transformers model makes its masks from the length of what it is given. Under context parallelism that is a rank's
+part of the sequence, and every mask would be wrong: a window would be an eighth of the sequence against the same eighth,
+and a jump in dealt-out positions would be taken for the beginning of another document. So the model says by
+`attn_implementation` that its masks come from here; what it wants (causal, a window, chunks, padding) comes as a function
+of positions, and is asked for this rank's rows against all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from parallelizer.context.sequence import CurrentOrder
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Here:
+    """The parallel model whose forward runs: how its sequence lies, and the padding mask that it was given by us.
+
+    `rows` are this rank's of the sequence, which `stream_ranks` may share out between them outside of attention.
+    """
+
+    sequence: CurrentOrder
+    rank: int
+    rows: int
+    stream_ranks: int
+    marker: Tensor | None
+
+    @property
+    def whole(self) -> int:
+        """The length of the whole sequence."""
+        order = self.sequence.order
+        return self.rows * order.ranks if order.length is None else order.length
+
+
+_here: _Here | None = None
+# A plain global: a checkpoint's recomputation may run in a thread of its own, and masks are made outside of it.
+
+
+def follow(model: nn.Module, sequence: CurrentOrder, rank: int, stream_ranks: int) -> None:
+    """From now on let the masks of this transformers model know how its sequence was dealt out.
+
+    A model that is given no `attention_mask` gets one of ones, one column for each token of the whole sequence: it says
+    how many keys there are, and keeps transformers from guessing documents from positions.
+    """
+
+    def enter(
+        model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        global _here
+        tokens = _tokens(args, kwargs)
+        marker = None
+        rows = tokens.size(1)
+        if kwargs.get("attention_mask") is None:
+            whole = _Here(sequence, rank, rows, stream_ranks, None).whole
+            marker = torch.ones(tokens.size(0), whole, dtype=torch.bool, device=tokens.device)
+            kwargs = {**kwargs, "attention_mask": marker}
+        _here = _Here(sequence, rank, rows, stream_ranks, marker)
+        return args, kwargs
+
+    def leave(*_: Any) -> None:
+        global _here
+        _here = None
+
+    model.register_forward_pre_hook(enter, with_kwargs=True)
+    model.register_forward_hook(leave, always_call=True)
+
+
+def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    for value in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
+        if isinstance(value, Tensor):
+            return value
+    raise ValueError("a transformers model needs input_ids or inputs_embeds")
+
+
+def mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] | None = None,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Tensor | None:
+    """Who sees whom, bool [batch, 1, rows, keys], or None where `is_causal` says all, or everybody sees everybody.
+
+    The parameters are those that transformers gives every mask function. Raises ValueError for a mask that a part of the
+    sequence cannot have.
+    """
+    from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
+
+    here, function = _here, mask_function or causal_mask_function
+    if here is not None and attention_mask is here.marker:
+        attention_mask = None
+    if here is not None:
+        _check(here, q_length, kv_length)
+        q_length = here.rows  # of a stream that is split over tp too, attention sees all rows
+    if here is None or here.sequence.order.ranks == 1:
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset,
+            mask_function=function, attention_mask=attention_mask, local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip, allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+            device=device, **kwargs,
+        )  # fmt: skip
+    narrow = local_size is not None and here.whole >= local_size
+    if attention_mask is None and not narrow and (allow_is_causal_skip or allow_is_bidirectional_skip):
+        return None
+    if attention_mask is not None:
+        function = and_masks(function, padding_mask_function(attention_mask.bool()))
+    order = here.sequence.order
+    mine = order.positions(here.rows * order.ranks, here.rank).to(device)
+    batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+    head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
+    rows = mine.view(-1, 1, here.rows, 1)
+    columns = torch.arange(here.whole, device=device).view(1, 1, 1, -1)
+    return function(batch, head, rows, columns).expand(batch_size, 1, here.rows, here.whole)
+
+
+def _check(here: _Here, rows: int, columns: int) -> None:
+    if columns != here.whole or rows * here.stream_ranks not in (here.rows, here.rows * here.stream_ranks):
+        raise ValueError(
+            f"a mask of {rows} x {columns} was asked for, and this rank has {here.rows} rows of a sequence of {here.whole}: "
+            "attention_mask must be of the whole sequence, left out of the plan's buffers"
+        )

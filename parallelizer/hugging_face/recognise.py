@@ -1,0 +1,49 @@
+"""Which models are transformers', and how such a model is called and filled. Imports nothing of transformers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+OURS_ALONE = frozenset({"labels"})
+"""Entries of a batch that a transformers model would take, and is not given: it would shift labels that are shifted
+already, inside of each rank's part of the sequence, and take a mean that is not the batch's.
+"""
+
+
+def is_pretrained(model: nn.Module) -> bool:
+    """Whether the model is a `transformers.PreTrainedModel`."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
+
+
+def without_labels(model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries that the model may see."""
+    if not is_pretrained(model):
+        return batch
+    return {name: value for name, value in batch.items() if name not in OURS_ALONE}
+
+
+def logits_of(output: Any) -> Any:
+    """The logits of a `ModelOutput`; any other output as it is."""
+    logits = getattr(output, "logits", None)
+    return logits if isinstance(logits, torch.Tensor) else output
+
+
+def initializer_of(model: nn.Module) -> Callable[[nn.Module], None] | None:
+    """What fills one module's own parameters and buffers, for a transformers model: its `_init_weights`, which is
+    transformers' name for it and which every model family overrides; None for any other model.
+    """
+    if not is_pretrained(model):
+        return None
+    owners: list[Any] = [m for m in model.modules() if is_pretrained(m)]
+
+    def fill(module: nn.Module) -> None:
+        # The innermost model that the module belongs to knows it; all of one family share one method.
+        owners[-1]._init_weights(module)
+
+    return fill
