@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from parallelizer.hugging_face.recognise import inputs_of
 from parallelizer.plan import REPLICATE, Placement
 from parallelizer.simulate.flex import fused
 from parallelizer.simulate.layers import short_copy
-from parallelizer.styles.base import forward_names
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 if TYPE_CHECKING:
@@ -155,8 +155,7 @@ def _on_tp(placements: Mapping[str, Placement]) -> bool:
 def _calls_of(model: nn.Module, work: Workload) -> list[AttentionCall] | None:
     """The calls of one forward, which may leave things behind in the model; None when it does not run."""
     calls = _Calls()
-    names = forward_names(model)
-    batch = {k: v for k, v in work.example(1, work.seq_len, "meta").items() if names is None or k in names}
+    batch = inputs_of(model, work.example(1, work.seq_len, "meta"))
     try:
         for path, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))

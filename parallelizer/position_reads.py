@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from parallelizer.hugging_face.recognise import inputs_of
 from parallelizer.program import Application
 from parallelizer.simulate.layers import Run, short_copy
-from parallelizer.styles.base import forward_names
 from parallelizer.workload import Workload
 
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 7, 5, 3)
@@ -32,6 +32,8 @@ LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 7, 5, 3)
 _MAKERS = (torch.arange, torch.linspace)
 _SHAPERS = (torch.tril, torch.triu, torch.Tensor.tril, torch.Tensor.triu)
 _RUNNING = (torch.cumsum, torch.Tensor.cumsum, torch.cumprod, torch.Tensor.cumprod)
+_LOOKED_UP = (torch.gather, torch.Tensor.gather)
+"""What is read by positions with these are values of a table, and no positions of another."""
 _CUTS = (
     torch.Tensor.__getitem__,
     torch.narrow,
@@ -69,10 +71,8 @@ def position_sources(
     length = _length(model, workload)
     if length is None:
         return ()
-    names = forward_names(model)
     made = {name: torch.empty(2, length, dtype=torch.int64, device="meta") for name in given}
-    batch = made | workload.example(2, length, "meta")
-    batch = {k: v for k, v in batch.items() if names is None or k in names}
+    batch = inputs_of(model, made | workload.example(2, length, "meta"))
     short, run = short_copy(applications, model)
     used = _used(short, batch, length, given)
     if used is None and run is not None:  # a forward may count its layers
@@ -124,6 +124,7 @@ class _Watch(TorchFunctionMode):
         self.positions: dict[int, frozenset[Source]] = {}
         self.activations: set[int] = set()
         self.tables: dict[int, tuple[str, str]] = {}
+        self.values: set[int] = set()
         self.used: dict[Source, None] = {}
         self.held: list[torch.Tensor] = []  # so that nothing else gets an id
 
@@ -163,6 +164,8 @@ class _Watch(TorchFunctionMode):
                 self.positions[id(tensor)] = sources
             if active:
                 self.activations.add(id(tensor))
+            if func in _LOOKED_UP or any(id(t) in self.values for t in taken):
+                self.values.add(id(tensor))
         return result
 
     def _made(
@@ -180,6 +183,8 @@ class _Watch(TorchFunctionMode):
         self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[Source]
     ) -> Iterator[Source]:
         """A table of the model's that is cut to the length, or looked up by positions."""
+        if func is F.embedding and len(taken) > 1 and id(taken[0]) in self.values:
+            return
         if func is F.embedding and len(taken) > 1 and by and id(taken[1]) in self.tables:
             kind, name = self.tables[id(taken[1])]
             yield Source(kind, name, self.inside[-1], 0, taken[1].shape[0])

@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
-from parallelizer.hugging_face.recognise import logits_of, without_labels
+from parallelizer.hugging_face.recognise import inputs_of, logits_of
 from parallelizer.notes import noted_backward
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
 from parallelizer.state import restore_buffers, state_of
-from parallelizer.styles.base import forward_names
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
@@ -122,9 +121,8 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
 
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The model's output for the batch entries that its forward takes; of a transformers model the logits."""
-    names, seen = forward_names(model), without_labels(model, batch)
     with redistribute(_redistribution(model)):
-        output = model(**{k: v for k, v in seen.items() if names is None or k in names})
+        output = model(**inputs_of(model, batch))
     logits: torch.Tensor = logits_of(output)
     return logits
 

@@ -87,7 +87,7 @@ def mask(
     kv_length: int,
     q_offset: int = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] | None = None,
+    mask_function: Callable[..., Any] | None = None,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -102,7 +102,8 @@ def mask(
     """
     from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
-    here, function = _here, mask_function or causal_mask_function
+    here = _here
+    function: Callable[..., Any] = mask_function or causal_mask_function
     if here is not None and attention_mask is here.marker:
         attention_mask = None
     if here is not None:

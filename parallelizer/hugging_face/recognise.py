@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallelizer.styles.base import forward_names
+
 OURS_ALONE = frozenset({"labels"})
 """Entries of a batch that a transformers model would take, and is not given: it would shift labels that are shifted
 already, inside of each rank's part of the sequence, and take a mean that is not the batch's.
@@ -21,11 +23,10 @@ def is_pretrained(model: nn.Module) -> bool:
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
 
-def without_labels(model: nn.Module, batch: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries that the model may see."""
-    if not is_pretrained(model):
-        return batch
-    return {name: value for name, value in batch.items() if name not in OURS_ALONE}
+def inputs_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch entries that the model is given: those that its forward takes, of a transformers model without labels."""
+    names, hidden = forward_names(model), OURS_ALONE if is_pretrained(model) else frozenset()
+    return {k: v for k, v in batch.items() if (names is None or k in names) and k not in hidden}
 
 
 def logits_of(output: Any) -> Any:
