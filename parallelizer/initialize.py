@@ -23,6 +23,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.hugging_face.recognise import initializer_of
 from parallelizer.plan import DATA_AXES, full_name
 from parallelizer.state import state_of
+from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
 from parallelizer.tied_parameters import tie, tied_names
 
@@ -115,7 +116,8 @@ def _whole(module: nn.Module, divided: Mapping[str, int]) -> nn.Module:
     )
     twin = original.__new__(original)
     twin.__dict__.update(module.__dict__)
-    twin.__dict__.update(divided)
+    for name, value in divided.items():
+        attributes.write(twin, name, value)
     twin.__dict__.pop("forward", None)
     twin.__dict__["_parameters"] = {
         n: None if p is None else nn.Parameter(_unfilled(p), requires_grad=p.requires_grad)

@@ -122,10 +122,10 @@ def _names(declared: OptionKind, node: Node, findings: Findings) -> tuple[str, .
     items = node.items if isinstance(node, SequenceNode) else (node,)
     names = []
     for item in items:
-        if isinstance(item, Scalar) and item.text.isidentifier():
+        if isinstance(item, Scalar) and _is_dotted(item.text):
             names.append(item.text)
         else:
-            help_text = "write the names of attributes of the module, as in [num_heads]"
+            help_text = "write the names of attributes of the module, as in [num_heads] or [config.num_heads]"
             findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
     return tuple(names)
 
@@ -139,12 +139,31 @@ def _parts(declared: OptionKind, node: Node, findings: Findings) -> tuple[int | 
     for item in node.items:
         if number := whole_number(item):
             parts.append(number)
-        elif isinstance(item, Scalar) and item.text.isidentifier():
+        elif isinstance(item, Scalar) and _is_dotted(item.text):
             parts.append(item.text)
         else:
             message = f"{kind(item)} is neither a ratio nor an attribute name"
             findings.error("wrong-type", message, item.span, help_text)
     return tuple(parts)
+
+
+def _parts_by_param(
+    declared: OptionKind, node: Node, findings: Findings
+) -> tuple[int | str, ...] | dict[str, tuple[int | str, ...]] | None:
+    """One list of parts for every parameter, or a map of lists by parameter."""
+    if not isinstance(node, MappingNode):
+        return _parts(declared, node, findings)
+    if not node.entries:
+        help_text = "write packed: {gate_up_proj: [1, 1]}"
+        findings.error("wrong-type", "an empty map names no parameter", node.span, help_text)
+    for key, _ in node:
+        check_key(key, findings)
+    return {key.text: _parts(declared, value, findings) or () for key, value in node}
+
+
+def _is_dotted(text: str) -> bool:
+    """Whether a text is the name of an attribute, or of one of what an attribute holds."""
+    return all(part.isidentifier() for part in text.split("."))
 
 
 def _placement(declared: OptionKind, node: Node, findings: Findings) -> Placement | None:
@@ -256,6 +275,7 @@ _CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
     "axis": _axis,
     "names": _names,
     "parts": _parts,
+    "parts-by-param": _parts_by_param,
     "placement": _placement,
     "input": _input,
     "output": _output,

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.diagnostics import Diagnostic, Related, Span
@@ -91,7 +92,15 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
         options = {**application.options, "style": application.style}
         module = state.modules[application.module]
         result = FUNCTIONS[application.style](
-            Target(module, application.module, param, options, axis, state.mesh.sizes)
+            Target(
+                module,
+                application.module,
+                param,
+                options,
+                axis,
+                state.mesh.sizes,
+                _around(state, application.module),
+            )
         )
         sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
         act, axes = sharding.style, sharding.axes
@@ -103,6 +112,12 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
         }
     above = tuple(a for a in axes if state.mesh.sizes[a] > 1)
     return dataclasses.replace(application, axes=above, axis=axis, act=act, **more)
+
+
+def _around(state: Compilation, path: str) -> tuple[nn.Module, ...]:
+    """The modules that one lies in, from the inside out."""
+    segments = path.split(".") if path else []
+    return tuple(state.modules[".".join(segments[:n])] for n in reversed(range(len(segments))))
 
 
 def _winners(state: Compilation) -> Iterator[Winner]:

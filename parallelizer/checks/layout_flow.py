@@ -10,6 +10,7 @@ from parallelizer.checks.left_out import MIXED, left_out
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
 from parallelizer.matching import taken_away
+from parallelizer.simulate.whole_numbers import advised
 from parallelizer.styles.sizes import TENSOR_AXES
 
 if TYPE_CHECKING:
@@ -301,6 +302,12 @@ class _Report:
         found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
         if found is not None:
             return found
+        help_text = _advice(failure, where)
+        divide = advised(self.program, self._one(failure.module), failure.numbers)
+        if divide is not None:
+            help_text, near = divide
+            span = near.rule.span if near else span
+            related = tuple(r for r in related if r.span != span)
         # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
         own_words = failure.error == "ContextParallelError"
         at = "" if own_words else f" at {failure.operator or 'no operator'}"
@@ -308,7 +315,7 @@ class _Report:
             "does-not-run",
             f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
             span,
-            _advice(failure, where),
+            help_text,
             related=related + self._taken_near(failure.module),
         )
 

@@ -213,10 +213,14 @@ def _by_helpers(application: Application, mesh: str) -> Iterator[Call]:
             n: [to_torch(by_axis.get(a, REPLICATE)) for a in application.axes]
             for n, by_axis in act.params.items()
         }
-        yield Call("place_parameters", (MODULE, mesh, _mapping(placements)))
+        if placements:
+            yield Call("place_parameters", (MODULE, mesh, _mapping(placements)))
         for name, ranks in act.divide.items():
-            yield Call(f"{MODULE}.{name} //= {ranks}", None)
-        if act.layouts is None:
+            if "." in name:
+                yield Call("divide_own", (MODULE, f'"{name}"', str(ranks)))
+            else:
+                yield Call(f"{MODULE}.{name} //= {ranks}", None)
+        if act.layouts is None and placements:
             gradients = {
                 n: [act.gradients() if isinstance(p, Replicate) else p for p in ps]
                 for n, ps in placements.items()

@@ -59,6 +59,23 @@ def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: in
     module.register_parameter(name, nn.Parameter(packed, requires_grad=param.requires_grad))
 
 
+def divide_own(module: nn.Module, name: str, ranks: int) -> None:
+    """Divide a number in an object that the module holds, `config.heads`, in a copy that only the module has."""
+
+    def put(holder: Any, attribute: str, value: Any) -> None:
+        try:
+            setattr(holder, attribute, value)
+        except AttributeError:  # a frozen dataclass
+            object.__setattr__(holder, attribute, value)
+
+    *path, leaf = name.split(".")
+    holder: Any = module
+    for part in path:
+        put(holder, part, copy.copy(getattr(holder, part)))
+        holder = getattr(holder, part)
+    put(holder, leaf, getattr(holder, leaf) // ranks)
+
+
 def lay_out(
     module: nn.Module,
     mesh: DeviceMesh,

@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelizer.options import DTYPES
 from parallelizer.plan import AXES
-from parallelizer.show.schema_patterns import IDENTIFIER, TEXT, WHOLE, WHOLE_FROM_1
+from parallelizer.show.schema_patterns import DOTTED, IDENTIFIER, TEXT, WHOLE, WHOLE_FROM_1
 from parallelizer.styles.declare import OptionKind
 
 Schema = dict[str, Any]
@@ -98,16 +98,27 @@ def _flows(names: Schema) -> Schema:
 
 
 def _names(option: OptionKind) -> Schema:
-    name = {"type": "string", **matching(IDENTIFIER, "this is no attribute name")}
+    name = {"type": "string", **matching(DOTTED, "this is no attribute name")}
     return {"anyOf": [name, {"type": "array", "items": name}]}
 
 
 def _parts(option: OptionKind) -> Schema:
     part = {
-        "anyOf": [whole(WHOLE_FROM_1), {"type": "string", "pattern": IDENTIFIER}],
-        "description": "a ratio, or an attribute of the module",
+        "anyOf": [whole(WHOLE_FROM_1), {"type": "string", "pattern": DOTTED}],
+        "description": "a ratio, or an attribute of the module or of one around it, as in config.num_heads",
     }
     return {"type": "array", "minItems": 2, "items": part}
+
+
+def _parts_by_param(option: OptionKind) -> Schema:
+    parts = _parts(option)
+    by_name = {
+        "type": "object",
+        "minProperties": 1,
+        "propertyNames": KEY,
+        "additionalProperties": parts,
+    }
+    return {"anyOf": [parts, by_name]}
 
 
 def _choice(option: OptionKind) -> Schema:
@@ -125,6 +136,7 @@ _KINDS: dict[str, Callable[[OptionKind], Schema]] = {
     "axis": lambda _: ref("axis"),
     "names": _names,
     "parts": _parts,
+    "parts-by-param": _parts_by_param,
     "placement": lambda _: ref("placement"),
     "input": lambda _: _flows(matching(IDENTIFIER, "this is no parameter name of a forward")),
     "output": lambda _: _flows(KEY),

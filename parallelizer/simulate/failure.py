@@ -18,6 +18,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span
 from parallelizer.program import Program
 from parallelizer.simulate.memory import MemoryTracker, Reached
 from parallelizer.simulate.modules import Running
+from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.simulate.world import WorldError
 
 CODE = "trace-failed"
@@ -77,8 +78,16 @@ def _diagnostic(error: BaseException, program: Program, running: Running, reache
     span = written_at(error)
     inside = module or reached.phase not in _PLACES
     rule = next((a.rule for a in program if inside and a.module == module), None)
-    related = (Related(rule.span, f"the rule of {module or 'the root'}"),) if rule and span else ()
-    return Diagnostic(CODE, message, span or (rule.span if rule else None), remedy(error), "warning", related)
+    related: tuple[Related, ...] = ()
+    if rule and span:
+        related = (Related(rule.span, f"the rule of {module or 'the root'}"),)
+    help_text = remedy(error)
+    divide = advised(program, module, whole_numbers_of(error, program.mesh.sizes["tp"])) if module else None
+    if divide is not None:
+        help_text, near = divide
+        if near and near.rule is not rule:
+            related += (Related(near.rule.span, f"the rule of {near.module}"),)
+    return Diagnostic(CODE, message, span or (rule.span if rule else None), help_text, "warning", related)
 
 
 def remedy(error: BaseException) -> str:

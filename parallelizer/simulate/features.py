@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.program import Program
 from parallelizer.simulate.varying import Varying
+from parallelizer.styles.linears import feature_dims
 
 _MARK = "_parallelizer_features"
 _TAKEN_APART = (
@@ -106,11 +107,12 @@ def watch_features(program: Program, model: nn.Module, varying: Varying) -> Iter
     """
     features = Features(varying.where)
 
-    def mark(path: str, axis: str) -> Any:
-        def hook(module: nn.Linear, args: Any, output: Any) -> None:
-            weight = module.weight.to_local() if isinstance(module.weight, DTensor) else module.weight
+    def mark(path: str, axis: str, dim: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            weight = module.get_parameter("weight")
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
             plain = isinstance(output, torch.Tensor) and not isinstance(output, DTensor)
-            if plain and axis in varying.tags(output) and output.shape[-1] == weight.shape[0]:
+            if plain and axis in varying.tags(output) and output.shape[-1] == local.shape[dim]:
                 features.mark(output, path)
 
         return hook
@@ -118,9 +120,12 @@ def watch_features(program: Program, model: nn.Module, varying: Varying) -> Iter
     handles = []
     for a in program.of_slot("params"):
         module = model.get_submodule(a.module)
-        for axis, placement in a.params.get("weight", {}).items() if "weight" not in a.packed else ():
-            if isinstance(module, nn.Linear) and placement.dim == 0 and axis in varying.watched:
-                handles.append(module.register_forward_hook(mark(a.module, axis)))
+        dims = feature_dims(module)
+        if dims is None or dims.rows or "weight" in a.packed:
+            continue
+        for axis, placement in a.params.get("weight", {}).items():
+            if placement.dim == dims.outputs and axis in varying.watched:
+                handles.append(module.register_forward_hook(mark(a.module, axis, dims.outputs)))
     try:
         with varying.shown_to(features):
             yield features.found

@@ -41,6 +41,7 @@ from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
 from parallelizer.simulate.sequence import LocalPositions, watch_sequence
 from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
+from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
@@ -85,7 +86,8 @@ class Unreduced:
 @dataclass(frozen=True)
 class Failure:
     """The step raised. `module` was running, `operator` was called last, with `operands`; `span` is the line of the
-    model, `remedy` what to do if it is the model's fault.
+    model, `remedy` what to do if it is the model's fault, `numbers` what the module's forward read that may be sizes of
+    the whole model.
     """
 
     module: str
@@ -96,6 +98,7 @@ class Failure:
     operands: tuple[Operand, ...] = ()
     span: Span | None = None
     remedy: str = ""
+    numbers: WholeNumbers | None = None
 
 
 @dataclass
@@ -205,6 +208,7 @@ class _Step:
             operands,
             written_at(error),
             remedy(error),
+            whole_numbers_of(error, self.program.mesh.sizes["tp"]),
         )
 
 

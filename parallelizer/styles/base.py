@@ -24,7 +24,8 @@ class Target:
     """One module that a style is to be applied to. Nothing of it may be changed while compiling.
 
     `options` are checked values with defaults filled in and layouts resolved; `param` is set when the rule's
-    glob named a parameter; `sizes` has every axis of the mesh.
+    glob named a parameter; `sizes` has every axis of the mesh. `around` are the modules that this one lies in, from the
+    inside out.
     """
 
     module: nn.Module
@@ -33,6 +34,7 @@ class Target:
     options: Mapping[str, Any]
     axis: str
     sizes: Mapping[str, int]
+    around: tuple[nn.Module, ...] = ()
 
     @property
     def degree(self) -> int:

@@ -15,7 +15,7 @@ class OptionKind:
 
     Kinds: `bool`, `int` (not negative), `bool-or-int`, `choice`, `dtype`, `names` (attribute names),
     `placement`, `input` and `output` (flows by parameter name, index or key), `params` (placements by
-    parameter and axis), `parts` (sizes of a fused dimension), `axis`.
+    parameter and axis), `parts` (sizes of a fused dimension), `parts-by-param` (the same, or by parameter), `axis`.
     """
 
     kind: str
@@ -49,10 +49,12 @@ _INPUT_GRAD = OptionKind(
     ("partial", "replicate"),
 )
 _AXIS = OptionKind("axis", "the mesh axis it stands on")
-_PACKED = OptionKind(
-    "parts", "the parts of a fused dimension (ratios or attribute names); each is split by itself"
+_PARTS = "the parts of a fused dimension (ratios, or attributes of the module or one around it); each is split by itself"
+_PACKED = OptionKind("parts", _PARTS)
+_DIVIDE = OptionKind(
+    "names",
+    "attributes that forward reads, divided by the axis size; `config.heads`: in a copy of the module's own",
 )
-_DIVIDE = OptionKind("names", "attributes of the module that are divided by the axis size")
 _LINEAR = {
     "input": _INPUT,
     "output": _OUTPUT,
@@ -82,8 +84,12 @@ for _declaration in (
         "shard-params",
         "params",
         "tp",
-        "any module, any parameter, any dimension, several axes",
-        {"params": OptionKind("params", "a placement, or placements by axis, for each parameter"), **_LINEAR},
+        "any module, any parameter, any dimension, several axes; or `divide` alone, on a module without parameters",
+        {
+            "params": OptionKind("params", "a placement, or placements by axis, for each parameter"),
+            **_LINEAR,
+            "packed": OptionKind("parts-by-param", f"{_PARTS}; or a map of parts by parameter"),
+        },
         takes_parameters=True,
         defaults={"local": "true"},
     ),

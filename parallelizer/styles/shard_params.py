@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from parallelizer.placement import to_torch
 from parallelizer.plan import REPLICATE, Placement
+from parallelizer.styles import attributes
 from parallelizer.styles.base import ParamPlacements
 from parallelizer.styles.io import Layouts, hook_layouts
 from parallelizer.styles.local import run_on_locals
@@ -52,10 +53,10 @@ class ShardParams(ParallelStyle):
             local = distribute_tensor(data, device_mesh, placements, src_data_rank=self.src_data_rank)
             module.register_parameter(name, nn.Parameter(local, requires_grad=param.requires_grad))
         for name, degree in self.divide.items():
-            setattr(module, name, getattr(module, name) // degree)
+            attributes.write(module, name, (attributes.read(module, name) or 0) // degree)
         if self.layouts is not None:
             hook_layouts(module, device_mesh, self.layouts, self.axis)
-        else:
+        elif self.params:
             run_on_locals(module, {n: self._gradient(by_axis, names) for n, by_axis in self.params.items()})
         return module
 

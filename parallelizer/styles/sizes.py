@@ -5,11 +5,11 @@ Raises StyleError.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from parallelizer.plan import REPLICATE, Placement, full_name, shard
+from parallelizer.plan import Placement, full_name, shard
+from parallelizer.styles.attributes import is_writable, numbers, read
 from parallelizer.styles.base import ParamPlacements, StyleError, Target
-from parallelizer.styles.packing import Packing
 from parallelizer.suggest import did_you_mean
 
 TENSOR_AXES = ("ep", "tp")
@@ -17,19 +17,26 @@ TENSOR_AXES = ("ep", "tp")
 
 
 def divided_attributes(target: Target) -> dict[str, int]:
-    """The attributes to be divided, whole."""
+    """The attributes to be divided, with their whole values; dotted names lead through what the module holds."""
     divided = {}
     for name in target.options.get("divide") or ():
-        value = getattr(target.module, name, None)
-        if not isinstance(value, int) or isinstance(value, bool):
+        value = read(target.module, name)
+        if value is None:
             raise StyleError(
                 "unknown-attribute",
                 f"{target.path} has no whole number {name!r} to divide",
-                _numbers(target, name),
+                did_you_mean(name, numbers(target.module), "its whole numbers are"),
+                "divide",
+            )
+        if not is_writable(target.module, name):
+            raise StyleError(
+                "unknown-attribute",
+                f"{full_name(target.path, name)} cannot be set, and so not be divided",
+                "divide what it is computed from; a number of another module takes a rule for that module",
                 "divide",
             )
         if value % target.degree:
-            raise _uneven(target, f"{target.path}.{name}", value, target.degree, "divide")
+            raise uneven(target, full_name(target.path, name), value, target.degree, "divide")
         divided[name] = value
     if divided and target.param is not None:
         raise StyleError(
@@ -89,7 +96,7 @@ def check_sizes(target: Target, params: ParamPlacements) -> None:
             axes = [a for a, p in by_axis.items() if p.dim == dim]
             ranks, size = math.prod(target.sizes[a] for a in axes), own[name].shape[dim]
             if size % ranks:
-                raise _uneven(
+                raise uneven(
                     target,
                     f"dimension {dim} of {full_name(target.path, name)}",
                     size,
@@ -99,63 +106,22 @@ def check_sizes(target: Target, params: ParamPlacements) -> None:
                 )
 
 
-def packings(target: Target, params: ParamPlacements) -> dict[str, Packing]:
-    """How the dimension that lies on the style's axis is packed, for each parameter that has one there."""
-    written = target.options.get("packed") or ()
-    values = [_part(target, part) for part in written]
-    own = dict(target.module.named_parameters(recurse=False))
-    packed = {}
-    for name, by_axis in params.items():
-        dim = by_axis.get(target.axis, REPLICATE).dim
-        if dim is None or not values:
-            continue
-        axes = [a for a, p in by_axis.items() if p.dim == dim]
-        ranks, over = math.prod(target.sizes[a] for a in axes), " x ".join(axes)
-        what, size, total = full_name(target.path, name), own[name].shape[dim], sum(values)
-        if size % total:
-            raise _uneven(target, f"dimension {dim} of {what}", size, total, "packed", "the sum of its parts")
-        sizes = tuple(size // total * value for value in values)
-        for part, value, length in zip(written, values, sizes, strict=True):
-            # A number of heads, say: its part may divide where it does not.
-            if isinstance(part, str) and value % ranks:
-                raise _uneven(target, full_name(target.path, part), value, ranks, "packed", over)
-            if length % ranks:
-                raise _uneven(target, f"a part of {what}", length, ranks, "packed", over)
-        if ranks > 1:
-            packed[name] = Packing(dim, sizes, ranks)
-    return packed
-
-
-def _part(target: Target, part: int | str) -> int:
-    value = getattr(target.module, part, None) if isinstance(part, str) else part
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise StyleError(
-            "unknown-attribute",
-            f"{target.path} has no positive whole number {part!r}",
-            _numbers(target, str(part)),
-            "packed",
-        )
-    return value
-
-
-def _numbers(target: Target, name: str) -> str:
-    """Help for an attribute that is no number: those that are."""
-    known = [
-        n
-        for n, v in vars(target.module).items()
-        if isinstance(v, int) and not isinstance(v, bool) and n[0] != "_"
-    ]
-    return did_you_mean(name, known, "its whole numbers are")
-
-
-def _uneven(
-    target: Target, what: str, size: int, ranks: int, option: str | None, axes: str | None = None
+def uneven(
+    target: Target,
+    what: str,
+    size: int,
+    ranks: int,
+    option: str | None,
+    axes: str | None = None,
+    every: Iterable[int] = (),
 ) -> StyleError:
-    legal = [n for n in range(1, min(size, 1024) + 1) if size % n == 0]
+    """A size that does not divide, and the degrees that would: those that divide all of `every` too."""
+    common = math.gcd(size, *every)
+    legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
     return StyleError(
         "not-divisible",
         f"{what} is {size:,}, which {axes or target.axis}={ranks} does not divide",
-        f"sizes that divide it: {shown}",
+        f"sizes that divide {'them all' if every else 'it'}: {shown}",
         option,
     )

@@ -27,8 +27,10 @@ from parallelizer.styles.base import (
     named_inputs,
 )
 from parallelizer.styles.io import Layouts, arrivals, check_flows
+from parallelizer.styles.linears import FeatureDims, feature_dims
+from parallelizer.styles.parts import packings
 from parallelizer.styles.shard_params import ShardParams
-from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes, packings
+from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes
 
 
 @implements("shard-params")
@@ -59,7 +61,8 @@ def shard_params(target: Target) -> Sharding:
 @implements("colwise")
 def colwise(target: Target) -> Sharding:
     """A linear's weight and bias sharded by output feature, an embedding's weight by column."""
-    dims = {"weight": 1} if isinstance(target.module, nn.Embedding) else {"weight": 0, "bias": 0}
+    features = _feature_dims(target)
+    dims = {"weight": features.outputs, "bias": 0}
     flow_in, flow_out = _one_input(target, REPLICATE), _one_output(target, shard(-1))
     return _linear(target, dims, flow_in, flow_out, ColwiseParallel)
 
@@ -67,10 +70,10 @@ def colwise(target: Target) -> Sharding:
 @implements("rowwise")
 def rowwise(target: Target) -> Sharding:
     """A linear's weight sharded by input feature (its bias whole, added once), an embedding's by row."""
-    embedding = isinstance(target.module, nn.Embedding)
-    dims = {"weight": 0} if embedding else {"weight": 1, "bias": None}
+    features = _feature_dims(target)
+    dims = {"weight": features.inputs, "bias": None}
     flow_in, flow_out = (
-        _one_input(target, REPLICATE if embedding else shard(-1)),
+        _one_input(target, REPLICATE if features.rows else shard(-1)),
         _one_output(target, REPLICATE),
     )
     return _linear(target, dims, flow_in, flow_out, RowwiseParallel)
@@ -122,6 +125,19 @@ def replicate(target: Target) -> Sharding:
     return Sharding(ShardParams(params, axis=target.axis, gradients=gradients), (target.axis,), params)
 
 
+def _feature_dims(target: Target) -> FeatureDims:
+    """Which dimension of the module's weight is which. Raises StyleError for a module of another kind."""
+    features = feature_dims(target.module)
+    if features is None:
+        raise StyleError(
+            "style-module",
+            f"{target.options['style']} knows nn.Linear, nn.Embedding and Conv1D, not {target.path} "
+            f"({type(target.module).__name__})",
+            "use shard-params and say which dimension: {style: shard-params, params: {weight: shard(0)}}",
+        )
+    return features
+
+
 def _linear(
     target: Target, dims: Mapping[str, int | None], flow_in: Flow, flow_out: Flow, torch_class: Any
 ) -> Sharding:
@@ -129,16 +145,11 @@ def _linear(
     filled in else.
     """
     module, axis = target.module, target.axis
-    if not isinstance(module, nn.Linear | nn.Embedding):
-        raise StyleError(
-            "style-module",
-            f"{target.options['style']} knows nn.Linear and nn.Embedding, not {target.path} ({type(module).__name__})",
-            "use shard-params and say which dimension: {style: shard-params, params: {weight: shard(0)}}",
-        )
     own = {n for n, _ in module.named_parameters(recurse=False)}
     params = {n: {axis: REPLICATE if d is None else shard(d)} for n, d in dims.items() if n in own}
     local = target.options.get("local")
-    if not target.options.get("packed") and not target.options.get("divide") and own == set(params):
+    known = isinstance(module, nn.Linear | nn.Embedding) and own == set(params)
+    if known and not target.options.get("packed") and not target.options.get("divide"):
         native = torch_class(
             input_layouts=to_torch(flow_in.arrives or REPLICATE),
             output_layouts=to_torch(flow_out.wanted or REPLICATE),

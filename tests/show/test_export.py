@@ -46,6 +46,7 @@ from tests.ranks import run_ranks
 from tests.rotation import marks_at
 from tests.show import own_styles
 from tests.simulate.setups import llama as small_llama
+from tests.styles.models import Around, ConfiguredAttention, Conv1DMlp, FusedExperts
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 QUICK = ("single", "hsdp2x2", "fsdp2_tp2", "cp2_tp2", "hsdp2x16_tp8")
@@ -272,6 +273,38 @@ def test_other_styles_place_and_send_the_same(name: str, observed: bool) -> None
     one, other = both(program, model, code, WORKLOAD, token_loss)
     assert other == one
     assert private_names(code) <= {"__future__", "__dict__", "_fields"}
+    assert "parallelizer" not in {m.split(".")[0] for m in imports(code)}
+
+
+MODULES = {
+    "a linear that is stored the other way round": (Conv1DMlp, ["inner.up: colwise", "inner.down: rowwise"]),
+    "parts that a configuration knows": (
+        ConfiguredAttention,
+        [
+            "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}",
+            "inner.out: rowwise",
+            "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}",
+        ],
+    ),
+    "parts of one parameter of several": (
+        FusedExperts,
+        [
+            "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}},"
+            " {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}]"
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_other_modules_place_and_send_the_same(name: str) -> None:
+    inner, rules = MODULES[name]
+    with torch.device("meta"):
+        model = Around(inner())
+    program = compiled(model, {"tp": 2}, rules, {})
+    code = export(program, model)
+    one, other = both(program, model, code, WORKLOAD, token_loss)
+    assert other == one
     assert "parallelizer" not in {m.split(".")[0] for m in imports(code)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -130,6 +131,99 @@ class TransposedMlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.down(torch.tanh(self.up(x)))
+        return y
+
+
+class Conv1D(nn.Module):
+    """A linear as transformers writes it for GPT-2: the weight is [in, out], and forward reads `nf`."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.nf, self.nx = outputs, inputs
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=0.3)
+        nn.init.normal_(self.bias, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (*x.size()[:-1], self.nf)
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(size)
+
+
+class Conv1DMlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Conv1D(12, WIDTH), Conv1D(WIDTH, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down(torch.tanh(self.up(x)))
+        return y
+
+
+@dataclass
+class Sizes:
+    """A configuration that all modules of a model share."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 4
+
+
+class ConfiguredAttention(nn.Module):
+    """Queries, keys and values in one plain linear: how many of each is known to the shared configuration alone, and
+    forward reads it there.
+    """
+
+    def __init__(self, config: Sizes | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Sizes()
+        self.qkv = nn.Linear(WIDTH, (c.heads + 2 * c.kv_heads) * c.size)
+        self.out = nn.Linear(c.heads * c.size, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = self.config
+        rows, queries, keys = x.shape[:2], c.heads * c.size, c.kv_heads * c.size
+        qkv = self.qkv(x)
+        parts = qkv[..., :queries], qkv[..., queries : queries + keys], qkv[..., queries + keys :]
+        q, k, v = (t.view(*rows, -1, c.size).transpose(1, 2) for t in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        z: Tensor = self.out(y.transpose(1, 2).reshape(*rows, -1))
+        return z
+
+
+class FusedExperts(nn.Module):
+    """Experts as transformers has them: `gate_up` [experts, 2 * hidden, width], of which the halves are gate and up, and
+    `down` [experts, width, hidden]. Every expert sees every token.
+    """
+
+    def __init__(self, experts: int = 3, hidden: int = 12) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * hidden, WIDTH))
+        self.down = nn.Parameter(torch.empty(experts, WIDTH, hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.gate_up, std=0.3)
+        nn.init.normal_(self.down, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = torch.einsum("bsd,ehd->ebsh", x, self.gate_up).chunk(2, -1)
+        return torch.einsum("ebsh,edh->bsd", F.silu(gate) * up, self.down)
+
+
+class InterleavedMlp(nn.Module):
+    """Gate and up projection in one linear, a feature of one beside its feature of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(WIDTH, 24), nn.Linear(12, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        y: Tensor = self.down(F.silu(both[..., ::2]) * both[..., 1::2])
         return y
 
 

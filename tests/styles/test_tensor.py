@@ -12,11 +12,25 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 from parallelizer.diagnostics import Span
 from parallelizer.plan import shard
+from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
 from tests.rotation import taking_turns
-from tests.styles.models import Experts, FusedAttention, FusedMlp, Mlp, NormedMlp, TransposedMlp, around
+from tests.styles.models import (
+    ConfiguredAttention,
+    Conv1DMlp,
+    Experts,
+    FusedAttention,
+    FusedExperts,
+    FusedMlp,
+    InterleavedMlp,
+    Mlp,
+    NormedMlp,
+    Sizes,
+    TransposedMlp,
+    around,
+)
 
 
 def rules(*lines: str) -> str:
@@ -57,6 +71,22 @@ OF_2 = [
         "inner.up.bias: {style: shard-params, params: {tp: shard(0)}, output: shard(-1)}",
         "inner.down: {style: shard-params, params: {weight: shard(0), bias: replicate}, input: shard(2), output: replicate}",
     )),
+    ("a linear that is stored the other way round", Conv1DMlp, rules("inner.up: colwise", "inner.down: rowwise")),
+    ("such a linear gathered", Conv1DMlp, rules("inner.up: {style: colwise, output: replicate}")),
+    ("such a linear from a whole input", Conv1DMlp, rules("inner.down: {style: rowwise, input: replicate}")),
+    ("such a linear on the sequence", Conv1DMlp, rules(
+        "before: {style: rowwise, output: shard(1)}", "inner.up: {style: colwise, input: shard(1)}",
+        "inner.down: {style: rowwise, output: shard(1)}", "after: {style: colwise, input: shard(1), output: replicate}",
+    )),
+    ("parts that the configuration of a module around knows", ConfiguredAttention, rules(
+        "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}", "inner.out: rowwise",
+        "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}",
+    )),
+    ("parts of one parameter of several", FusedExperts, rules(
+        "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
+        f"{REPLICATED_INPUT}]",
+    )),
+    ("parts that take turns need no packing", InterleavedMlp, rules("inner.gate_up: colwise", "inner.down: rowwise")),
     ("any dimension", lambda: Experts(), rules(
         "inner: {style: shard-params, params: {up: shard(2), down: shard(1)}, input: replicate, output: replicate}",
     )),
@@ -112,6 +142,14 @@ OF_4 = [
         "inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", "inner.out: rowwise",
         "inner.q_norm: replicate", "inner: {style: shard-params, divide: [heads, kv_heads]}", '"": fsdp',
     )),
+    ("fsdp around parts that the configuration knows", {"dp_shard": 2, "tp": 2}, ConfiguredAttention, rules(
+        "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}", "inner.out: rowwise",
+        "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}", '"": fsdp',
+    )),
+    ("fsdp around parts of one parameter", {"dp_shard": 2, "tp": 2}, FusedExperts, rules(
+        "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
+        f"{REPLICATED_INPUT}]", '"": fsdp',
+    )),
     ("fsdp around two axes", {"dp_shard": 2, "ep": 2}, Experts, rules(
         f"inner: [{{style: shard-params, params: {{up: {{ep: shard(0)}}, down: {{ep: shard(0)}}}}}}, {ON_EP}]", '"": fsdp',
     )),
@@ -138,6 +176,9 @@ SPOILT = [
         "packed heads, divided attributes and a norm over a slice of heads",
         "q_norm: replicate", "q_norm: {style: replicate, grad: replicate}",
     ),
+    spoilt("parts of one parameter of several", ", packed: {gate_up: [1, 1]}", ""),
+    spoilt("parts that the configuration of a module around knows", "packed: [config.heads, config.kv_heads, config.kv_heads]",
+           "packed: [1, 1]"),
     spoilt("experts on local shards", "grad: partial", "grad: replicate"),
 ]  # fmt: skip
 
@@ -199,6 +240,15 @@ def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Err
         ("inner.up: {style: colwise, packed: [1, 3]}", Mlp, "not-divisible", "packed"),
         ("inner.qkv: {style: colwise, packed: [q_heads, kv_heads, kv_heads]}", lambda: FusedAttention(4, 1), "not-divisible",
          "packed"),
+        ("inner.up: {style: colwise, packed: [1, nobody.knows]}", Mlp, "unknown-attribute", "packed"),
+        ("inner.up: {style: colwise, packed: {weight: [1, 1]}}", Mlp, "wrong-type", "{weight: [1, 1]}"),
+        ("inner: {style: shard-params, params: {down: shard(2)}, packed: {gate_up: [1, 1]}}", FusedExperts, "unknown-parameter",
+         "gate_up"),
+        ("inner: {style: shard-params, params: {gate_up: replicate}, packed: {gate_up: [1, 1]}}", FusedExperts,
+         "unknown-parameter", "gate_up"),
+        ("inner: {style: shard-params, divide: [config.heads, config.nobody]}", ConfiguredAttention, "unknown-attribute",
+         "divide"),
+        ("inner: {style: shard-params, divide: [qkv.out_features]}", ConfiguredAttention, "unknown-attribute", "divide"),
         ("inner.up: {style: colwise, packed: [1, 1], output: replicate}", Mlp, "wrong-layout", "replicate"),
         ("inner.up: {style: colwise, packed: [1, 1], output: shard(0)}", Mlp, "wrong-layout", "shard(0)"),
         ("inner.down: {style: rowwise, packed: [1, 1], input: replicate}", Mlp, "wrong-layout", "replicate"),
@@ -233,14 +283,29 @@ def test_what_a_module_cannot_have_is_refused_where_it_is_written(
         ("inner.up: colwise", "dimension 0 of inner.up.weight is 12, which tp=5 does not divide"),
         ("inner.down: rowwise", "dimension 1 of inner.down.weight is 12, which tp=5 does not divide"),
         ("inner: {style: shard-params, divide: [heads]}", "inner.heads is 4, which tp=5 does not divide"),
+        (
+            "inner: {style: shard-params, divide: [config.heads]}",
+            "inner.config.heads is 4, which tp=5 does not divide",
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_tell_which_do(rule: str, message: str) -> None:
     text = rules(rule)
-    found = finding(text, around(FusedAttention if "divide" in rule else Mlp), mesh_of(tp=5))
+    inner = ConfiguredAttention if "config" in rule else FusedAttention if "divide" in rule else Mlp
+    found = finding(text, around(inner), mesh_of(tp=5))
     assert (found.code, found.message) == ("not-divisible", message)
     assert found.help is not None and found.help.startswith("sizes that divide it: 1, 2, ")
     assert [(r.span, r.label) for r in found.related] == [(Span("mesh", 1, 5, 6), "tp=5 is set here")]
+
+
+@pytest.mark.parametrize("more", ["", "fsdp"])
+def test_packed_heads_that_do_not_divide_tell_what_divides_them_all(more: str) -> None:
+    parts = "config.heads, config.kv_heads, config.kv_heads"
+    text = rules(f"inner.qkv: {{style: colwise, packed: [{parts}]}}", *(['"": fsdp'] if more else []))
+    found = finding(text, around(ConfiguredAttention, Sizes(12, 6)), mesh_of(tp=4, dp_shard=2 if more else 1))
+    assert found.message == "the part config.kv_heads of inner.qkv.weight is 6, which tp=4 does not divide"
+    assert found.help == "sizes that divide them all: 1, 2, 3, 6"
+    assert marked(text, found) == "packed"
 
 
 def test_one_dimension_over_two_axes_must_divide_by_their_product() -> None:
@@ -283,6 +348,18 @@ def test_attributes_are_remembered_whole() -> None:
     text = rules("inner: {style: shard-params, divide: [heads, kv_heads]}")
     (one,) = compiled(text, around(FusedAttention), mesh_of(tp=2))
     assert one.divided == {"heads": 4, "kv_heads": 2}
+
+
+def test_numbers_of_a_configuration_are_divided_in_a_copy_that_the_module_alone_has() -> None:
+    shared = Sizes()
+    modules = [ConfiguredAttention(shared) for _ in range(2)]
+    attributes.write(modules[0], "config.heads", 2)
+    attributes.write(modules[0], "config.kv_heads", 1)
+    assert (shared.heads, shared.kv_heads) == (4, 2) and modules[1].config is shared
+    assert modules[0].config == Sizes(2, 1)
+    text = rules("inner: {style: shard-params, divide: [config.heads, config.kv_heads]}")
+    (one,) = compiled(text, around(ConfiguredAttention), mesh_of(tp=2))
+    assert one.divided == {"config.heads": 4, "config.kv_heads": 2}
 
 
 @pytest.mark.parametrize("options", ["", ", output: replicate", ", input: shard(1)", ", local: false"])

@@ -1,0 +1,85 @@
+"""Whole numbers that a forward reads: attributes of the module, or of an object that it holds.
+
+A dotted name leads through such objects: `config.num_attention_heads`. They are often shared by the whole model, so a
+number in one is never changed in place: the module gets a copy of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+def read(module: nn.Module, name: str) -> int | None:
+    """The whole number of that name; None where there is none."""
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def write(module: nn.Module, name: str, value: int) -> None:
+    """Set the number of that name; the objects on the way to it are replaced by shallow copies.
+
+    Raises AttributeError where something on the way, or the number itself, cannot be set.
+    """
+    *path, leaf = name.split(".")
+    holder: Any = module
+    for part in path:
+        own = copy.copy(getattr(holder, part))
+        _set(holder, part, own)
+        holder = own
+    _set(holder, leaf, value)
+
+
+def is_writable(module: nn.Module, name: str) -> bool:
+    """Whether `write` can set a number that `read` finds. Changes nothing."""
+    *path, leaf = name.split(".")
+    holder: Any = module
+    for part in path:
+        inner = getattr(holder, part)
+        if isinstance(inner, nn.Module) or _computed(holder, part):
+            return False  # of another module: a rule for it would not know
+        holder = inner
+    if not path:
+        return not _computed(module, leaf)
+    try:
+        trial = copy.copy(holder)
+        _set(trial, leaf, getattr(holder, leaf))
+    except Exception:  # whatever an object of the user's says to being copied or changed
+        return False
+    return trial is not holder
+
+
+def numbers(module: nn.Module) -> list[str]:
+    """The names of the whole numbers of a module, then those of the objects that it holds."""
+    own = [n for n in vars(module) if n[0] != "_" and read(module, n) is not None]
+    held = [
+        f"{name}.{inner}"
+        for name, value in vars(module).items()
+        if name[0] != "_" and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
+        for inner in vars(value)
+        if inner[0] != "_" and read(module, f"{name}.{inner}") is not None
+    ]
+    return own + held
+
+
+def nearest_number(modules: Iterable[nn.Module], name: str) -> int | None:
+    """The number of that name of the first module that has one."""
+    return next((value for m in modules if (value := read(m, name)) is not None), None)
+
+
+def _computed(holder: Any, name: str) -> bool:
+    """Whether a class computes the attribute, and says nothing of how it is set."""
+    declared = getattr(type(holder), name, None)
+    return isinstance(declared, property) and declared.fset is None
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    try:
+        setattr(holder, name, value)
+    except AttributeError:  # a frozen dataclass: of a copy nobody else relies on that
+        object.__setattr__(holder, name, value)
