@@ -508,6 +508,14 @@ def made_plain() -> DTensor | None:
     return None
 
 
+def local_tensor(tensor: Any) -> torch.Tensor:
+    """The local part of a DTensor itself. `to_local` hands out a view of a parameter's, which forgets what the part was
+    tagged with. Waits for a `to_local` that promises the part itself.
+    """
+    part: torch.Tensor = tensor._local_tensor
+    return part
+
+
 def is_sharded(placement: Any) -> bool:
     """Whether a placement spreads elements over its axis, `_StridedShard` too, whose `is_shard` is false."""
     return not (placement.is_replicate() or placement.is_partial())

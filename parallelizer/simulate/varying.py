@@ -198,10 +198,7 @@ class Varying(TorchDispatchMode):
         return {axis: self.where() for axis in axes if axis in self.watched}
 
     def _local(self, tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, DTensor):
-            with torch.no_grad():  # then it is the part itself, and no view of it
-                return tensor.to_local()
-        return tensor
+        return torch_private.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def _sharded_axes(tensor: DTensor) -> list[str]:

@@ -70,7 +70,8 @@ class Wholes:
             try:
                 lay = after(Call(func, args, made, functools.partial(_lay, axis), sums))
             except NeedsWhole:
-                self._find(func, axis, read)
+                if not self._may_be_terms(axis, read):
+                    self._find(func, axis, read)
                 continue
             if lay is not None:
                 lays[axis] = lay
@@ -97,6 +98,12 @@ class Wholes:
                 elif axis in self.varying.watched and placement.is_partial("sum"):
                     lays[axis] = Terms()
             mark(tensor, lays)
+
+    def _may_be_terms(self, axis: str, read: Sequence[torch.Tensor]) -> bool:
+        """Whether terms of a sum meet something that nobody knows of: terms too, maybe, and then all is right."""
+        terms = [t for t in read if isinstance(_lay(axis, t), Terms)]
+        unknown = [t for t in read if _lay(axis, t) is None and axis in self.varying.tags(t)]
+        return bool(terms and unknown)
 
     def _find(self, func: Any, axis: str, read: Sequence[torch.Tensor]) -> None:
         tensor = next(t for t in read if axis in lays_of(t))
