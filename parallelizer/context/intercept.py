@@ -28,7 +28,7 @@ from parallelizer import torch_private
 from parallelizer.context import flex
 from parallelizer.context.attention import context_attention
 from parallelizer.context.order import Order
-from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
+from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder, GatherSequence
 
 Tensor = torch.Tensor
 
@@ -133,7 +133,7 @@ class _Region:
 
 
 _running = threading.local()
-"""`region`: whose forward runs in this thread, if one does."""
+"""`region`: whose forward runs in this thread, if one does; `calls`: its attention calls so far."""
 
 
 def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any]:
@@ -147,7 +147,7 @@ def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any
                 f"runs inside {around.name}, which is context-parallel too", "give it to one of the two"
             )
         try:
-            _running.region = region
+            _running.region, _running.calls = region, calls
             with _Interception(region, calls, escaped):
                 result = function(*args, **kwargs)
         except Exception as error:
@@ -246,6 +246,20 @@ class _Interception(TorchFunctionMode):
     def _flex(self, call: torch_private.FlexCall) -> torch_private.FlexAnswer:
         self._count()
         return _attend_flex(self.region, call)
+
+
+def whole_rows(tensor: Tensor, dim: int) -> Tensor:
+    """All rows along `dim` of keys or values, in their original order and without padding, for attention that a module writes
+    out; inside a context-parallel module this is its attention call. Elsewhere the tensor itself. Differentiable: the
+    gradients of all ranks are summed.
+    """
+    region: _Region | None = getattr(_running, "region", None)
+    if region is None:
+        return tensor
+    _running.calls.append(region.name)
+    order = region.sequence.order
+    gathered: Tensor = GatherSequence.apply(tensor, dim, region.group, order)
+    return order.whole(gathered, dim)
 
 
 @dataclass(frozen=True)

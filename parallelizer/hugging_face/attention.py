@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallelizer.context.intercept import whole_rows
+
 Tensor = torch.Tensor
 
 
@@ -51,6 +53,7 @@ def _capped(
     softcap: float,
 ) -> Tensor:
     """softmax(cap * tanh(q k^T * scale / cap)) v, as in Gemma 2 (arXiv:2408.00118, section 2)."""
+    key, value = (whole_rows(t, 2) for t in (key, value))
     groups = query.size(1) // key.size(1)
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     scale = query.size(-1) ** -0.5 if scaling is None else scaling

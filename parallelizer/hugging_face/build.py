@@ -70,12 +70,14 @@ def _attention(auto: Any, config: Any, wanted: str) -> str:
     """Ours where the model's attention goes through scaled_dot_product_attention; else what it has."""
     if wanted != IMPLEMENTATION:
         return wanted
+    from parallelizer.hugging_face import masks
+
     model_class = auto._model_mapping.get(type(config), None)
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     if model_class is None or not model_class._can_set_attn_implementation():
         return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    return wanted if model_class._supports_sdpa else "eager"
+    return wanted if model_class._supports_sdpa or masks.capped(config) else "eager"
 
 
 def register() -> None:

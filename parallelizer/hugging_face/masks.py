@@ -103,6 +103,8 @@ def mask(
     from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
     here = _here
+    if capped(kwargs.get("config")):
+        allow_is_causal_skip = allow_is_bidirectional_skip = False  # such attention is written out
     function: Callable[..., Any] = mask_function or causal_mask_function
     if here is not None and attention_mask is here.marker:
         attention_mask = None
@@ -136,3 +138,8 @@ def _check(here: _Here, rows: int, columns: int) -> None:
             f"a mask of {rows} x {columns} was asked for, and this rank has {here.rows} rows of a sequence of {here.whole}: "
             "attention_mask must be of the whole sequence, left out of the plan's buffers"
         )
+
+
+def capped(config: Any) -> bool:
+    """Whether a model caps its scores, which scaled_dot_product_attention cannot do."""
+    return getattr(config, "attn_logit_softcapping", None) is not None
