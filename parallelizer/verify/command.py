@@ -30,7 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=_seed, default=0, help="of the initial values and the batches (0)")
     parser.add_argument(
-        "--matrix", action="store_true", help="every shipped model on every preset that fits, as a table"
+        "--matrix",
+        nargs="?",
+        const="llama",
+        choices=("llama", "families"),
+        help="a table of proofs: the shipped Llamas on every preset that fits (llama), or every other shipped family of models",
     )
     parser.add_argument("--write", metavar="PAGE", help="the page that --matrix writes its table into")
 
@@ -58,9 +62,11 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         sys.stderr.write(f"parallelizer verify: error: {wrong}\n")
         return 2
     if arguments.matrix:
-        from parallelizer.verify import matrix
+        from parallelizer.verify import families, matrix
 
         try:
+            if arguments.matrix == "families":
+                return families.run(as_json=arguments.json, page=arguments.write)
             return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
         except PlanError as error:
             return _refused(error.diagnostics, arguments.json)
@@ -106,6 +112,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
         return "--write is for --matrix" if arguments.write else None
     given = {
         "overrides": bool(arguments.overrides),
+        "--full-mesh": arguments.full_mesh and arguments.matrix == "families",
         "--force": arguments.force,
         "--dtype": arguments.dtype != "float64",
         "--seed": arguments.seed != 0,

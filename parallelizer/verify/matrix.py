@@ -1,4 +1,4 @@
-"""Every shipped model under every plan of its kind on every preset that fits: one proof a cell."""
+"""Every shipped Llama under both plans on every preset that fits: one proof a cell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RANKS, FULL_RANKS = 8, 16
 
 @dataclass(frozen=True)
 class Row:
-    """What is proven in one row: a model under a plan, and what else is set for it."""
+    """What is proven in one row: a model under a plan (its own, where none is named), and what else is set for it."""
 
     model: str
     plan: str
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return f"{self.model}, {self.plan}{', ' + self.note if self.note else ''}"
+        return ", ".join(part for part in (self.model, self.plan, self.note) if part)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ OPTIONS = (
 
 
 def models() -> list[str]:
-    """The shipped models."""
-    return sorted(p.stem for p in (config_folder() / "model").glob("*.yaml"))
+    """The Llamas, which the tool was designed with; `families` has the others."""
+    return sorted(p.stem for p in (config_folder() / "model").glob("llama*.yaml"))
 
 
 def presets() -> list[str]:
@@ -164,9 +164,8 @@ def _computation(small: Setup) -> str:
 
 def _setup(row: Row, preset: str) -> Setup:
     """The configuration of a cell, with a batch that every data rank has two rows of in each part."""
-    chosen = from_config(
-        *compose_config([f"model={row.model}", f"plan={row.plan}", f"parallel={preset}", *row.overrides])
-    )
+    plan = [f"plan={row.plan}"] if row.plan else []
+    chosen = from_config(*compose_config([f"model={row.model}", *plan, f"parallel={preset}", *row.overrides]))
     rows = 2 * chosen.mesh.size(*BATCH_AXES) * row.accumulate
     return dataclasses.replace(
         chosen, workload=dataclasses.replace(chosen.workload, batch_size=rows, accumulate=row.accumulate)
@@ -182,13 +181,22 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     torch.set_num_threads(1)
     marker = FULL_MARKER if full_mesh else MARKER
     if page is not None:
-        _check_page(page, marker)
+        check_page(page, marker)
     across, cells, known = columns(full_mesh), list[Cell](), Known()
     every = [(row, preset) for row in rows() for preset in across]
     for number, (row, preset) in enumerate(every, start=1):
         cells.append(prove_cell(row, preset, full_mesh, known))
-        _progress(cells[-1], f"{number}/{len(every)}")
+        progress(cells[-1], f"{number}/{len(every)}")
     counted = f"{len(known.cells)} proofs: {show.summary(cells)}"
+    return report(cells, across, counted, marker, as_json=as_json, page=page)
+
+
+def report(
+    cells: list[Cell], across: list[str], counted: str, marker: str, *, as_json: bool, page: str | None
+) -> int:
+    """Print a matrix, and write it into a page where one is named. 0 when every cell is proven."""
+    from parallelizer.show import matrix as show
+
     text = f"{counted}\n\n{show.markdown(cells, across)}"
     if page is not None:
         replace_between(page, marker, text)
@@ -202,8 +210,8 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     return 0 if all(c.passed for c in cells) else 1
 
 
-def _check_page(page: str, marker: str) -> None:
-    """Before the minutes that the proofs take."""
+def check_page(page: str, marker: str) -> None:
+    """Raise PlanError for a page without a place for the table. Before the minutes that the proofs take."""
     try:
         around(page, marker)
         reason = "" if os.access(page, os.W_OK) else f"{page} may not be written"
@@ -214,7 +222,8 @@ def _check_page(page: str, marker: str) -> None:
         raise PlanError([Diagnostic("file-unwritable", reason, None, advice)])
 
 
-def _progress(cell: Cell, count: str) -> None:
+def progress(cell: Cell, count: str) -> None:
+    """Tell of a cell that is done, on stderr."""
     from parallelizer.show.matrix import in_a_word
 
     print(f"[{count}] {cell.row.name} on {cell.preset}: {in_a_word(cell)}", file=sys.stderr, flush=True)

@@ -1,0 +1,75 @@
+"""Every family of models that has a shipped plan, on the presets that together use each axis: one proof a cell."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from parallelizer.config import config_folder
+from parallelizer.verify import matrix
+from parallelizer.verify.matrix import Cell, Known, Row, prove_cell
+
+MARKER = "families"
+"""The place of a page that the table is written to."""
+
+DESIGNED_WITH = ("llama_debug", "llama3_8b", "llama3_70b", "llama3_405b")
+"""The models of the other matrix, which has every preset."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A preset. `whole`: the activations between layers are not split over tp."""
+
+    name: str
+    preset: str
+    whole: bool = False
+
+
+COLUMNS = (
+    Column("tp2", "tp2"),
+    Column("tp2, whole stream", "tp2", whole=True),
+    Column("cp2", "cp2"),
+    Column("fsdp2", "fsdp2"),
+    Column("fsdp2_tp2", "fsdp2_tp2"),
+    Column("cp2_tp2", "cp2_tp2"),
+    Column("fsdp2_cp2_tp2", "fsdp2_cp2_tp2"),
+    Column("fsdp2_cp2_tp2, whole stream", "fsdp2_cp2_tp2", whole=True),
+)
+
+
+def families() -> list[str]:
+    """The shipped models that are not Llama as this project writes it, in the order of their names."""
+    found = sorted(p.stem for p in (config_folder() / "model").glob("*.yaml"))
+    return [name for name in found if name != "hf" and name not in DESIGNED_WITH]
+
+
+def layouts_of(model: str) -> tuple[str, ...]:
+    """The layouts of the plan of a model, as a switch to whole streams must set them."""
+    from parallelizer.compose import compose_config
+    from parallelizer.config import from_config
+
+    return tuple(from_config(*compose_config([f"model={model}"])).plan.layouts)
+
+
+def run(*, as_json: bool = False, page: str | None = None, only: str = "") -> int:
+    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
+    from parallelizer.show import matrix as show
+
+    torch.set_num_threads(1)
+    if page is not None:
+        matrix.check_page(page, MARKER)
+    cells, known = list[Cell](), Known()
+    every = [(model, column) for model in families() if only in model for column in COLUMNS]
+    for number, (model, column) in enumerate(every, start=1):
+        switched = (
+            [f"++parallel.layouts.{name}=replicate" for name in layouts_of(model)] if column.whole else []
+        )
+        row = Row(model, "", overrides=tuple(switched))
+        found = prove_cell(row, column.preset, known=known)
+        cells.append(dataclasses.replace(found, row=Row(model, ""), preset=column.name))
+        matrix.progress(cells[-1], f"{number}/{len(every)}")
+    return matrix.report(
+        cells, [c.name for c in COLUMNS], show.summary(cells), MARKER, as_json=as_json, page=page
+    )
