@@ -102,8 +102,9 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "unknown-parameter",
-        "a module has no parameter of this name",
-        """`params` names parameters that a module owns itself. One that is not there cannot be sharded, and
+        "a module has no parameter or buffer of this name",
+        """`params` names parameters and buffers that a module owns itself, `packed` those of them that the rule
+        shards. One that is not there cannot be sharded, and
         the one that was meant would stay whole on every rank.""",
         Example("""
             rules:

@@ -215,6 +215,13 @@ def _by_helpers(application: Application, mesh: str) -> Iterator[Call]:
         }
         if placements:
             yield Call("place_parameters", (MODULE, mesh, _mapping(placements)))
+        if act.buffers:
+            slices = {
+                n: [to_torch(by_axis.get(a, REPLICATE)) for a in application.axes]
+                for n, by_axis in act.buffers.items()
+            }
+            kept = () if act.layouts is None else ("local=False",)
+            yield Call("slice_buffers", (MODULE, mesh, _mapping(slices), *kept))
         for name, ranks in act.divide.items():
             if "." in name:
                 yield Call("divide_own", (MODULE, f'"{name}"', str(ranks)))

@@ -50,6 +50,27 @@ def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[
     module.forward = on_local_parameters
 
 
+def slice_buffers(
+    module: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Sequence[Placement]], *, local: bool = True
+) -> None:
+    """Let forward see this rank's slices of buffers, which stay whole; as DTensors if not `local`."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def on_slices(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for name, placement in placements.items():
+                whole = DTensor.from_local(getattr(module, name), mesh, run_check=False)
+                part = whole.redistribute(placements=placement)
+                module.__dict__[name] = part.to_local() if local else part
+            return forward(*args, **kwargs)
+        finally:
+            for name in placements:
+                module.__dict__.pop(name, None)
+
+    module.forward = on_slices
+
+
 def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: int) -> None:
     """Reorder a fused dimension, made of `parts`, so that an even shard of it holds every rank's share of
     each part."""

@@ -86,7 +86,9 @@ for _declaration in (
         "tp",
         "any module, any parameter, any dimension, several axes; or `divide` alone, on a module without parameters",
         {
-            "params": OptionKind("params", "a placement, or placements by axis, for each parameter"),
+            "params": OptionKind(
+                "params", "a placement, or placements by axis, for each parameter or buffer"
+            ),
             **_LINEAR,
             "packed": OptionKind("parts-by-param", f"{_PARTS}; or a map of parts by parameter"),
         },

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from parallelizer.placement import to_torch
-from parallelizer.plan import AXES, REPLICATE, Flow, Placement, shard
+from parallelizer.plan import AXES, REPLICATE, Flow, Placement, full_name, shard
 from parallelizer.styles.base import (
     ParamPlacements,
     Sharding,
@@ -35,7 +35,9 @@ from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes
 
 @implements("shard-params")
 def shard_params(target: Target) -> Sharding:
-    """Parameters placed as written; `input` and `output` lay tensors out as for the prepare styles."""
+    """Parameters placed as written, and buffers seen so; `input` and `output` lay tensors out as for the prepare
+    styles.
+    """
     written = target.options.get("params") or {}
     if target.param is not None:
         if set(written) != {""}:
@@ -113,7 +115,14 @@ def replicate(target: Target) -> Sharding:
     """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
     over the axis.
     """
-    names = [target.param] if target.param else [n for n, _ in target.module.named_parameters(recurse=False)]
+    own = [n for n, _ in target.module.named_parameters(recurse=False)]
+    if target.param is not None and target.param not in own:
+        raise StyleError(
+            "style-on-parameter",
+            f"{full_name(target.path, target.param)} is a buffer, and replicate is for parameters",
+            "leave the rule out: a buffer is the same on every rank unless shard-params slices it",
+        )
+    names = [target.param] if target.param else own
     if not names:
         raise StyleError(
             "style-module",
@@ -232,19 +241,33 @@ def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) 
         # Forward runs on DTensors, which do not mix with plain tensors: what is not named is replicated.
         params = {**{n: {} for n, _ in target.module.named_parameters(recurse=False)}, **params}
     check_sizes(target, params)
+    own = {n for n, _ in target.module.named_parameters(recurse=False)}
+    buffers = {n: by_axis for n, by_axis in params.items() if n not in own}
+    params = {n: by_axis for n, by_axis in params.items() if n in own}
     packed, divided = packings(target, params), divided_attributes(target)
-    params = {n: {a: p for a, p in by_axis.items() if target.sizes[a] > 1} for n, by_axis in params.items()}
-    used = {a for by_axis in params.values() for a in by_axis}
+    placed, seen = _above_1(target, params), _above_1(target, buffers)
+    used = {a for by_axis in (*placed.values(), *seen.values()) for a in by_axis}
     if layouts is not None or divided:
         used.add(target.axis)
     style = ShardParams(
-        params, axis=target.axis, packed=packed, divide=dict.fromkeys(divided, target.degree), layouts=layouts
+        placed,
+        axis=target.axis,
+        buffers=seen,
+        packed=packed,
+        divide=dict.fromkeys(divided, target.degree),
+        layouts=layouts,
     )
     return Sharding(
         style,
         tuple(a for a in AXES if a in used and target.sizes[a] > 1),
-        params,
+        placed,
+        seen,
         packed,
         divided,
         arrivals(layouts.input) if layouts is not None else {},
     )
+
+
+def _above_1(target: Target, placements: ParamPlacements) -> ParamPlacements:
+    """Placements without the axes of size 1."""
+    return {n: {a: p for a, p in by_axis.items() if target.sizes[a] > 1} for n, by_axis in placements.items()}

@@ -18,6 +18,7 @@ from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
 from tests.rotation import taking_turns
 from tests.styles.models import (
+    Alibi,
     ConfiguredAttention,
     Conv1DMlp,
     Experts,
@@ -27,6 +28,7 @@ from tests.styles.models import (
     InterleavedMlp,
     Mlp,
     NormedMlp,
+    Scaled,
     Sizes,
     TransposedMlp,
     around,
@@ -85,6 +87,17 @@ OF_2 = [
     ("parts of one parameter of several", FusedExperts, rules(
         "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
         f"{REPLICATED_INPUT}]",
+    )),
+    ("slices of a buffer, and of a parameter, of each head", Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise",
+        "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}",
+    )),
+    ("a buffer by its name", Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise", "inner.slopes: {style: shard-params, params: shard(0)}",
+        "inner.weigh: {style: shard-params, params: {tp: shard(-1)}}",
+    )),
+    ("slices of a buffer on DTensors", Scaled, rules(
+        "inner: {style: shard-params, params: {scale: shard(1)}, input: replicate -> shard(2), output: replicate}",
     )),
     ("parts that take turns need no packing", InterleavedMlp, rules("inner.gate_up: colwise", "inner.down: rowwise")),
     ("any dimension", lambda: Experts(), rules(
@@ -145,6 +158,13 @@ OF_4 = [
     ("fsdp around parts that the configuration knows", {"dp_shard": 2, "tp": 2}, ConfiguredAttention, rules(
         "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}", "inner.out: rowwise",
         "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}", '"": fsdp',
+    )),
+    ("fsdp around slices of a buffer", {"dp_shard": 2, "tp": 2}, Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise",
+        "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}", '"": fsdp',
+    )),
+    ("slices of a buffer over two axes", EP_TP, Scaled, rules(
+        "inner: {style: shard-params, params: {scale: {ep: shard(1), tp: shard(1)}}, input: replicate, output: replicate}",
     )),
     ("fsdp around parts of one parameter", {"dp_shard": 2, "tp": 2}, FusedExperts, rules(
         "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
@@ -248,6 +268,14 @@ def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Err
          "unknown-parameter", "gate_up"),
         ("inner: {style: shard-params, divide: [config.heads, config.nobody]}", ConfiguredAttention, "unknown-attribute",
          "divide"),
+        ("inner: {style: shard-params, params: {slope: shard(0)}}", Alibi, "unknown-parameter", "slope"),
+        ("inner: {style: shard-params, params: {slopes: shard(1)}}", Alibi, "unknown-dim", "shard(1)"),
+        ("inner: {style: shard-params, params: {slopes: {cp: shard(0)}}}", Alibi, "unknown-axis", "cp"),
+        ("inner: {style: shard-params, params: {slopes: shard(0)}}", lambda: Alibi(3), "not-divisible", "shard-params"),
+        ("inner.slopes: replicate", Alibi, "style-on-parameter", "replicate"),
+        ("inner.slopes: colwise", Alibi, "style-on-parameter", "colwise"),
+        ("inner: {style: shard-params, params: {slopes: shard(0)}, packed: {slopes: [1, 1]}}", Alibi, "unknown-parameter",
+         "slopes"),
         ("inner: {style: shard-params, divide: [qkv.out_features]}", ConfiguredAttention, "unknown-attribute", "divide"),
         ("inner.up: {style: colwise, packed: [1, 1], output: replicate}", Mlp, "wrong-layout", "replicate"),
         ("inner.up: {style: colwise, packed: [1, 1], output: shard(0)}", Mlp, "wrong-layout", "shard(0)"),
@@ -360,6 +388,17 @@ def test_numbers_of_a_configuration_are_divided_in_a_copy_that_the_module_alone_
     text = rules("inner: {style: shard-params, divide: [config.heads, config.kv_heads]}")
     (one,) = compiled(text, around(ConfiguredAttention), mesh_of(tp=2))
     assert one.divided == {"config.heads": 4, "config.kv_heads": 2}
+
+
+def test_a_buffer_stays_whole_and_is_no_parameter() -> None:
+    text = rules("inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}")
+    (one,) = compiled(text, around(Alibi), mesh_of(tp=2))
+    assert (one.params, one.buffers) == ({"weigh": {"tp": shard(0)}}, {"slopes": {"tp": shard(0)}})
+    (one,) = compiled(
+        rules("inner.slopes: {style: shard-params, params: shard(0)}"), around(Alibi), mesh_of(tp=2)
+    )
+    assert (one.params, one.buffers) == ({}, {"slopes": {"tp": shard(0)}})
+    assert len(compiled(text, around(Alibi))) == 0
 
 
 @pytest.mark.parametrize("options", ["", ", output: replicate", ", input: shard(1)", ", local: false"])
