@@ -71,6 +71,25 @@ def slice_buffers(
     module.forward = on_slices
 
 
+def run_on_head(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int], *, heads: int) -> None:
+    """Let forward see the features of one of `heads` heads: neighbouring ranks share one, and add its gradients up."""
+    forward, head = module.forward, mesh.get_local_rank() * heads // mesh.size()
+
+    @functools.wraps(forward)
+    def on_head(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for name, dim in dims.items():
+                whole = getattr(module, name).to_local(grad_placements=[Partial()])
+                size = whole.shape[dim] // heads
+                module.__dict__[name] = whole.narrow(dim, head * size, size)
+            return forward(*args, **kwargs)
+        finally:
+            for name in dims:
+                module.__dict__.pop(name, None)
+
+    module.forward = on_head
+
+
 def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: int) -> None:
     """Reorder a fused dimension, made of `parts`, so that an even shard of it holds every rank's share of
     each part."""

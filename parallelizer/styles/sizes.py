@@ -21,26 +21,7 @@ TENSOR_AXES = ("ep", "tp")
 
 def divided_attributes(target: Target) -> dict[str, int]:
     """The attributes to be divided, with their whole values; dotted names lead through what the module holds."""
-    divided = {}
-    for name in target.options.get("divide") or ():
-        value = read(target.module, name)
-        if value is None:
-            raise StyleError(
-                "unknown-attribute",
-                f"{target.path} has no whole number {name!r} to divide",
-                did_you_mean(name, numbers(target.module), "its whole numbers are"),
-                "divide",
-            )
-        if not is_writable(target.module, name):
-            raise StyleError(
-                "unknown-attribute",
-                f"{full_name(target.path, name)} cannot be set, and so not be divided",
-                "divide what it is computed from; a number of another module takes a rule for that module",
-                "divide",
-            )
-        if value % target.degree:
-            raise uneven(target, full_name(target.path, name), value, target.degree, "divide")
-        divided[name] = value
+    divided = _numbers(target, "divide", target.degree)
     if divided and target.param is not None:
         raise StyleError(
             "wrong-type",
@@ -48,6 +29,35 @@ def divided_attributes(target: Target) -> dict[str, int]:
             "let the glob name the module",
             "divide",
         )
+    return divided
+
+
+def group_attributes(target: Target, groups: int) -> dict[str, int]:
+    """Those of `divide_groups`, which count the query heads of a key-value head that `groups` ranks share."""
+    return _numbers(target, "divide_groups", groups)
+
+
+def _numbers(target: Target, option: str, degree: int) -> dict[str, int]:
+    divided = {}
+    for name in target.options.get(option) or ():
+        value = read(target.module, name)
+        if value is None:
+            raise StyleError(
+                "unknown-attribute",
+                f"{target.path} has no whole number {name!r} to divide",
+                did_you_mean(name, numbers(target.module), "its whole numbers are"),
+                option,
+            )
+        if not is_writable(target.module, name):
+            raise StyleError(
+                "unknown-attribute",
+                f"{full_name(target.path, name)} cannot be set, and so not be divided",
+                "divide what it is computed from; a number of another module takes a rule for that module",
+                option,
+            )
+        if value % degree:
+            raise uneven(target, full_name(target.path, name), value, degree, option)
+        divided[name] = value
     return divided
 
 

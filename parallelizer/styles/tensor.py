@@ -27,10 +27,11 @@ from parallelizer.styles.base import (
     named_inputs,
 )
 from parallelizer.styles.io import Layouts, arrivals, check_flows
+from parallelizer.styles.kv_heads import replicas, replicated
 from parallelizer.styles.linears import FeatureDims, feature_dims
 from parallelizer.styles.parts import packings
 from parallelizer.styles.shard_params import ShardParams
-from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes
+from parallelizer.styles.sizes import check_sizes, divided_attributes, group_attributes, on_axes
 
 
 @implements("shard-params")
@@ -66,6 +67,8 @@ def colwise(target: Target) -> Sharding:
     features = _feature_dims(target)
     dims = {"weight": features.outputs, "bias": 0}
     flow_in, flow_out = _one_input(target, REPLICATE), _one_output(target, shard(-1))
+    if replicas(target) > 1:
+        return replicated(target, dims, flow_in)
     return _linear(target, dims, flow_in, flow_out, ColwiseParallel)
 
 
@@ -244,7 +247,12 @@ def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) 
     own = {n for n, _ in target.module.named_parameters(recurse=False)}
     buffers = {n: by_axis for n, by_axis in params.items() if n not in own}
     params = {n: by_axis for n, by_axis in params.items() if n in own}
-    packed, divided = packings(target, params), divided_attributes(target)
+    packed, groups, shared = (
+        packings(target, params),
+        replicas(target),
+        target.options.get("divide_groups") or (),
+    )
+    divided = {**divided_attributes(target), **(group_attributes(target, groups) if groups > 1 else {})}
     placed, seen = _above_1(target, params), _above_1(target, buffers)
     used = {a for by_axis in (*placed.values(), *seen.values()) for a in by_axis}
     if layouts is not None or divided:
@@ -254,7 +262,7 @@ def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) 
         axis=target.axis,
         buffers=seen,
         packed=packed,
-        divide=dict.fromkeys(divided, target.degree),
+        divide={name: groups if name in shared else target.degree for name in divided},
         layouts=layouts,
     )
     return Sharding(

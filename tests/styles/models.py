@@ -194,6 +194,29 @@ class ConfiguredAttention(nn.Module):
         return z
 
 
+class GroupedAttention(nn.Module):
+    """Query heads in groups that share a key-value head, which forward repeats `groups` times."""
+
+    def __init__(
+        self, heads: int = 8, num_kv_heads: int = 2, size: int = 2, transposed: bool = False
+    ) -> None:
+        super().__init__()
+        make = (lambda i, o: Conv1D(o, i)) if transposed else nn.Linear
+        self.num_kv_heads, self.groups, self.size = num_kv_heads, heads // num_kv_heads, size
+        self.q, self.out = make(WIDTH, heads * size), make(heads * size, WIDTH)
+        self.k, self.v = make(WIDTH, num_kv_heads * size), make(WIDTH, num_kv_heads * size)
+        self.k_norm = Scale(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            t.view(*x.shape[:2], -1, self.size).transpose(1, 2) for t in (self.q(x), self.k(x), self.v(x))
+        )
+        k, v = (t.repeat_interleave(self.groups, dim=1) for t in (self.k_norm(k), v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        z: Tensor = self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return z
+
+
 class Alibi(nn.Module):
     """Attention whose scores sink with distance, by a slope for each head in a buffer (Press et al., arXiv:2108.12409),
     and whose heads are weighed by a parameter each.
