@@ -11,7 +11,7 @@ from parallelizer.diagnostics import Related, Span
 from parallelizer.fold import fold_alternatives
 from parallelizer.glob import outer_braces, parse_glob
 from parallelizer.parse_rule import slot_of
-from parallelizer.plan import Rule
+from parallelizer.plan import Rule, full_name
 from parallelizer.program import Compilation, Slot
 from parallelizer.styles.declare import STYLES
 from parallelizer.suggest import suggest
@@ -26,7 +26,8 @@ def match(state: Compilation) -> None:
         targets = _targets(state, rule, paths, names)
         if targets is None:
             continue
-        _report_unmatched(state, rule, bool(targets), [*paths, *names])
+        found = [full_name(path, param) for path, param in targets if param is not None]
+        _report_unmatched(state, rule, bool(targets), list(dict.fromkeys([*paths, *names, *found])))
         emptied = 0
         for path, param in targets:
             slots = state.winners.setdefault(path, {})
@@ -72,16 +73,21 @@ def taken_away(rules: Iterable[Rule], paths: Sequence[str]) -> tuple[Related, ..
 def _targets(
     state: Compilation, rule: Rule, paths: list[str], names: list[str]
 ) -> list[tuple[str, str | None]] | None:
-    """The modules that a rule names, or else the parameters, with the module of each; None after an error."""
+    """The modules that a rule names, or else the parameters, or else the buffers, with the module of each; None after
+    an error.
+    """
     modules: list[tuple[str, str | None]] = [(path, None) for path in rule.glob.select(paths)]
     if modules:
         return modules
     found = rule.glob.select(names)
+    what = "parameter"
+    if not found:
+        found, what = rule.glob.select([n for n, _ in state.model.named_buffers()]), "buffer"
     misfit = next((u for u in rule.uses if not STYLES[u.style].takes_parameters), None)
     if found and misfit:
         state.find(
             "style-on-parameter",
-            f"`{rule.key}` names a parameter, and {misfit.style} takes a module",
+            f"`{rule.key}` names a {what}, and {misfit.style} takes a module",
             misfit.span,
             f"name its module: {found[0].rpartition('.')[0]}",
         )

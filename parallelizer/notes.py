@@ -160,7 +160,7 @@ def _marked(error: BaseException) -> tuple[PlannedModule | None, list[str]]:
 def _expected(application: Application) -> Iterator[str]:
     for conversion in conversions(application):
         yield flow(conversion)
-    for name, by_axis in application.params.items():
+    for name, by_axis in {**application.params, **application.buffers}.items():
         axes = ", ".join(f"{placement} on {axis}" for axis, placement in by_axis.items())
         yield f"{name}: {axes or 'replicate'}"
 

@@ -97,6 +97,18 @@ def _bool_or_int(declared: OptionKind, node: Node, findings: Findings) -> bool |
     return value
 
 
+def _bool_or_name(declared: OptionKind, node: Node, findings: Findings) -> bool | str | None:
+    truth = _truth(node)
+    if truth is None and isinstance(node, Scalar) and _is_dotted(node.text):
+        return node.text
+    if truth is None:
+        message = f"{kind(node)} is neither true, false nor an attribute name"
+        findings.error(
+            "wrong-type", message, node.span, "write true, or a name as in config.num_key_value_heads"
+        )
+    return truth
+
+
 def _choice(declared: OptionKind, node: Node, findings: Findings) -> str | None:
     return _one_of(node, declared.choices, "unknown-value", "value", findings)
 
@@ -270,6 +282,7 @@ _CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
     "bool": _bool,
     "int": _int,
     "bool-or-int": _bool_or_int,
+    "bool-or-name": _bool_or_name,
     "choice": _choice,
     "dtype": _dtype,
     "axis": _axis,

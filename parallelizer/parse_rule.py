@@ -259,7 +259,7 @@ class _Body:
                 read[key.text] = Option(
                     options.parse(declared, value, self.findings), key.span, _key_spans(value)
                 )
-        if name.text == "shard-params" and not {"params", "divide"} & read.keys():
+        if name.text == "shard-params" and not {"params", "divide", "divide_groups"} & read.keys():
             message = "shard-params does not say which parameters"
             self.findings.error("missing-option", message, name.span, "write params: {weight: shard(0)}")
         self.uses.append(StyleUse(name.text, read, name.span))

@@ -27,9 +27,9 @@ class Application:
 
     `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are
     the placements it gives to parameters, named relative to the module; for fsdp under the folded axis, with
-    `reasons` why a parameter stays whole. `divided` has the whole values of attributes that it divides.
-    `arrives` says how inputs are taken to lie on `axis`, the axis that the style stands on. `act` is the
-    ParallelStyle of a tensor style.
+    `reasons` why a parameter stays whole. `buffers` are those of buffers, of which a rank sees its slice.
+    `divided` has the whole values of attributes that it divides. `arrives` says how inputs are taken to lie on
+    `axis`, the axis that the style stands on. `act` is the ParallelStyle of a tensor style.
     """
 
     module: str
@@ -40,6 +40,7 @@ class Application:
     options: Mapping[str, Any] = field(default_factory=dict)
     spans: Mapping[str, Span] = field(default_factory=dict)
     params: ParamPlacements = field(default_factory=dict)
+    buffers: ParamPlacements = field(default_factory=dict)
     packed: Mapping[str, Packing] = field(default_factory=dict)
     divided: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)

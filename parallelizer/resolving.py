@@ -106,6 +106,7 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
         act, axes = sharding.style, sharding.axes
         more = {
             "params": sharding.params,
+            "buffers": sharding.buffers,
             "packed": sharding.packed,
             "divided": sharding.divided,
             "arrives": sharding.arrives,

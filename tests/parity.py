@@ -251,12 +251,18 @@ def keep_float64() -> Iterator[None]:
 
     A function mode would not do: it is off while a checkpoint runs the forward again.
     """
-    lower = Tensor.float
+    lower, cast = Tensor.float, Tensor.to
+
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        lowers = self.dtype == torch.float64 and args == (torch.float32,) and not kwargs
+        return self if lowers else cast(self, *args, **kwargs)
+
     Tensor.float = lambda self: self if self.dtype == torch.float64 else lower(self)  # type: ignore[method-assign]
+    Tensor.to = to  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
-        Tensor.float = lower  # type: ignore[method-assign]
+        Tensor.float, Tensor.to = lower, cast  # type: ignore[method-assign]
 
 
 def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:

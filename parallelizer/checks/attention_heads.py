@@ -45,7 +45,8 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
         for what, heads in (("query", call.queries), ("key-value", call.keys)):
             if rule is not None and heads % each == 0 and heads // each % ranks:
                 not_dealt.setdefault((what, heads, each), []).extend([(call.path, rule)] * len(layers))
-            if projection is not None and heads % tp:
+            replicated = what == "key-value" and tp % heads == 0 and _replicates(state, call)
+            if projection is not None and heads % tp and not replicated:
                 wrong.setdefault((what, heads), []).extend([(call.path, projection)] * len(layers))
     for (what, heads, each), places in not_dealt.items():
         yield _cannot_be_dealt_out(what, heads, each, places, state.mesh)
@@ -53,14 +54,34 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
         legal = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+        more_ranks = ""
+        if what == "key-value":
+            more_ranks = (
+                f"; a multiple of {heads} too, with `replicate_kv: true` where keys and values are made"
+            )
         span = state.mesh.spans.get("tp")
         yield Diagnostic(
             "heads-not-divisible",
             f"{path} has {heads} {what} heads, which tp={tp} does not divide{more}",
             span,
-            f"tp may be {', '.join(legal)}",
+            f"tp may be {', '.join(legal)}{more_ranks}",
             related=(Related(projection.rule.span, "this rule splits its projections"),),
         )
+
+
+def _replicates(state: Compilation, call: AttentionCall) -> bool:
+    """Whether what made the keys of a call gives each head to a group of ranks."""
+    ran = {p for p, begun in call.begun.items() if begun >= call.begun[_owner(state, call.path)]}
+    return any(
+        a.options.get("replicate_kv") and a.style == "colwise" and a.module in ran for a in state.applications
+    )
+
+
+def _owner(state: Compilation, path: str) -> str:
+    """The nearest module around that has parameters."""
+    while path and not any(True for _ in state.modules[path].parameters()):
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _dealt_out_to(a: Application, mesh: Mesh) -> int:

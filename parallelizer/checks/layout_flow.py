@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -302,11 +303,12 @@ class _Report:
         found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
         if found is not None:
             return found
-        help_text = _advice(failure, where)
-        divide = advised(self.program, self._one(failure.module), failure.numbers)
-        if divide is not None:
-            help_text, near = divide
-            span = near.rule.span if near else span
+        numbers = failure.numbers
+        if numbers is not None:
+            numbers = dataclasses.replace(numbers, module=self._one(numbers.module))
+        help_text, near = advised(self.program, numbers, _advice(failure, where))
+        if near is not None:
+            span = near.rule.span
             related = tuple(r for r in related if r.span != span)
         # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
         own_words = failure.error == "ContextParallelError"

@@ -74,7 +74,8 @@ CODES: tuple[Code, ...] = (
         "the step fails under the plan, and without it does not",
         """The compiled plan was applied to the model on a fake world, and torch raised on the way through. It
         would raise on every rank of the real run too, some minutes after the start. Most often two tensors
-        meet of which one is split and the other is whole.""",
+        meet of which one is split and the other is whole. A forward that reads sizes from attributes, as in
+        `view(..., self.heads, self.size)`, is told so: `divide` gives it the numbers of one rank.""",
         _llama("layers.*.attention.wo: rowwise"),
     ),
     Code(

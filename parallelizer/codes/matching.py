@@ -32,8 +32,8 @@ CODES: tuple[Code, ...] = (
     Code(
         "style-module",
         "a style cannot do its work on a module of this kind",
-        """`colwise` and `rowwise` know the dimensions of linears and embeddings only, `sequence` takes a
-        module without others inside, and fsdp needs a forward to gather for. On any other module the style
+        """`colwise` and `rowwise` know the dimensions of linears, of embeddings and of transformers' `Conv1D` only,
+        `sequence` takes a module without others inside, and fsdp needs a forward to gather for. On any other module the style
         would shard the wrong dimension, or nothing.""",
         Example("""
             rules:
@@ -55,9 +55,9 @@ CODES: tuple[Code, ...] = (
     Code(
         "unknown-attribute",
         "a module has no such number to divide or to pack by",
-        """`divide` and `packed` name attributes that the module's forward reads, such as a number of heads.
-        One that is not there would leave the forward with sizes of the whole model beside parameters of one
-        rank.""",
+        """`divide` and `packed` name attributes that the module's forward reads, such as a number of heads;
+        `config.heads` is one of what the module holds. One that is not there, or that cannot be set, would leave
+        the forward with sizes of the whole model beside parameters of one rank.""",
         Example("""
             rules:
               layers.*.attention: {style: shard-params, divide: [heads]}
@@ -102,8 +102,9 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "unknown-parameter",
-        "a module has no parameter of this name",
-        """`params` names parameters that a module owns itself. One that is not there cannot be sharded, and
+        "a module has no parameter or buffer of this name",
+        """`params` names parameters and buffers that a module owns itself, `packed` those of them that the rule
+        shards. One that is not there cannot be sharded, and
         the one that was meant would stay whole on every rank.""",
         Example("""
             rules:

@@ -24,6 +24,7 @@ from parallelizer.program import Application, Program
 from parallelizer.show.export_loops import MODULE, Call, Item
 from parallelizer.show.export_own import Unwritable, own_style
 from parallelizer.styles.io import Layouts, PrepareIO, SplitSequence
+from parallelizer.styles.kv_heads import ReplicatedHeads
 from parallelizer.styles.tensor import ShardParams
 
 FSDP_MESH = "fsdp"
@@ -60,6 +61,7 @@ def tensor_items(program: Program, calls: Calls | None, names: Collection[str] =
             items.append(Item(application.module, rule, style, mesh))
         elif type(application.act) in (
             ShardParams,
+            ReplicatedHeads,
             PrepareIO,
         ):  # and no class of the user's that builds on them
             items += [Item(application.module, rule, call) for call in _by_helpers(application, mesh)]
@@ -215,6 +217,16 @@ def _by_helpers(application: Application, mesh: str) -> Iterator[Call]:
         }
         if placements:
             yield Call("place_parameters", (MODULE, mesh, _mapping(placements)))
+        if act.buffers:
+            slices = {
+                n: [to_torch(by_axis.get(a, REPLICATE)) for a in application.axes]
+                for n, by_axis in act.buffers.items()
+            }
+            kept = () if act.layouts is None else ("local=False",)
+            yield Call("slice_buffers", (MODULE, mesh, _mapping(slices), *kept))
+        if isinstance(act, ReplicatedHeads):
+            dims = _dict({n: str(d) for n, d in act.dims.items()})
+            yield Call("run_on_head", (MODULE, mesh, dims, f"heads={act.heads}"))
         for name, ranks in act.divide.items():
             if "." in name:
                 yield Call("divide_own", (MODULE, f'"{name}"', str(ranks)))

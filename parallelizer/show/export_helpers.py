@@ -50,6 +50,46 @@ def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[
     module.forward = on_local_parameters
 
 
+def slice_buffers(
+    module: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Sequence[Placement]], *, local: bool = True
+) -> None:
+    """Let forward see this rank's slices of buffers, which stay whole; as DTensors if not `local`."""
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def on_slices(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for name, placement in placements.items():
+                whole = DTensor.from_local(getattr(module, name), mesh, run_check=False)
+                part = whole.redistribute(placements=placement)
+                module.__dict__[name] = part.to_local() if local else part
+            return forward(*args, **kwargs)
+        finally:
+            for name in placements:
+                module.__dict__.pop(name, None)
+
+    module.forward = on_slices
+
+
+def run_on_head(module: nn.Module, mesh: DeviceMesh, dims: Mapping[str, int], *, heads: int) -> None:
+    """Let forward see the features of one of `heads` heads: neighbouring ranks share one, and add its gradients up."""
+    forward, head = module.forward, mesh.get_local_rank() * heads // mesh.size()
+
+    @functools.wraps(forward)
+    def on_head(*args: Any, **kwargs: Any) -> Any:
+        try:
+            for name, dim in dims.items():
+                whole = getattr(module, name).to_local(grad_placements=[Partial()])
+                size = whole.shape[dim] // heads
+                module.__dict__[name] = whole.narrow(dim, head * size, size)
+            return forward(*args, **kwargs)
+        finally:
+            for name in dims:
+                module.__dict__.pop(name, None)
+
+    module.forward = on_head
+
+
 def pack(module: nn.Module, name: str, dim: int, parts: Sequence[int], ranks: int) -> None:
     """Reorder a fused dimension, made of `parts`, so that an even shard of it holds every rank's share of
     each part."""

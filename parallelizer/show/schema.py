@@ -51,7 +51,7 @@ _REDISTRIBUTE = {
     "min-cost": "in the order that sends least, where torch's planner knows it",
 }
 _PLACEMENTS = ["replicate", "shard(0)", "shard(1)", "shard(-1)", "partial"]
-_NEEDED = {"shard-params": ("params", "divide")}
+_NEEDED = {"shard-params": ("params", "divide", "divide_groups")}
 """Styles that mean nothing without one of these options, so that their name alone is no rule."""
 
 

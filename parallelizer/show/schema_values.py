@@ -131,6 +131,12 @@ _KINDS: dict[str, Callable[[OptionKind], Schema]] = {
     "bool": lambda _: {"type": "boolean"},
     "int": lambda _: whole(),
     "bool-or-int": lambda _: {"anyOf": [{"type": "boolean"}, whole()]},
+    "bool-or-name": lambda _: {
+        "anyOf": [
+            {"type": "boolean"},
+            {"type": "string", **matching(DOTTED, "this is neither true nor an attribute name")},
+        ]
+    },
     "choice": _choice,
     "dtype": lambda _: {"enum": list(DTYPES)},
     "axis": lambda _: ref("axis"),

@@ -81,12 +81,10 @@ def _diagnostic(error: BaseException, program: Program, running: Running, reache
     related: tuple[Related, ...] = ()
     if rule and span:
         related = (Related(rule.span, f"the rule of {module or 'the root'}"),)
-    help_text = remedy(error)
-    divide = advised(program, module, whole_numbers_of(error, program.mesh.sizes["tp"])) if module else None
-    if divide is not None:
-        help_text, near = divide
-        if near and near.rule is not rule:
-            related += (Related(near.rule.span, f"the rule of {near.module}"),)
+    numbers = whole_numbers_of(error, program.mesh.sizes["tp"], running.path_of)
+    help_text, near = advised(program, numbers, remedy(error))
+    if near is not None and near.rule is not rule:
+        related += (Related(near.rule.span, f"the rule of {near.module}"),)
     return Diagnostic(CODE, message, span or (rule.span if rule else None), help_text, "warning", related)
 
 

@@ -208,7 +208,7 @@ class _Step:
             operands,
             written_at(error),
             remedy(error),
-            whole_numbers_of(error, self.program.mesh.sizes["tp"]),
+            whole_numbers_of(error, self.program.mesh.sizes["tp"], running.path_of) if running else None,
         )
 
 

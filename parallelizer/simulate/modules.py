@@ -28,6 +28,7 @@ class Running:
         self.handles: list[Any] = []
         self._active: list[str] = [""]
         self._phase = phase.current()
+        self._paths = {id(module): path for path, module in model.named_modules()}
         for path, module in model.named_modules():
             if path:
                 self.handles.append(
@@ -45,6 +46,10 @@ class Running:
     def failed_with(self, error: BaseException) -> str:
         """The innermost module whose forward raised `error`; empty if none did."""
         return getattr(error, _RAISED_IN, "")
+
+    def path_of(self, module: nn.Module) -> str | None:
+        """The path of one of the model's modules; None for any other."""
+        return self._paths.get(id(module))
 
     def remove(self) -> None:
         """Take the hooks away."""

@@ -7,81 +7,92 @@ one rank. What it read is told by its code, and what failed by the sizes in the 
 
 from __future__ import annotations
 
-import ast
-import linecache
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from torch import nn
 
+from parallelizer.attribute_reads import named_in
 from parallelizer.program import Application, Program
-from parallelizer.styles.attributes import numbers, read
+from parallelizer.styles.attributes import read
 
 _LIST = re.compile(r"\[(-?\d+(?:, -?\d+)*)\]")
-_NUMBER = re.compile(r"(?<![\w.])\d+")
-_SIZES = re.compile(r"shape|size|split|reshape|unpack|view|dimension|expand")
+_SIZES = re.compile(r"shape|size|split|unpack|view|dim|expand")
+_TORCH = str(Path(torch.__file__).parent)
+QUOTED_ROOT = '""'
 
 
 @dataclass(frozen=True)
 class WholeNumbers:
-    """Attributes of the module that failed, with their values, in the order of the code that reads them.
+    """Attributes that the forward of `module` reads, with their values, in the order of its code.
 
     `certain` says that their values are the sizes that did not fit; otherwise some of them may be.
     """
 
+    module: str
     values: dict[str, int]
     certain: bool
 
-    @property
-    def names(self) -> str:
-        """As `divide` lists them."""
-        return ", ".join(self.values)
 
+def whole_numbers_of(
+    error: BaseException, degree: int, path_of: Callable[[nn.Module], str | None]
+) -> WholeNumbers | None:
+    """The numbers that the failing forward read and that `degree` divides, those that did not fit alone if that can be
+    told; None if the error is about something else.
 
-def whole_numbers_of(error: BaseException, degree: int) -> WholeNumbers | None:
-    """The numbers that the failing forward of a user's module read and that `degree` divides, those that did not fit
-    alone if that can be told; None if the error is about something else.
+    What fails in a module of torch's own was said by the module around it.
     """
     if degree < 2 or not _SIZES.search(str(error)):
         return None
     for frame, line in reversed(list(_frames(error))):
-        module = frame.f_locals.get("self")
-        if not isinstance(module, nn.Module) or frame.f_code.co_name in ("_call_impl", "_wrapped_call_impl"):
+        module, code = frame.f_locals.get("self"), frame.f_code
+        if not isinstance(module, nn.Module) or type(module).__module__.startswith("torch."):
             continue
-        read_here = {n: v for n, v in _read_by(frame.f_code, module).items() if v > 1 and v % degree == 0}
-        return _told_apart(read_here, str(error), _statement(frame.f_code, line)) if read_here else None
+        path = path_of(module)
+        if path is None or code.co_filename.startswith(_TORCH):
+            continue
+        read_here = {n: v for n, v in _read_by(code, module).items() if v > 1 and v % degree == 0}
+        found = _told_apart(read_here, str(error), frozenset(named_in(code, line)))
+        return WholeNumbers(path, *found) if found[0] else None
     return None
 
 
-def advice(found: WholeNumbers, rule: Application | None, glob: str, degree: int) -> str:
-    """What to write. `rule` is what stands on the module already, `glob` names it and its like."""
-    what = ", ".join(f"`{name}` ({value})" for name, value in found.values.items())
-    divided = ", ".join(str(value // degree) for value in found.values.values())
-    reads = f"its forward reads {what}, of the whole model, and a rank has {divided}"
-    if not found.certain:
-        reads = f"its forward reads {what}, of the whole model: those that count what tp={degree} splits must be divided"
-    style = f"{{style: shard-params, divide: [{found.names}]}}"
-    if rule is not None and rule.style in ("shard-params", "colwise", "rowwise"):
-        return f"{reads}: write `divide: [{found.names}]` in the rule `{rule.rule.key}`"
-    if rule is not None and rule.rule.key:
-        return f"{reads}: add `{style}` to the rule `{rule.rule.key}`"
-    return f"{reads}: add the rule `{glob}: {style}`"
-
-
-def advised(
-    program: Program, module: str, found: WholeNumbers | None
-) -> tuple[str, Application | None] | None:
-    """The advice for a module of the program, and what stands on it already. None where nothing in it is split, or it
-    is divided already.
+def advised(program: Program, found: WholeNumbers | None, otherwise: str) -> tuple[str, Application | None]:
+    """What to write, and what stands at the module or in it; `otherwise`, and None, where nothing in it is split, or
+    it is divided already.
     """
+    if found is None:
+        return otherwise, None
+    module = found.module
     split = [a for a in program.of_slot("params") if _is_inside(a.module, module) and _is_split(a)]
     own = [a for a in program.of_slot("params", "io") if a.module == module]
-    if found is None or not split or any(found.values.keys() & a.divided.keys() for a in own):
-        return None
+    if not split or any(found.values.keys() & a.divided.keys() for a in own):
+        return otherwise, None
     rule = next((a for a in own if a.slot == "params"), own[0] if own else None)
-    return advice(found, rule, _glob(module), program.mesh.sizes["tp"]), rule or split[0]
+    text = _advice(found, rule, program.mesh.sizes["tp"])
+    return (text, rule or split[0]) if found.certain else (f"{otherwise}; or {text}", None)
+
+
+def _advice(found: WholeNumbers, rule: Application | None, degree: int) -> str:
+    what = ", ".join(f"`{name}` ({value})" for name, value in found.values.items())
+    reads = f"the forward of {found.module or 'the root'} reads {what}, of the whole model"
+    names = ", ".join(found.values)
+    if found.certain:
+        reads += f", and a rank has {', '.join(str(v // degree) for v in found.values.values())}"
+    else:
+        reads += ", and those that count what tp splits are to be divided"
+        names = f"{next(iter(found.values))}, ..." if len(found.values) > 1 else names
+    style = f"{{style: shard-params, divide: [{names}]}}"
+    if rule is not None and rule.style in ("shard-params", "colwise", "rowwise"):
+        return f"{reads}: write `divide: [{names}]` in the rule `{rule.rule.key}`"
+    if rule is not None and rule.rule.key:
+        return f"{reads}: add `{style}` to the rule `{rule.rule.key}`"
+    glob = ".".join("*" if segment.isdigit() else segment for segment in found.module.split("."))
+    return f"{reads}: add the rule `{glob or QUOTED_ROOT}: {style}`"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
@@ -92,52 +103,32 @@ def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 
 def _read_by(code: types.CodeType, module: nn.Module) -> dict[str, int]:
-    """The whole numbers of a module whose names its code has as attributes."""
-    names = set(code.co_names)
-    found = {}
-    for name in numbers(module):
-        value = read(module, name)
-        if value is not None and set(name.split(".")) <= names:
-            found[name] = value
-    order = {name: index for index, name in enumerate(code.co_names)}
-    return dict(sorted(found.items(), key=lambda item: order[item[0].rpartition(".")[2]]))
+    """The whole numbers of a module that a function's code names, or a method that it calls."""
+    names: list[str] = []
+    for name in named_in(code):
+        method = getattr(type(module), name, None)
+        names += named_in(method.__code__) if isinstance(method, types.FunctionType) else [name]
+    found = {name: read(module, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def _told_apart(values: dict[str, int], text: str, statement: frozenset[str]) -> WholeNumbers | None:
-    """Those of the numbers read that are the sizes in the error, or stand in the statement."""
+def _told_apart(values: dict[str, int], text: str, statement: frozenset[str]) -> tuple[dict[str, int], bool]:
+    """Those of the numbers read that are the sizes in the error, or stand in the statement; and whether it is certain."""
     listed = _LIST.search(text)
-    sizes = [int(n) for n in listed[1].split(", ")] if listed else [int(n) for n in _NUMBER.findall(text)]
+    sizes = [int(n) for n in listed[1].split(", ")] if listed else []
     if -1 in sizes:
         # That dimension takes what there is: it is an earlier size that does not fit.
-        rest = {name: value for name, value in values.items() if value not in sizes}
-        return WholeNumbers(rest, False) if rest else None
+        return {name: value for name, value in values.items() if value not in sizes}, False
     matching = [size for size in sizes if size in values.values()]
-    if matching and "split" not in text:
+    if "split" not in text:
         # Neighbouring features share a head: of what features are viewed as, the outermost is split.
         matching = matching[:1]
     exact = {name: value for name, value in values.items() if value in matching}
     if exact:
-        return WholeNumbers(exact, True)
-    stated = {name: value for name, value in values.items() if name.rpartition(".")[2] in statement}
-    return WholeNumbers(stated, len(stated) == 1) if stated else WholeNumbers(values, False)
-
-
-def _statement(code: types.CodeType, line: int) -> frozenset[str]:
-    """The names of attributes in the statement of a line."""
-    lines = linecache.getlines(code.co_filename)
-    try:
-        tree = ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return frozenset()
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    if not around:
-        return frozenset()
-    innermost = max(around, key=lambda node: node.lineno)
-    return frozenset(node.attr for node in ast.walk(innermost) if isinstance(node, ast.Attribute))
+        return exact, "split" in text or "shape" in text
+    factors = {n: v for n, v in values.items() if not sizes or any(size % v == 0 for size in sizes)}
+    stated = {name: value for name, value in factors.items() if name in statement}
+    return (stated, len(stated) == 1) if stated else (factors, False)
 
 
 def _is_inside(path: str, module: str) -> bool:
@@ -146,8 +137,3 @@ def _is_inside(path: str, module: str) -> bool:
 
 def _is_split(a: Application) -> bool:
     return any(p.dim is not None for by_axis in a.params.values() for p in by_axis.values())
-
-
-def _glob(path: str) -> str:
-    segments: Sequence[str] = path.split(".")
-    return ".".join("*" if segment.isdigit() else segment for segment in segments) or '""'

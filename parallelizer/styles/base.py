@@ -47,14 +47,15 @@ class Sharding:
     """What a style does to one module: parameters' placements, and the ParallelStyle that brings it about.
 
     `axes` are the axes of the mesh that the ParallelStyle is applied with, none when it has nothing to do on
-    this mesh; `divided` has the attributes that it divides, with their whole values. `arrives` says how plain
-    tensors are taken to lie on the style's axis when they come in, by the names of forward's parameters; the
-    first is called `""` too.
+    this mesh; `buffers` are the placements of buffers, which stay whole and are seen so; `divided` has the
+    attributes that it divides, with their whole values. `arrives` says how plain tensors are taken to lie on the
+    style's axis when they come in, by the names of forward's parameters; the first is called `""` too.
     """
 
     style: ParallelStyle
     axes: tuple[str, ...]
     params: ParamPlacements = field(default_factory=dict)
+    buffers: ParamPlacements = field(default_factory=dict)
     packed: Mapping[str, Packing] = field(default_factory=dict)
     divided: Mapping[str, int] = field(default_factory=dict)
     arrives: Mapping[str, Placement] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 class OptionKind:
     """The kind of an option's value, and one line on what it does.
 
-    Kinds: `bool`, `int` (not negative), `bool-or-int`, `choice`, `dtype`, `names` (attribute names),
+    Kinds: `bool`, `int` (not negative), `bool-or-int`, `bool-or-name`, `choice`, `dtype`, `names` (attribute names),
     `placement`, `input` and `output` (flows by parameter name, index or key), `params` (placements by
     parameter and axis), `parts` (sizes of a fused dimension), `parts-by-param` (the same, or by parameter), `axis`.
     """
@@ -55,6 +55,10 @@ _DIVIDE = OptionKind(
     "names",
     "attributes that forward reads, divided by the axis size; `config.heads`: in a copy of the module's own",
 )
+_REPLICATE_KV = OptionKind(
+    "bool-or-name",
+    "key-value heads fewer than ranks: each on a group of them. true, or where the number of heads stands",
+)
 _LINEAR = {
     "input": _INPUT,
     "output": _OUTPUT,
@@ -86,9 +90,15 @@ for _declaration in (
         "tp",
         "any module, any parameter, any dimension, several axes; or `divide` alone, on a module without parameters",
         {
-            "params": OptionKind("params", "a placement, or placements by axis, for each parameter"),
+            "params": OptionKind(
+                "params", "a placement, or placements by axis, for each parameter or buffer"
+            ),
             **_LINEAR,
             "packed": OptionKind("parts-by-param", f"{_PARTS}; or a map of parts by parameter"),
+            "replicate_kv": _REPLICATE_KV,
+            "divide_groups": OptionKind(
+                "names", "numbers of query heads to a key-value head, divided by the ranks that share one"
+            ),
         },
         takes_parameters=True,
         defaults={"local": "true"},
@@ -98,7 +108,7 @@ for _declaration in (
         "params",
         "tp",
         "split a linear's outputs or an embedding's columns",
-        _LINEAR,
+        {**_LINEAR, "replicate_kv": _REPLICATE_KV},
         defaults={"input": "replicate", "output": "shard(-1)", "local": "true"},
     ),
     StyleDeclaration(

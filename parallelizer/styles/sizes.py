@@ -7,6 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+import torch
+from torch import nn
+
 from parallelizer.plan import Placement, full_name, shard
 from parallelizer.styles.attributes import is_writable, numbers, read
 from parallelizer.styles.base import ParamPlacements, StyleError, Target
@@ -18,26 +21,7 @@ TENSOR_AXES = ("ep", "tp")
 
 def divided_attributes(target: Target) -> dict[str, int]:
     """The attributes to be divided, with their whole values; dotted names lead through what the module holds."""
-    divided = {}
-    for name in target.options.get("divide") or ():
-        value = read(target.module, name)
-        if value is None:
-            raise StyleError(
-                "unknown-attribute",
-                f"{target.path} has no whole number {name!r} to divide",
-                did_you_mean(name, numbers(target.module), "its whole numbers are"),
-                "divide",
-            )
-        if not is_writable(target.module, name):
-            raise StyleError(
-                "unknown-attribute",
-                f"{full_name(target.path, name)} cannot be set, and so not be divided",
-                "divide what it is computed from; a number of another module takes a rule for that module",
-                "divide",
-            )
-        if value % target.degree:
-            raise uneven(target, full_name(target.path, name), value, target.degree, "divide")
-        divided[name] = value
+    divided = _numbers(target, "divide", target.degree)
     if divided and target.param is not None:
         raise StyleError(
             "wrong-type",
@@ -48,13 +32,47 @@ def divided_attributes(target: Target) -> dict[str, int]:
     return divided
 
 
+def group_attributes(target: Target, groups: int) -> dict[str, int]:
+    """Those of `divide_groups`, which count the query heads of a key-value head that `groups` ranks share."""
+    return _numbers(target, "divide_groups", groups)
+
+
+def _numbers(target: Target, option: str, degree: int) -> dict[str, int]:
+    divided = {}
+    for name in target.options.get(option) or ():
+        value = read(target.module, name)
+        if value is None:
+            raise StyleError(
+                "unknown-attribute",
+                f"{target.path} has no whole number {name!r} to divide",
+                did_you_mean(name, numbers(target.module), "its whole numbers are"),
+                option,
+            )
+        if not is_writable(target.module, name):
+            raise StyleError(
+                "unknown-attribute",
+                f"{full_name(target.path, name)} cannot be set, and so not be divided",
+                "divide what it is computed from; a number of another module takes a rule for that module",
+                option,
+            )
+        if value % degree:
+            raise uneven(target, full_name(target.path, name), value, degree, option)
+        divided[name] = value
+    return divided
+
+
+def own_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters that a module owns itself, then its buffers."""
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
 def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict[str, Placement]:
-    """The placements of one parameter as written, by axis, with its dimensions counted from the front."""
-    own = dict(target.module.named_parameters(recurse=False))
+    """The placements of one parameter or buffer as written, by axis, with its dimensions counted from the front."""
+    own = own_tensors(target.module)
     if name not in own:
         raise StyleError(
             "unknown-parameter",
-            f"{target.path or 'the root'} ({type(target.module).__name__}) has no parameter {name!r}",
+            f"{target.path or 'the root'} ({type(target.module).__name__}) has no parameter or buffer {name!r}",
             f"it has {', '.join(own) or 'none of its own'}",
             "params",
             name,
@@ -90,7 +108,7 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
 
 def check_sizes(target: Target, params: ParamPlacements) -> None:
     """Every sharded dimension must divide by the product of the axes that shard it."""
-    own = dict(target.module.named_parameters(recurse=False))
+    own = own_tensors(target.module)
     for name, by_axis in params.items():
         for dim in {p.dim for p in by_axis.values() if p.dim is not None}:
             axes = [a for a, p in by_axis.items() if p.dim == dim]

@@ -16,7 +16,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from parallelizer.placement import to_torch
-from parallelizer.plan import AXES, REPLICATE, Flow, Placement, shard
+from parallelizer.plan import AXES, REPLICATE, Flow, Placement, full_name, shard
 from parallelizer.styles.base import (
     ParamPlacements,
     Sharding,
@@ -27,15 +27,18 @@ from parallelizer.styles.base import (
     named_inputs,
 )
 from parallelizer.styles.io import Layouts, arrivals, check_flows
+from parallelizer.styles.kv_heads import replicas, replicated
 from parallelizer.styles.linears import FeatureDims, feature_dims
 from parallelizer.styles.parts import packings
 from parallelizer.styles.shard_params import ShardParams
-from parallelizer.styles.sizes import check_sizes, divided_attributes, on_axes
+from parallelizer.styles.sizes import check_sizes, divided_attributes, group_attributes, on_axes
 
 
 @implements("shard-params")
 def shard_params(target: Target) -> Sharding:
-    """Parameters placed as written; `input` and `output` lay tensors out as for the prepare styles."""
+    """Parameters placed as written, and buffers seen so; `input` and `output` lay tensors out as for the prepare
+    styles.
+    """
     written = target.options.get("params") or {}
     if target.param is not None:
         if set(written) != {""}:
@@ -64,6 +67,8 @@ def colwise(target: Target) -> Sharding:
     features = _feature_dims(target)
     dims = {"weight": features.outputs, "bias": 0}
     flow_in, flow_out = _one_input(target, REPLICATE), _one_output(target, shard(-1))
+    if replicas(target) > 1:
+        return replicated(target, dims, flow_in)
     return _linear(target, dims, flow_in, flow_out, ColwiseParallel)
 
 
@@ -113,7 +118,14 @@ def replicate(target: Target) -> Sharding:
     """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
     over the axis.
     """
-    names = [target.param] if target.param else [n for n, _ in target.module.named_parameters(recurse=False)]
+    own = [n for n, _ in target.module.named_parameters(recurse=False)]
+    if target.param is not None and target.param not in own:
+        raise StyleError(
+            "style-on-parameter",
+            f"{full_name(target.path, target.param)} is a buffer, and replicate is for parameters",
+            "leave the rule out: a buffer is the same on every rank unless shard-params slices it",
+        )
+    names = [target.param] if target.param else own
     if not names:
         raise StyleError(
             "style-module",
@@ -232,19 +244,38 @@ def _sharding(target: Target, params: ParamPlacements, layouts: Layouts | None) 
         # Forward runs on DTensors, which do not mix with plain tensors: what is not named is replicated.
         params = {**{n: {} for n, _ in target.module.named_parameters(recurse=False)}, **params}
     check_sizes(target, params)
-    packed, divided = packings(target, params), divided_attributes(target)
-    params = {n: {a: p for a, p in by_axis.items() if target.sizes[a] > 1} for n, by_axis in params.items()}
-    used = {a for by_axis in params.values() for a in by_axis}
+    own = {n for n, _ in target.module.named_parameters(recurse=False)}
+    buffers = {n: by_axis for n, by_axis in params.items() if n not in own}
+    params = {n: by_axis for n, by_axis in params.items() if n in own}
+    packed, groups, shared = (
+        packings(target, params),
+        replicas(target),
+        target.options.get("divide_groups") or (),
+    )
+    divided = {**divided_attributes(target), **(group_attributes(target, groups) if groups > 1 else {})}
+    placed, seen = _above_1(target, params), _above_1(target, buffers)
+    used = {a for by_axis in (*placed.values(), *seen.values()) for a in by_axis}
     if layouts is not None or divided:
         used.add(target.axis)
     style = ShardParams(
-        params, axis=target.axis, packed=packed, divide=dict.fromkeys(divided, target.degree), layouts=layouts
+        placed,
+        axis=target.axis,
+        buffers=seen,
+        packed=packed,
+        divide={name: groups if name in shared else target.degree for name in divided},
+        layouts=layouts,
     )
     return Sharding(
         style,
         tuple(a for a in AXES if a in used and target.sizes[a] > 1),
-        params,
+        placed,
+        seen,
         packed,
         divided,
         arrivals(layouts.input) if layouts is not None else {},
     )
+
+
+def _above_1(target: Target, placements: ParamPlacements) -> ParamPlacements:
+    """Placements without the axes of size 1."""
+    return {n: {a: p for a, p in by_axis.items() if target.sizes[a] > 1} for n, by_axis in placements.items()}

@@ -46,7 +46,15 @@ from tests.ranks import run_ranks
 from tests.rotation import marks_at
 from tests.show import own_styles
 from tests.simulate.setups import llama as small_llama
-from tests.styles.models import Around, ConfiguredAttention, Conv1DMlp, FusedExperts
+from tests.styles.models import (
+    Alibi,
+    Around,
+    ConfiguredAttention,
+    Conv1DMlp,
+    FusedExperts,
+    GroupedAttention,
+    Scaled,
+)
 
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 QUICK = ("single", "hsdp2x2", "fsdp2_tp2", "cp2_tp2", "hsdp2x16_tp8")
@@ -284,6 +292,30 @@ MODULES = {
             "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}",
             "inner.out: rowwise",
             "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}",
+        ],
+    ),
+    "a key-value head for two ranks": (
+        lambda: GroupedAttention(4, 1),
+        [
+            "inner.q: colwise",
+            "inner.[kv]: {style: colwise, replicate_kv: true}",
+            "inner.out: rowwise",
+            "inner.k_norm: replicate",
+            "inner: {style: shard-params, divide_groups: [groups], replicate_kv: true}",
+        ],
+    ),
+    "slices of a buffer": (
+        Alibi,
+        [
+            "inner.qkv.*: colwise",
+            "inner.out: rowwise",
+            "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}",
+        ],
+    ),
+    "slices of a buffer on DTensors": (
+        Scaled,
+        [
+            "inner: {style: shard-params, params: {scale: shard(1)}, input: replicate -> shard(2), output: replicate}"
         ],
     ),
     "parts of one parameter of several": (

@@ -194,6 +194,77 @@ class ConfiguredAttention(nn.Module):
         return z
 
 
+class GroupedAttention(nn.Module):
+    """Query heads in groups that share a key-value head, which forward repeats `groups` times."""
+
+    def __init__(
+        self, heads: int = 8, num_kv_heads: int = 2, size: int = 2, transposed: bool = False
+    ) -> None:
+        super().__init__()
+        make = (lambda i, o: Conv1D(o, i)) if transposed else nn.Linear
+        self.num_kv_heads, self.groups, self.size = num_kv_heads, heads // num_kv_heads, size
+        self.q, self.out = make(WIDTH, heads * size), make(heads * size, WIDTH)
+        self.k, self.v = make(WIDTH, num_kv_heads * size), make(WIDTH, num_kv_heads * size)
+        self.k_norm = Scale(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            t.view(*x.shape[:2], -1, self.size).transpose(1, 2) for t in (self.q(x), self.k(x), self.v(x))
+        )
+        k, v = (t.repeat_interleave(self.groups, dim=1) for t in (self.k_norm(k), v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        z: Tensor = self.out(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return z
+
+
+class Alibi(nn.Module):
+    """Attention whose scores sink with distance, by a slope for each head in a buffer (Press et al., arXiv:2108.12409),
+    and whose heads are weighed by a parameter each.
+    """
+
+    def __init__(self, heads: int = 4, size: int = 2) -> None:
+        super().__init__()
+        self.size = size
+        self.qkv = nn.ModuleList(nn.Linear(WIDTH, heads * size, bias=False) for _ in range(3))
+        self.out = nn.Linear(heads * size, WIDTH)
+        self.weigh = nn.Parameter(torch.empty(heads))
+        self.slopes: Tensor
+        self.register_buffer("slopes", torch.empty(heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.weigh, 0.5, 1.5)
+        heads = len(self.slopes)
+        with torch.no_grad():
+            self.slopes.copy_(2.0 ** (-8 / heads * torch.arange(1, heads + 1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, steps = x.shape[:2], torch.arange(x.shape[1], device=x.device)
+        q, k, v = (linear(x).view(*rows, -1, self.size).transpose(1, 2) for linear in self.qkv)
+        distance = (steps[:, None] - steps).to(x.dtype)
+        bias = (-self.slopes[:, None, None] * distance).masked_fill(distance < 0, float("-inf"))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias) * self.weigh[:, None, None]
+        z: Tensor = self.out(y.transpose(1, 2).reshape(*rows, -1))
+        return z
+
+
+class Scaled(nn.Module):
+    """Features scaled by a buffer, between two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+        self.scale: Tensor
+        self.register_buffer("scale", torch.empty(3, WIDTH), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.scale.copy_(torch.arange(1.0, 1 + 3 * WIDTH).view(3, WIDTH) / WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale[1]
+
+
 class FusedExperts(nn.Module):
     """Experts as transformers has them: `gate_up` [experts, 2 * hidden, width], of which the halves are gate and up, and
     `down` [experts, width, hidden]. Every expert sees every token.

@@ -11,22 +11,25 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
 from parallelizer.diagnostics import Span
-from parallelizer.plan import shard
+from parallelizer.plan import REPLICATE, shard
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
 from tests.rotation import taking_turns
 from tests.styles.models import (
+    Alibi,
     ConfiguredAttention,
     Conv1DMlp,
     Experts,
     FusedAttention,
     FusedExperts,
     FusedMlp,
+    GroupedAttention,
     InterleavedMlp,
     Mlp,
     NormedMlp,
+    Scaled,
     Sizes,
     TransposedMlp,
     around,
@@ -41,6 +44,10 @@ TP, EP_TP = {"tp": 2}, {"ep": 2, "tp": 2}
 REPLICATED_INPUT = "{style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
 ON_EP = REPLICATED_INPUT.replace("prepare-io,", "prepare-io, axis: ep,")
 
+GROUPED = (
+    "inner.q: colwise", "inner.[kv]: {style: colwise, replicate_kv: true}", "inner.out: rowwise",
+    "inner.k_norm: replicate", "inner: {style: shard-params, divide_groups: [groups], replicate_kv: true}",
+)  # fmt: skip
 OF_2 = [
     ("colwise and rowwise with bias", Mlp, rules("inner.up: colwise", "inner.down: rowwise")),
     ("colwise and rowwise without bias", lambda: Mlp(bias=False), rules("inner.up: colwise", "inner.down: rowwise")),
@@ -85,6 +92,25 @@ OF_2 = [
     ("parts of one parameter of several", FusedExperts, rules(
         "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
         f"{REPLICATED_INPUT}]",
+    )),
+    ("one key-value head for two ranks", lambda: GroupedAttention(4, 1), rules(*GROUPED)),
+    ("as many key-value heads as ranks", lambda: GroupedAttention(4, 2), rules(*GROUPED)),
+    ("one key-value head from the sequence", lambda: GroupedAttention(4, 1), rules(
+        "before: {style: rowwise, output: shard(1)}", "inner: [{style: prepare-input, input: shard(1) -> replicate},"
+        " {style: shard-params, divide_groups: [groups], replicate_kv: num_kv_heads}]", *GROUPED[:2],
+        "inner.out: {style: rowwise, output: shard(1)}", "inner.k_norm: replicate",
+        "after: {style: colwise, input: shard(1), output: replicate}",
+    )),
+    ("slices of a buffer, and of a parameter, of each head", Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise",
+        "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}",
+    )),
+    ("a buffer by its name", Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise", "inner.slopes: {style: shard-params, params: shard(0)}",
+        "inner.weigh: {style: shard-params, params: {tp: shard(-1)}}",
+    )),
+    ("slices of a buffer on DTensors", Scaled, rules(
+        "inner: {style: shard-params, params: {scale: shard(1)}, input: replicate -> shard(2), output: replicate}",
     )),
     ("parts that take turns need no packing", InterleavedMlp, rules("inner.gate_up: colwise", "inner.down: rowwise")),
     ("any dimension", lambda: Experts(), rules(
@@ -145,6 +171,19 @@ OF_4 = [
     ("fsdp around parts that the configuration knows", {"dp_shard": 2, "tp": 2}, ConfiguredAttention, rules(
         "inner.qkv: {style: colwise, packed: [config.heads, config.kv_heads, config.kv_heads]}", "inner.out: rowwise",
         "inner: {style: shard-params, divide: [config.heads, config.kv_heads]}", '"": fsdp',
+    )),
+    ("two key-value heads for four ranks", {"tp": 4}, GroupedAttention, rules(*GROUPED)),
+    ("one key-value head for four ranks", {"tp": 4}, lambda: GroupedAttention(8, 1), rules(*GROUPED)),
+    ("two key-value heads of linears stored the other way round", {"tp": 4}, lambda: GroupedAttention(transposed=True),
+     rules(*GROUPED)),
+    ("fsdp around a key-value head for two ranks", {"dp_shard": 2, "tp": 2}, lambda: GroupedAttention(4, 1),
+     rules(*GROUPED, '"": fsdp')),
+    ("fsdp around slices of a buffer", {"dp_shard": 2, "tp": 2}, Alibi, rules(
+        "inner.qkv.*: colwise", "inner.out: rowwise",
+        "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}", '"": fsdp',
+    )),
+    ("slices of a buffer over two axes", EP_TP, Scaled, rules(
+        "inner: {style: shard-params, params: {scale: {ep: shard(1), tp: shard(1)}}, input: replicate, output: replicate}",
     )),
     ("fsdp around parts of one parameter", {"dp_shard": 2, "tp": 2}, FusedExperts, rules(
         "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
@@ -248,6 +287,26 @@ def test_the_wrong_kind_of_gradient_is_seen(name: str, on_2_ranks: dict[str, Err
          "unknown-parameter", "gate_up"),
         ("inner: {style: shard-params, divide: [config.heads, config.nobody]}", ConfiguredAttention, "unknown-attribute",
          "divide"),
+        ("inner.k: {style: colwise, replicate_kv: no.body}", GroupedAttention, "unknown-attribute", "replicate_kv"),
+        ("inner.up: {style: colwise, replicate_kv: true}", Mlp, "unknown-attribute", "replicate_kv"),
+        ("inner.k: {style: colwise, replicate_kv: true}", lambda: GroupedAttention(9, 3), "heads-not-divisible", "replicate_kv"),
+        ("inner.k: {style: colwise, replicate_kv: true, output: replicate}", lambda: GroupedAttention(4, 1), "wrong-layout",
+         "output"),
+        ("inner.k: {style: colwise, replicate_kv: true, local: false}", lambda: GroupedAttention(4, 1), "wrong-layout",
+         "local"),
+        ("inner.k: {style: colwise, replicate_kv: true, packed: [1, 1]}", lambda: GroupedAttention(4, 1), "wrong-layout",
+         "packed"),
+        ("inner: {style: shard-params, divide_groups: [groups]}", GroupedAttention, "missing-option", "divide_groups"),
+        ("inner: {style: shard-params, divide_groups: [group], replicate_kv: true}", lambda: GroupedAttention(4, 1),
+         "unknown-attribute", "divide_groups"),
+        ("inner: {style: shard-params, params: {slope: shard(0)}}", Alibi, "unknown-parameter", "slope"),
+        ("inner: {style: shard-params, params: {slopes: shard(1)}}", Alibi, "unknown-dim", "shard(1)"),
+        ("inner: {style: shard-params, params: {slopes: {cp: shard(0)}}}", Alibi, "unknown-axis", "cp"),
+        ("inner: {style: shard-params, params: {slopes: shard(0)}}", lambda: Alibi(3), "not-divisible", "shard-params"),
+        ("inner.slopes: replicate", Alibi, "style-on-parameter", "replicate"),
+        ("inner.slopes: colwise", Alibi, "style-on-parameter", "colwise"),
+        ("inner: {style: shard-params, params: {slopes: shard(0)}, packed: {slopes: [1, 1]}}", Alibi, "unknown-parameter",
+         "slopes"),
         ("inner: {style: shard-params, divide: [qkv.out_features]}", ConfiguredAttention, "unknown-attribute", "divide"),
         ("inner.up: {style: colwise, packed: [1, 1], output: replicate}", Mlp, "wrong-layout", "replicate"),
         ("inner.up: {style: colwise, packed: [1, 1], output: shard(0)}", Mlp, "wrong-layout", "shard(0)"),
@@ -360,6 +419,31 @@ def test_numbers_of_a_configuration_are_divided_in_a_copy_that_the_module_alone_
     text = rules("inner: {style: shard-params, divide: [config.heads, config.kv_heads]}")
     (one,) = compiled(text, around(ConfiguredAttention), mesh_of(tp=2))
     assert one.divided == {"config.heads": 4, "config.kv_heads": 2}
+
+
+def test_replicated_heads_are_replicated_parameters_and_the_legal_degrees_are_told() -> None:
+    text = rules(*GROUPED)
+    by_module = {a.module: a for a in compiled(text, around(GroupedAttention), mesh_of(tp=4))}
+    assert by_module["inner.k"].params == {n: {"tp": REPLICATE} for n in ("weight", "bias")}
+    assert by_module["inner"].divided == {"groups": 4}
+    enough = {a.module: a for a in compiled(text, around(GroupedAttention), mesh_of(tp=2))}
+    assert enough["inner.k"].params["weight"] == {"tp": shard(0)} and "inner" not in enough
+    found = finding(rules(GROUPED[1]), around(GroupedAttention, 9, 3), mesh_of(tp=2))
+    assert (
+        found.message == "inner.k has 3 key-value heads, which cannot be dealt out to tp=2 (1 more like it)"
+    )
+    assert found.help == "tp may be 1, 3, or a multiple of 3, where heads are replicated"
+
+
+def test_a_buffer_stays_whole_and_is_no_parameter() -> None:
+    text = rules("inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}")
+    (one,) = compiled(text, around(Alibi), mesh_of(tp=2))
+    assert (one.params, one.buffers) == ({"weigh": {"tp": shard(0)}}, {"slopes": {"tp": shard(0)}})
+    (one,) = compiled(
+        rules("inner.slopes: {style: shard-params, params: shard(0)}"), around(Alibi), mesh_of(tp=2)
+    )
+    assert (one.params, one.buffers) == ({}, {"slopes": {"tp": shard(0)}})
+    assert len(compiled(text, around(Alibi))) == 0
 
 
 @pytest.mark.parametrize("options", ["", ", output: replicate", ", input: shard(1)", ", local: false"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tests.parity import TOKENS
-from tests.styles.models import WIDTH, Conv1D
+from tests.styles.models import WIDTH, Conv1D, Scale
 
 
 def small(kind: str, **more: Any) -> Any:
@@ -71,8 +72,28 @@ def gpt2() -> nn.Module:
     attention = Plain(GPT2Attention(small("gpt2", attn_pdrop=0.0, resid_pdrop=0.0), layer_idx=0))
     for module in attention.modules():
         if type(module).__name__ == "Conv1D":
-            module.__class__ = Resettable(type(module))
+            module.__class__ = resettable(type(module), Conv1D.reset_parameters)
     return attention
+
+
+def qwen3() -> nn.Module:
+    """A norm over each head's queries, and one over its keys, the same for all heads."""
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+    attention = Qwen3Attention(small("qwen3", num_key_value_heads=2, head_dim=2), 0)
+    for module in (attention.q_norm, attention.k_norm):
+        module.__class__ = resettable(type(module), Scale.reset_parameters)
+    return Rotated(attention, 2)
+
+
+def t5() -> nn.Module:
+    """A bias of each head for each distance, from a table [distances, heads]; forward counts heads by -1."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(d_model=WIDTH, d_kv=2, num_heads=4, dropout_rate=0.0, relative_attention_num_buckets=8)
+    config._attn_implementation = "sdpa"
+    return Plain(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
 
 
 def gpt_neox() -> nn.Module:
@@ -85,6 +106,6 @@ def gpt_neox() -> nn.Module:
     return Rotated(GPTNeoXAttention(config, layer_idx=0), WIDTH // 4)
 
 
-def Resettable(kind: type[nn.Module]) -> type[nn.Module]:
+def resettable(kind: type[nn.Module], reset: Callable[[Any], None]) -> type[nn.Module]:
     """A module class with the `reset_parameters` that it lacks."""
-    return type(kind.__name__, (kind,), {"reset_parameters": Conv1D.reset_parameters})
+    return type(kind.__name__, (kind,), {"reset_parameters": reset})

@@ -1,0 +1,149 @@
+"""`replicate_kv`: key-value heads that are fewer than the ranks, each on a group of ranks on purpose.
+
+With K heads on T ranks every T/K neighbouring ranks have the same head. The parameter is stored whole on every rank, and
+forward uses the rows of its rank's head. So the gradient of a rank is that of one head, zero elsewhere, and the sum over
+the axis, which every replicated parameter's gradient goes through, is the sum inside each group: exact, equal on all
+ranks, and counted once in the norm. It costs each rank the whole of a weight that is small, K/H of the queries'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from parallelizer.plan import REPLICATE, Flow, shard
+from parallelizer.styles.attributes import nearest_number, read
+from parallelizer.styles.base import (
+    ParamPlacements,
+    Sharding,
+    StyleError,
+    Target,
+    forward_names,
+    named_inputs,
+)
+from parallelizer.styles.io import Layouts, arrivals
+from parallelizer.styles.linears import is_conv1d
+from parallelizer.styles.local import View, run_on_views
+from parallelizer.styles.shard_params import ShardParams
+
+NAMES = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+"""What the number of key-value heads is called, in a module or in its `config`; others are written out."""
+
+
+class ReplicatedHeads(ShardParams):
+    """A projection to key or value heads, whole on every rank, that computes the head of its rank's group.
+
+    `dims` says which dimension of each parameter counts features; they make `heads` heads.
+    """
+
+    def __init__(
+        self, params: ParamPlacements, dims: Mapping[str, int], heads: int, layouts: Layouts, axis: str
+    ) -> None:
+        super().__init__(params, axis=axis, layouts=layouts)
+        self.dims, self.heads = dims, heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        super()._apply(module, device_mesh)
+        head = device_mesh.get_local_rank(self.axis) * self.heads // device_mesh.size()
+
+        def of_head(dim: int) -> View:
+            def rows(param: torch.Tensor) -> torch.Tensor:
+                if isinstance(param, DTensor):
+                    partial: list[Any] = [
+                        Partial() if isinstance(p, Replicate) else p for p in param.placements
+                    ]
+                    param = param.to_local(grad_placements=partial)
+                size = param.shape[dim] // self.heads
+                return param.narrow(dim, head * size, size)
+
+            return rows
+
+        run_on_views(module, {name: of_head(dim) for name, dim in self.dims.items()})
+        return module
+
+
+def replicas(target: Target) -> int:
+    """How many ranks share a key-value head: 1 where there is one for each, or no `replicate_kv` says otherwise.
+
+    Raises StyleError where the number of heads is not to be found, or is neither a multiple nor a divisor.
+    """
+    written = target.options.get("replicate_kv")
+    if target.options.get("divide_groups") and not written:
+        raise StyleError(
+            "missing-option",
+            f"{target.path} has numbers for groups of ranks, and the rule does not say that heads are replicated to them",
+            "write `replicate_kv: true` beside `divide_groups`",
+            "divide_groups",
+        )
+    if not written:
+        return 1
+    heads, ranks = kv_heads(target, written), target.degree
+    if heads % ranks and ranks % heads:
+        legal = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise StyleError(
+            "heads-not-divisible",
+            f"{target.path} has {heads} key-value heads, which cannot be dealt out to {target.axis}={ranks}",
+            f"{target.axis} may be {', '.join(map(str, legal))}, or a multiple of {heads}, where heads are replicated",
+            "replicate_kv",
+        )
+    return max(1, ranks // heads)
+
+
+def kv_heads(target: Target, written: bool | str) -> int:
+    """The number of key-value heads: of the name written, or of the usual ones, on the module or one around it."""
+    names = [written] if isinstance(written, str) else [*NAMES, *(f"config.{name}" for name in NAMES)]
+    found = (nearest_number((target.module, *target.around), name) for name in names)
+    heads = next((n for n in found if n), None)
+    if heads is None:
+        called = f" called {written!r}" if isinstance(written, str) else ""
+        raise StyleError(
+            "unknown-attribute",
+            f"{target.path} has no number of key-value heads{called}, nor has a module around it",
+            "write where it stands, as in `replicate_kv: config.num_key_value_heads`",
+            "replicate_kv",
+        )
+    return heads
+
+
+def replicated(target: Target, dims: Mapping[str, int], flow_in: Flow) -> Sharding:
+    """colwise with heads for fewer ranks than there are: see the module's first lines."""
+    if target.options.get("packed") or target.options.get("divide"):
+        option = "packed" if target.options.get("packed") else "divide"
+        raise StyleError(
+            "wrong-layout",
+            f"{target.path} has key-value heads for some ranks only, and `{option}` beside `replicate_kv`",
+            "replicate the heads of projections of keys and values alone",
+            option,
+        )
+    flow: Flow | None = next(iter((target.options.get("output") or {}).values()), None)
+    if target.options.get("local") is False or (flow is not None and flow.wanted != shard(-1)):
+        raise StyleError(
+            "wrong-layout",
+            f"the replicated heads of {target.path} are no shards of one tensor, and cannot lie as one",
+            "leave `output` and `local` out: each rank hands on its head as a plain tensor",
+            "local" if target.options.get("local") is False else "output",
+        )
+    heads = kv_heads(target, target.options["replicate_kv"])
+    own = dict(target.module.named_parameters(recurse=False))
+    dims = {name: dim for name, dim in dims.items() if name in own}
+    for name, dim in dims.items():
+        if own[name].shape[dim] % heads:
+            raise StyleError(
+                "not-divisible",
+                f"dimension {dim} of {target.path}.{name} is {own[name].shape[dim]:,}, which {heads} heads do not divide",
+                "let `replicate_kv` name the number of heads that this projection makes",
+                "replicate_kv",
+            )
+    params = {name: {target.axis: REPLICATE} for name in dims}
+    name = next(iter(named_inputs(target)), None) or (forward_names(target.module) or ("",))[0]
+    layouts = Layouts({name: flow_in}, {}, local_input=True, partial_gradients=True)
+    # Conv1D's forward reads how many features come out.
+    divided = {"nf": read(target.module, "nf") or 0} if is_conv1d(target.module) else {}
+    style = ReplicatedHeads(params, dims, heads, layouts, target.axis)
+    style.divide = dict.fromkeys(divided, heads)
+    return Sharding(style, (target.axis,), params, divided=divided, arrives=arrivals(layouts.input))

@@ -1,0 +1,113 @@
+"""A forward that fails over a size of the whole model: the numbers that it read, and what to write of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from parallelizer.checks.layout_flow import check_layout_flow
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
+from tests.simulate.reading import Attention, Config, Configured
+from tests.simulate.setups import CONFIGS, GPT, setup_of, traced
+
+READING = (
+    *GPT[:1],
+    "model=reading",
+    f"plan={CONFIGS}/plans/reading.yaml",
+    "train.seq_len=16",
+    "train.batch_size=4",
+)
+"""Without a rule that divides anything."""
+
+
+def told(kind: str, degree: int = 2) -> WholeNumbers | None:
+    """What is told of the attention on a rank's features, as the plan leaves it."""
+    attention = (Configured if kind == "configured" else Attention)(16, kind, Config(), 2)
+    attention.qkv = nn.Linear(16, 64 // degree)
+    attention.out = nn.Linear(32 // degree, 16)
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        attention(torch.zeros(3, 5, 16))
+    return whole_numbers_of(caught.value, degree, lambda m: "layers.0" if m is attention else None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "certain"),
+    [
+        ("view", {"heads": 4}, True),  # the outermost of the sizes: neighbouring features share a head
+        ("sizes", {"q_size": 32, "kv_size": 16}, True),
+        ("halves", {"q_size": 32}, True),  # sizes that the message does not have: those of the statement
+        ("rest", {"q_size": 32}, False),  # -1 takes what there is: an earlier size than those of the view
+        ("configured", {"config.heads": 4, "size": 8, "config.kv_heads": 2}, False),  # it fails further on
+    ],
+)
+def test_what_was_read_and_does_not_fit_is_told(kind: str, values: dict[str, int], certain: bool) -> None:
+    assert told(kind) == WholeNumbers("layers.0", values, certain)
+
+
+def test_of_sizes_that_no_number_has_to_do_with_nothing_is_told() -> None:
+    assert told("other") is None
+
+
+def test_numbers_that_the_degree_does_not_divide_are_left_out() -> None:
+    error = RuntimeError("shape '[3, 5, 4, 8]' is invalid for input of size 1")
+    assert whole_numbers_of(error, 2, lambda _: "") is None  # nobody's forward
+    found = told("configured", 4)
+    assert found is not None and found.values == {"config.heads": 4, "size": 8}
+
+
+def followed(kind: str, *overrides: str) -> Diagnostic:
+    setup = setup_of(*READING, "parallel=tp2", f"model.kind={kind}", *overrides)
+    model = setup.build_model()
+    (found,) = check_layout_flow(setup, setup.compile(model), model)
+    return found
+
+
+def test_validate_says_what_to_divide_and_where() -> None:
+    found = followed("view")
+    assert (found.code, found.severity) == ("does-not-run", "error")
+    assert found.help == (
+        "the forward of layers.0 reads `heads` (4), of the whole model, and a rank has 2: add the rule "
+        "`layers.*: {style: shard-params, divide: [heads]}`"
+    )
+    assert found.span is not None and (found.span.line, found.span.column) == (3, 3)  # where it is split
+
+
+def test_a_rule_that_is_there_is_added_to() -> None:
+    rule = "layers.*: {style: prepare-input, input: {x: replicate}, local: true, grad: partial}"
+    found = followed("sizes", f'rules=["{rule}"]')
+    assert found.help is not None
+    assert found.help.endswith(
+        "add `{style: shard-params, divide: [q_size, kv_size]}` to the rule `layers.*`"
+    )
+    assert found.span is not None and found.span.file.startswith("<override rules")
+
+
+def test_what_it_says_is_the_remedy() -> None:
+    setup = setup_of(
+        *READING, "parallel=tp2", "model.kind=sizes",
+        'rules=["layers.*: {style: shard-params, divide: [q_size, kv_size]}"]',
+    )  # fmt: skip
+    model = setup.build_model()
+    assert check_layout_flow(setup, setup.compile(model), model) == ()
+
+
+def test_features_of_a_linear_that_is_stored_the_other_way_round_are_followed_too() -> None:
+    rules = 'rules=["layers.*: {style: shard-params, divide: [q_size, kv_size]}"%s]'
+    plain = followed("transposed", rules % ', "layers.*.qkv: colwise"')
+    assert plain.code == "fused-features" and plain.help == (
+        "write `packed: [2, 1, 1]`, which splits each part by itself"
+    )
+    setup = setup_of(*READING, "parallel=tp2", "model.kind=transposed", rules % "")
+    model = setup.build_model()
+    assert check_layout_flow(setup, setup.compile(model), model) == ()
+
+
+def test_plan_says_the_same_of_a_step_that_it_cannot_trace() -> None:
+    with pytest.raises(PlanError) as caught:
+        traced(setup_of(*READING, "parallel=tp2", "model.kind=halves"))
+    [found] = caught.value.diagnostics
+    assert found.code == "trace-failed" and found.help is not None
+    assert "layers.0 reads `q_size` (32), of the whole model, and a rank has 16: add the rule" in found.help
+    assert [(r.span.line, r.label) for r in found.related] == [(3, "the rule of layers.0.qkv")]
