@@ -29,9 +29,7 @@ def compute_buffers(model: nn.Module, loaded: Collection[str]) -> None:
     whole: Any = plain(model)
     models = {path: m for path, m in whole.named_modules() if is_pretrained(m)}
     for path, module in whole.named_modules():
-        own = [
-            name for name, _ in module.named_buffers(recurse=False) if full_name(path, name) not in loaded
-        ]
+        own = [name for name, _ in module.named_buffers(recurse=False) if full_name(path, name) not in loaded]
         if not own:
             continue
         inside = models[max((p for p in models if _within(path, p)), key=len)]
@@ -51,7 +49,9 @@ def _twin(module: nn.Module, divided: Any) -> nn.Module:
     twin.__dict__.update(module.__dict__)
     twin.__dict__.update(divided)
     twin.__dict__["_parameters"] = {
-        n: None if p is None else nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
+        n: None
+        if p is None
+        else nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
         for n, p in module._parameters.items()
     }
     twin.__dict__["_buffers"] = {n: None if b is None else _empty(b) for n, b in module._buffers.items()}

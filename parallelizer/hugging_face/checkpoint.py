@@ -43,11 +43,15 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise _error("weights-not-found", f"there is no folder {folder}", folder, "name a folder of a saved model")
+        raise _error(
+            "weights-not-found", f"there is no folder {folder}", folder, "name a folder of a saved model"
+        )
     if (folder / SINGLE).is_file():
         return Checkpoint(folder, {SINGLE: read_file(folder / SINGLE)}, None)
     if not (folder / INDEX).is_file():
-        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".safetensors", ".pt", ".pth", ".gguf"))
+        others = sorted(
+            p.name for p in folder.iterdir() if p.suffix in (".bin", ".safetensors", ".pt", ".pth", ".gguf")
+        )
         there = f"; it has {', '.join(others[:3])}" if others else ""
         raise _error(
             "weights-not-found",

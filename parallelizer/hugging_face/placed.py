@@ -155,8 +155,12 @@ def _cat(tensors: Sequence[Placed], dim: int = 0) -> Placed:
             pieces.append(replace(piece, axes=(*piece.axes[:dim], moved, *piece.axes[dim + 1 :])))
         at += tensor.shape[dim]
     first = tensors[0]
-    if any(t.shape[:dim] != first.shape[:dim] or t.shape[dim + 1 :] != first.shape[dim + 1 :] for t in tensors):
-        raise ValueError(f"shapes {', '.join(str(list(t.shape)) for t in tensors)} cannot be joined along {dim}")
+    if any(
+        t.shape[:dim] != first.shape[:dim] or t.shape[dim + 1 :] != first.shape[dim + 1 :] for t in tensors
+    ):
+        raise ValueError(
+            f"shapes {', '.join(str(list(t.shape)) for t in tensors)} cannot be joined along {dim}"
+        )
     return _placed([*first.shape[:dim], at, *first.shape[dim + 1 :]], first.dtype, tuple(pieces))
 
 
@@ -339,5 +343,6 @@ _REARRANGES: dict[str, Callable[..., Any]] = {
 }
 """By the name of torch's function or method."""
 
-_LOOKS = frozenset({"size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous", "element_size", "__repr__"})
-
+_LOOKS = frozenset(
+    {"size", "dim", "numel", "__len__", "is_floating_point", "is_contiguous", "element_size", "__repr__"}
+)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -47,9 +46,7 @@ class Share:
 
     def boxes(self) -> Iterator[tuple[tuple[Run, ...], tuple[slice, ...], tuple[slice, ...]]]:
         """Every combination of runs: it, where it lies in the shard, and where in the parts put side by side."""
-        beside = [
-            list(itertools.accumulate((run.count for run in own), initial=0))[:-1] for own in self.runs
-        ]
+        beside = [list(itertools.accumulate((run.count for run in own), initial=0))[:-1] for own in self.runs]
         for places in itertools.product(*(range(len(own)) for own in self.runs)):
             runs = tuple(own[i] for own, i in zip(self.runs, places, strict=True))
             starts = [at[i] for at, i in zip(beside, places, strict=True)]
@@ -83,18 +80,22 @@ def share(param: torch.Tensor, packing: Packing | None, rank: int | None = None)
     return Share(tuple(runs))
 
 
-def holders(param: nn.Parameter | torch.Tensor, writer: int) -> list[int]:
-    """The ranks (global numbers) whose shards together make the parameter, `writer` among them if it holds one.
+def holders(param: torch.Tensor, writer: int) -> list[int]:
+    """The ranks (global numbers) from which `writer` gets a parameter: their shards make it up, and of those that hold
+    the same, one alone is among them.
 
-    Of ranks that hold the same, the first.
+    A parameter may lie on a part of the ranks only, and others have copies of it: of a mesh without the writer there are
+    none.
     """
     if not isinstance(param, DTensor):
         return [writer]
-    mesh, ranks = param.device_mesh, param.device_mesh.mesh
+    ranks = param.device_mesh.mesh
+    place = (ranks == writer).nonzero()
+    if not len(place):
+        return []
     for dim, placement in enumerate(param.placements):
         if isinstance(placement, Replicate):
-            at = int((mesh.mesh == writer).nonzero()[0][dim]) if (mesh.mesh == writer).any() else 0
-            ranks = ranks.narrow(dim, at, 1)
+            ranks = ranks.narrow(dim, int(place[0][dim]), 1)
     return sorted(ranks.flatten().tolist())
 
 

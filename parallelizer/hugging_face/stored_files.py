@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-import numpy
 import torch
 
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
@@ -101,11 +101,11 @@ class _Unknown(ValueError):
     """A dtype that torch does not have."""
 
 
-def _entry(name: str, described: Mapping[str, object], start: int) -> Entry:
-    dtype, shape, (begin, end) = described["dtype"], described["shape"], described["data_offsets"]  # type: ignore[misc]
-    if dtype not in DTYPES:
-        raise _Unknown(f"{name} has the dtype {dtype}")
-    entry = Entry(name, DTYPES[str(dtype)], tuple(map(int, shape)), start + int(begin))  # type: ignore[arg-type]
+def _entry(name: str, described: Mapping[str, Any], start: int) -> Entry:
+    begin, end = map(int, described["data_offsets"])
+    if described["dtype"] not in DTYPES:
+        raise _Unknown(f"{name} has the dtype {described['dtype']}")
+    entry = Entry(name, DTYPES[described["dtype"]], tuple(map(int, described["shape"])), start + begin)
     if entry.bytes != end - begin or min(entry.shape, default=1) < 0:
         raise ValueError(name)
     return entry
@@ -153,23 +153,42 @@ class Reader:
             return
         try:
             if path not in self._open:
-                file = self._closing.enter_context(open(path, "rb"))
-                self._open[path] = file.fileno()
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._closing.callback(os.close, self._open[path])
             self._read(self._open[path], entry.offset, entry.dtype, entry.shape, indices, target)
         except OSError as error:
             raise _unreadable(path, f"{entry.name}: {error.strerror or error}") from None
 
     def _read(
-        self, fd: int, at: int, dtype: torch.dtype, shape: Sequence[int], indices: Indices, target: torch.Tensor
+        self,
+        fd: int,
+        at: int,
+        dtype: torch.dtype,
+        shape: Sequence[int],
+        indices: Indices,
+        target: torch.Tensor,
     ) -> None:
         if not shape:
-            self._read(fd, at, dtype, (1,), ((0, 1, 1),), target.reshape(1) if target.is_contiguous() else target[None])
+            self._read(
+                fd,
+                at,
+                dtype,
+                (1,),
+                ((0, 1, 1),),
+                target.reshape(1) if target.is_contiguous() else target[None],
+            )
             return
         (start, count, step), row = indices[0], math.prod(shape[1:]) * dtype.itemsize
         inner = indices[1:]
         whole_rows = all(i == (0, s, 1) for i, s in zip(inner, shape[1:], strict=True))
         at += start * row
-        if whole_rows and step == 1 and target.is_contiguous() and target.dtype == dtype and target.device.type == "cpu":
+        if (
+            whole_rows
+            and step == 1
+            and target.is_contiguous()
+            and target.dtype == dtype
+            and target.device.type == "cpu"
+        ):
             _fill(fd, at, target)
             return
         if inner and (row >= BLOCK or (not whole_rows and _run(shape[1:], inner) * dtype.itemsize >= RUN)):
@@ -205,7 +224,7 @@ def _run(shape: Sequence[int], indices: Indices) -> int:
 
 
 def _fill(fd: int, at: int, target: torch.Tensor) -> None:
-    left = memoryview(bytes_of(target))
+    left = _memory(target)
     while left:
         got = os.preadv(fd, [left], at)
         if got == 0:
@@ -213,10 +232,9 @@ def _fill(fd: int, at: int, target: torch.Tensor) -> None:
         left, at = left[got:], at + got
 
 
-def bytes_of(tensor: torch.Tensor) -> numpy.ndarray:
-    """The memory of a contiguous tensor on the CPU."""
-    flat: numpy.ndarray = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return flat
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
+    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class Writer:
@@ -228,11 +246,14 @@ class Writer:
         self._open, self._closing = dict[str, int](), ExitStack()
         try:
             for stored in files:
-                file = self._closing.enter_context(open(folder / stored.path.name, "wb"))
-                self._open[stored.path.name] = file.fileno()
+                fd = os.open(
+                    folder / stored.path.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+                )
+                self._closing.callback(os.close, fd)
+                self._open[stored.path.name] = fd
                 # Room for all of it is asked for now: a full disk is better found before than after an hour.
-                os.posix_fallocate(file.fileno(), 0, stored.size)
-                _put(file.fileno(), 0, stored.head)
+                os.posix_fallocate(fd, 0, stored.size)
+                _put(fd, 0, stored.head)
         except BaseException:
             self._closing.close()
             raise
@@ -258,18 +279,18 @@ class Writer:
 
 def _write(fd: int, at: int, shape: Sequence[int], indices: Indices, source: torch.Tensor) -> None:
     if not shape:
-        _put(fd, at, bytes_of(source))
+        _put(fd, at, _memory(source))
         return
     (start, count, step), row = indices[0], math.prod(shape[1:]) * source.dtype.itemsize
     at += start * row
     if step == 1 and all(i == (0, s, 1) for i, s in zip(indices[1:], shape[1:], strict=True)):
-        _put(fd, at, bytes_of(source))
+        _put(fd, at, _memory(source))
         return
     for i in range(count):
         _write(fd, at + i * step * row, shape[1:], indices[1:], source[i])
 
 
-def _put(fd: int, at: int, data: bytes | numpy.ndarray) -> None:
+def _put(fd: int, at: int, data: bytes | memoryview) -> None:
     left = memoryview(data)
     while left:
         put = os.pwrite(fd, left, at)

@@ -57,7 +57,7 @@ def plain(model: nn.Module) -> Any:
     return twin
 
 
-def weight_map(model: Any, checkpoint: Mapping[str, Placed], shapes: Mapping[str, torch.Size]) -> WeightMap:
+def weight_map(model: Any, checkpoint: Mapping[str, Placed], shapes: dict[str, torch.Size]) -> WeightMap:
     """What `convert_and_load_state_dict_in_model` does, on tensors without values.
 
     `model` is a plain one, and `shapes` has the entries of its state dict. Raises ConversionError.
@@ -130,9 +130,11 @@ def written_keys(model: Any, tensors: Mapping[str, Placed]) -> dict[str, Placed]
 
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
-    kept = {name: t for name, t in tensors.items() if name not in ignored and name not in tied}
+    kept: dict[str, Any] = {
+        name: t for name, t in tensors.items() if name not in ignored and name not in tied
+    }
     try:
-        found = revert_weight_conversion(model, kept)
+        found: dict[str, Any] = revert_weight_conversion(model, kept)
     except NotPlaced as error:
         raise ConversionError(
             kept, type(model).__name__, f"its conversion needs whole tensors ({error})"

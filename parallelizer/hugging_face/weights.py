@@ -68,7 +68,9 @@ def look_up(model: nn.Module, folder: str | Path) -> Pretrained:
     Raises PlanError with all that is missing, left over, misshapen or of another kind.
     """
     if not is_pretrained(model):
-        message = f"{type(model).__name__} is no model of transformers, which pretrained weights are loaded into"
+        message = (
+            f"{type(model).__name__} is no model of transformers, which pretrained weights are loaded into"
+        )
         raise PlanError([Diagnostic("weights-not-found", message, Span(str(folder)), "use model=hf")])
     checkpoint = open_checkpoint(folder)
     _refuse_quantized(checkpoint)
@@ -102,7 +104,9 @@ def together(action: Callable[[], T]) -> T:
 
     Collective where ranks are initialised.
     """
-    value, found, failure = None, (), None
+    value: T | None = None
+    found: tuple[Diagnostic, ...] = ()
+    failure: Exception | None = None
     try:
         value = action()
     except PlanError as error:
@@ -181,7 +185,9 @@ def _check_keys(
     # A buffer that the checkpoint lacks is computed, or found to be uncomputable then.
     if missing:
         message = f"{checkpoint.folder} has no values for {_some(missing)}"
-        findings.error("weights-missing", message, checkpoint.place, "is this a checkpoint of another architecture?")
+        findings.error(
+            "weights-missing", message, checkpoint.place, "is this a checkpoint of another architecture?"
+        )
     left = [key for key in pretrained.map.unused if key not in pretrained.map.tolerated]
     if left:
         where = Span(str(checkpoint.file_of()[left[0]].path))
@@ -218,7 +224,9 @@ def _check_tensors(
 
 def _kind(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
-        return "float" if dtype.itemsize > 1 else str(dtype)  # numbers of 8 bits mean nothing without their scales
+        return (
+            "float" if dtype.itemsize > 1 else str(dtype)
+        )  # numbers of 8 bits mean nothing without their scales
     return "complex" if dtype.is_complex else "whole"
 
 
@@ -277,6 +285,10 @@ def _read(
 
 def _untied(pretrained: Pretrained, first: str, other: str) -> Diagnostic:
     key = pretrained.map.sources[other].pieces[0].name
-    message = f"{first} and {other} are one parameter of the model, and have different values in the checkpoint"
+    message = (
+        f"{first} and {other} are one parameter of the model, and have different values in the checkpoint"
+    )
     help_text = "if they should differ, set tie_word_embeddings to false in config.json"
-    return Diagnostic("weights-untied", message, Span(str(pretrained.checkpoint.file_of()[key].path)), help_text)
+    return Diagnostic(
+        "weights-untied", message, Span(str(pretrained.checkpoint.file_of()[key].path)), help_text
+    )
