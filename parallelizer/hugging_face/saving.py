@@ -34,6 +34,7 @@ from parallelizer.hugging_face.stored_files import Reader, Writer, described
 from parallelizer.hugging_face.transformers_private import ConversionError
 from parallelizer.hugging_face.weights import (
     Pretrained,
+    check_complete,
     conversion_failed,
     original_shapes,
     packings,
@@ -67,7 +68,7 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
     there already or cannot be written.
     """
     target = Path(folder)
-    layout = together(lambda: _layout(model, target))
+    layout = together(lambda: check_savable(model, target, pretrained_of(model)))
     state = state_of(model)
     writer = int(state.mesh.mesh.min()) if state is not None else 0
     leads = not dist.is_initialized() or dist.get_rank() == writer
@@ -75,16 +76,6 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
         beside = together(lambda: _begin(model, layout, target, cleaning) if leads else None)
         together(lambda: _stream(model, layout, writer, _Files(layout, beside, target) if beside else None))
         together(lambda: _finish(beside, target) if beside else None)
-
-
-def check_target(folder: str | Path) -> None:
-    """Raises PlanError when a model cannot be saved under this name, before anything is trained for it."""
-    target = Path(folder)
-    if target.exists() or target.is_symlink():
-        raise _unwritable(target, "it is there already", "name a new folder, or remove this one")
-    parent = next(p for p in target.absolute().parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise _unwritable(target, f"{parent} cannot be written to", "name another folder")
 
 
 @dataclass(frozen=True)
@@ -99,14 +90,18 @@ class Layout:
         return self.pretrained.checkpoint
 
 
-def _layout(model: nn.Module, target: Path) -> Layout:
-    check_target(target)
+def check_savable(model: nn.Module, folder: str | Path, pretrained: Pretrained | None) -> Layout:
+    """How a model, on meta or not, parallel or not, will be saved. `pretrained` is what it was or will be loaded from.
+
+    Raises PlanError when it cannot be: worth knowing before anything is trained for it.
+    """
+    target = Path(folder)
+    _check_target(target)
     if not is_pretrained(model):
         message = (
             f"{type(model).__name__} is no model of transformers, and has no form that from_pretrained loads"
         )
         raise PlanError([Diagnostic("weights-unwritable", message, Span(str(target)), "use model=hf")])
-    pretrained = pretrained_of(model)
     if pretrained is not None:
         return Layout(pretrained, False)
     plain, tensors = transformers_private.plain(model), state_tensors(model)
@@ -121,7 +116,22 @@ def _layout(model: nn.Module, target: Path) -> Layout:
         )
     except ConversionError as error:
         raise PlanError([conversion_failed(error, Span(str(target)))]) from None
-    return Layout(Pretrained(_files_for(keys, target), found), True)
+    made = Pretrained(_files_for(keys, target), found)
+    check_complete(made)
+    lost = [key for key in found.unused if key in keys]
+    if lost:
+        reason = f"transformers would save {lost[0]} and not load it"
+        raise PlanError([conversion_failed(reason, Span(str(target)))])
+    return Layout(made, True)
+
+
+def _check_target(target: Path) -> None:
+    """Raises PlanError when nothing can be saved under this name."""
+    if target.exists() or target.is_symlink():
+        raise _unwritable(target, "it is there already", "name a new folder, or remove this one")
+    parent = next(p for p in target.absolute().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise _unwritable(target, f"{parent} cannot be written to", "name another folder")
 
 
 def _files_for(keys: Mapping[str, Placed], folder: Path) -> Checkpoint:
@@ -318,7 +328,7 @@ def _carry_over(layout: Layout, writer: Writer) -> None:
 
 def _finish(beside: Path, target: Path) -> None:
     with _in_words(target):
-        check_target(target)
+        _check_target(target)
         os.rename(beside, target)
 
 

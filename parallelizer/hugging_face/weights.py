@@ -7,6 +7,7 @@ ever holds the model, or more of a tensor than its slice and one block. `saving`
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ def look_up(model: nn.Module, folder: str | Path) -> Pretrained:
     except ConversionError as error:
         raise PlanError([conversion_failed(error, checkpoint.place)]) from None
     pretrained = Pretrained(checkpoint, found)
+    check_complete(pretrained)
     findings = Findings()
     _check_keys(model, pretrained, shapes, findings)
     _check_tensors(model, pretrained, shapes, findings)
@@ -152,10 +154,25 @@ def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     return {**parameter_names(model), **buffers}
 
 
-def conversion_failed(error: ConversionError, place: Span) -> Diagnostic:
+def conversion_failed(error: ConversionError | str, place: Span) -> Diagnostic:
     """A conversion that cannot be done slice by slice."""
     help_text = "load it with from_pretrained of transformers, and save it with save_original_format=False"
     return Diagnostic("weights-conversion", str(error), place, help_text)
+
+
+def check_complete(pretrained: Pretrained) -> None:
+    """Raises PlanError when a conversion takes some of the checkpoint's numbers twice or not at all: they would be
+    saved as whatever came last, or as zeros.
+    """
+    entries, found = pretrained.checkpoint.entries, pretrained.map
+    taken = dict.fromkeys(found.unused, 0)
+    for source in found.sources.values():
+        for piece in source.pieces:
+            taken[piece.name] = taken.get(piece.name, 0) + math.prod(axis.count for axis in piece.axes)
+    wrong = [k for k, e in entries.items() if k not in found.unused and taken.get(k, 0) != math.prod(e.shape)]
+    if wrong:
+        reason = f"transformers' conversion does not take every number of {_some(wrong)} once"
+        raise PlanError([conversion_failed(reason, pretrained.checkpoint.place)])
 
 
 def _refuse_quantized(checkpoint: Checkpoint) -> None:

@@ -20,7 +20,15 @@ SMALL = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "vocab_size": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 UNEVEN = {"vocab_size": 30, "hidden_size": 36, "intermediate_size": 52, "num_attention_heads": 2}
 
 CONFIGS: dict[str, dict[str, Any]] = {

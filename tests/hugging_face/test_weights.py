@@ -15,14 +15,28 @@ from parallelizer.initialize import local_slice
 from parallelizer.plan import Mesh
 from parallelizer.state import state_of
 from parallelizer.tied_parameters import tied_names
-from tests.hugging_face.folders import CONFIGS, config_of, digests, named, on_meta, plan_text, transformers, values, write
+from tests.hugging_face.folders import (
+    CONFIGS,
+    digests,
+    named,
+    on_meta,
+    plan_text,
+    transformers,
+    values,
+    write,
+)
 from tests.parity import plan
 from tests.ranks import run_ranks
 
 MESHES = {
     1: [{}],
     2: [{"tp": 2}, {"dp_shard": 2}, {"dp_replicate": 2}],
-    4: [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "dp_shard": 2}, {"dp_replicate": 2, "tp": 2}],
+    4: [
+        {"dp_shard": 4},
+        {"dp_shard": 2, "tp": 2},
+        {"dp_replicate": 2, "dp_shard": 2},
+        {"dp_replicate": 2, "tp": 2},
+    ],
 }
 """Sizes of meshes by number of ranks."""
 
