@@ -193,6 +193,8 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
     if folder is not None:
         outcome.tidy(folder)
         summary(result, folder)
+        if settings.save is not None:
+            print(f"model saved in {settings.save}")
 
 
 def _followed(job: Job) -> tuple[Diagnostic, ...]:
