@@ -45,7 +45,7 @@ from parallelizer.hugging_face.weights import (
 from parallelizer.state import state_of
 from parallelizer.styles.packing import Packing
 
-PART = 32 << 20
+PART = 16 << 20
 """Bytes of a tensor that are sent and written at once: what the writing rank needs beside its own shards."""
 
 LARGEST_FILE = 5 * 10**9

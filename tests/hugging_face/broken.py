@@ -41,10 +41,9 @@ def index_edited(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def cut(path: Path, by: int = 10) -> None:
+def cut(path: Path, to: int = -10) -> None:
     """Take the last bytes of a file away."""
-    data = path.read_bytes()
-    path.write_bytes(data[:-by])
+    path.write_bytes(path.read_bytes()[:to])
 
 
 def quantized(folder: Path) -> None:
@@ -96,13 +95,15 @@ BREAKS: dict[str, tuple[tuple[str, dict[str, Any]], Callable[[Path], Any], str, 
     "cut off": (LLAMA, lambda f: cut(f / SINGLE), "weights-unreadable", f"{SINGLE} cannot be read: it has "),
     "too long": (LLAMA, lambda f: (f / SINGLE).write_bytes((f / SINGLE).read_bytes() + b"x"), "weights-unreadable", "it has"),
     "one of several is cut off": (MANY, lambda f: cut(second(f)), "weights-unreadable", SECOND),
-    "cut off in its header": (LLAMA, lambda f: (f / SINGLE).write_bytes((f / SINGLE).read_bytes()[:100]), "weights-unreadable", "cut off"),
+    "cut off in its header": (LLAMA, lambda f: cut(f / SINGLE, to=100), "weights-unreadable", "cut off"),
     "empty": (LLAMA, lambda f: (f / SINGLE).write_bytes(b""), "weights-unreadable", "no header"),
     "a pointer of Git LFS": (
-        LLAMA, lambda f: (f / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n"), "weights-unreadable", "no header"
+        LLAMA, lambda f: (f / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "weights-unreadable", "no header",
     ),
     "a header that is no JSON": (
-        LLAMA, lambda f: (f / SINGLE).write_bytes(struct.pack("<Q", 9) + b"not json!"), "weights-unreadable", "none of safetensors"
+        LLAMA, lambda f: (f / SINGLE).write_bytes(struct.pack("<Q", 9) + b"not json!"),
+        "weights-unreadable", "none of safetensors",
     ),
     "a header without shapes": (
         LLAMA, lambda f: header_edited(f, lambda h: h[NORM].pop("shape")), "weights-unreadable", "none of safetensors"
@@ -119,10 +120,12 @@ BREAKS: dict[str, tuple[tuple[str, dict[str, Any]], Callable[[Path], Any], str, 
         MANY, lambda f: index_edited(f, lambda m: m.update({NORM: "../x.safetensors"})), "weights-unreadable", "no index"
     ),
     "an index that is wrong": (
-        MANY, lambda f: index_edited(f, lambda m: m.update({"nowhere.weight": second(f).name})), "weights-unreadable", "has no nowhere.weight"
+        MANY, lambda f: index_edited(f, lambda m: m.update({"nowhere.weight": second(f).name})),
+        "weights-unreadable", "has no nowhere.weight",
     ),
     "tied and not the same": (
-        ("llama_tied", {}), lambda f: edited(f, lambda t: t.update({"lm_head.weight": torch.ones(96, 32)})), "weights-untied", "lm_head"
+        ("llama_tied", {}), lambda f: edited(f, lambda t: t.update({"lm_head.weight": torch.ones(96, 32)})),
+        "weights-untied", "lm_head",
     ),
 }  # fmt: skip
 """By what is wrong: the model and how it is written, what breaks it, the code, and words of the message."""

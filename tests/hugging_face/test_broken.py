@@ -45,11 +45,15 @@ def test_everything_that_the_headers_tell_comes_at_once(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_transformers_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
-    assert [d.code for d in raised(lambda: load_pretrained(model, tmp_path, device="cpu"))] == ["weights-not-found"]
+    assert [d.code for d in raised(lambda: load_pretrained(model, tmp_path, device="cpu"))] == [
+        "weights-not-found"
+    ]
     assert [d.code for d in raised(lambda: save_pretrained(model, tmp_path / "x"))] == ["weights-unwritable"]
 
 
-def test_a_conversion_that_computes_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_that_computes_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import conversion_mapping
     from transformers.core_model_loading import ConversionOps, WeightConverter
 
@@ -62,7 +66,10 @@ def test_a_conversion_that_computes_is_refused_by_name(tmp_path: Path, monkeypat
     monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda model: doubled)
     [found] = raised(lambda: load_pretrained(on_meta(config_of("llama")), folder, device="cpu"))
     assert found.code == "weights-conversion"
-    assert found.message.startswith("Doubled needs whole tensors (") and "layers.0.mlp.up_proj.weight" in found.message
+    assert (
+        found.message.startswith("Doubled needs whole tensors (")
+        and "layers.0.mlp.up_proj.weight" in found.message
+    )
 
 
 @pytest.mark.ranks
@@ -114,7 +121,9 @@ def test_a_disk_that_is_full_leaves_nothing_and_no_rank_waits(when: str, tmp_pat
         save_pretrained(model, tmp_path / "again")
         return [f"{d.code}: {d.message}" for d in caught.value.diagnostics]
 
-    message = f"weights-unwritable: the model cannot be saved as {tmp_path / 'saved'}: no space left on device"
+    message = (
+        f"weights-unwritable: the model cannot be saved as {tmp_path / 'saved'}: no space left on device"
+    )
     assert run_ranks(worker, 2) == [[message]] * 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "model"]
 
@@ -125,5 +134,7 @@ def test_a_name_that_cannot_be_had_is_refused(where: str, tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     before = sorted(tmp_path.iterdir())
     model = built(config_of("llama"))
-    assert [d.code for d in raised(lambda: save_pretrained(model, tmp_path / where))] == ["weights-unwritable"]
+    assert [d.code for d in raised(lambda: save_pretrained(model, tmp_path / where))] == [
+        "weights-unwritable"
+    ]
     assert sorted(tmp_path.iterdir()) == before and (folder / SINGLE).exists()

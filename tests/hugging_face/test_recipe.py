@@ -68,11 +68,17 @@ def test_what_is_wrong_is_said_before_a_rank_starts(tmp_path: Path) -> None:
     ended = typed(*RUN, f"model.name={folder}", "parallel=fsdp2", cwd=tmp_path)
     assert ended.status == 1 and "error[weights-missing]" in ended.err and "Traceback" not in ended.err
     assert "model.norm.weight" in ended.err and not ended.out
-    ended = typed(*RUN, f"model.name={folder}", "train.pretrained=false", f"train.save={folder}", cwd=tmp_path)
-    assert ended.status == 1 and "error[weights-unwritable]" in ended.err and "it is there already" in ended.err
+    ended = typed(
+        *RUN, f"model.name={folder}", "train.pretrained=false", f"train.save={folder}", cwd=tmp_path
+    )
+    assert (
+        ended.status == 1 and "error[weights-unwritable]" in ended.err and "it is there already" in ended.err
+    )
 
 
-@pytest.mark.parametrize(("override", "word"), [("train.save=[a]", "save"), ("train.pretrained=maybe", "pretrained")])
+@pytest.mark.parametrize(
+    ("override", "word"), [("train.save=[a]", "save"), ("train.pretrained=maybe", "pretrained")]
+)
 def test_settings_of_no_use_are_refused(override: str, word: str, tmp_path: Path) -> None:
     ended = typed(override, cwd=tmp_path)
     assert ended.status == 1 and f"error[wrong-type]: train.{word} is" in ended.err
