@@ -17,7 +17,10 @@ from parallelizer.suggest import did_you_mean
 
 @dataclass(frozen=True)
 class Settings:
-    """A run in numbers: `lr` to `final_ratio` are those of `learning_rate`, timeouts are in seconds."""
+    """A run in numbers: `lr` to `final_ratio` are those of `learning_rate`, timeouts are in seconds.
+
+    `pretrained`: a model with weights starts from them. `save`: the folder that the trained model is written to.
+    """
 
     steps: int
     seed: int
@@ -30,12 +33,14 @@ class Settings:
     start_timeout: float
     collective_timeout: float
     max_cpu_ranks: int
+    pretrained: bool = True
+    save: str | None = None
 
 
 def read_settings(config: DictConfig, origins: Origins) -> Settings:
     """Settings of a composed configuration. Raises PlanError with every value that is of no use."""
     reading = Reading(config, origins)
-    found = _numbers(reading)
+    found = {**_numbers(reading), **_weights(reading)}
     if reading.findings.items:
         raise PlanError(reading.findings.items)
     return Settings(**found)
@@ -47,6 +52,7 @@ def check(reading: Reading) -> None:
     The configuration's `checks` names it, so that `parallelizer validate` says the same as a run would.
     """
     _numbers(reading)
+    _weights(reading)
     _check_keys(reading)
 
 
@@ -61,6 +67,18 @@ def _numbers(reading: Reading) -> dict[str, Any]:
             reading.error("wrong-type", f"{key} is {shown}", key, f"it is {wanted}")
         found[key.partition(".")[2]] = value
     return found
+
+
+def _weights(reading: Reading) -> dict[str, Any]:
+    """Whether pretrained weights are loaded, and where the trained ones go; both may be left out."""
+    pretrained, save = reading.get("train.pretrained"), reading.get("train.save")
+    if not isinstance(pretrained, bool | None):
+        message = f"train.pretrained is {pretrained!r}"
+        reading.error("wrong-type", message, "train.pretrained", "it is true or false")
+    if save is not None and (not isinstance(save, str) or not save.strip()):
+        help_text = "it is a new folder's name, or null"
+        reading.error("wrong-type", f"train.save is {save!r}", "train.save", help_text)
+    return {"pretrained": pretrained is not False, "save": save}
 
 
 def _check_keys(reading: Reading) -> None:
@@ -137,6 +155,7 @@ SECTIONS = {
     "train": (
         *("steps", "batch_size", "accumulate", "seq_len", "dtype", "seed", "clip"),
         *("eval_every", "eval_batches", "log_every"),
+        *("pretrained", "save"),
     ),
     "launch": ("start_timeout", "collective_timeout", "max_cpu_ranks"),
     "optim": ("_target_", "lr", "betas", "eps", "weight_decay", "fused", "warmup", "final_ratio"),

@@ -40,6 +40,7 @@ from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import running_origins
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
+from parallelizer.hugging_face.source import weights_folder
 from parallelizer.origins import Origins
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import dry_run
@@ -57,13 +58,16 @@ from recipes.settings import Settings, read_settings
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`."""
+    """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
+    pretrained ones to start from.
+    """
 
     setup: pz.Setup
     program: pz.Program
     settings: Settings
     data: Data
     folder: Path | None
+    weights: Path | None = None
 
 
 def train(job: Job) -> Result:
@@ -75,7 +79,10 @@ def train(job: Job) -> Result:
     mesh = pz.build_mesh(setup.mesh, setup.device)
     device = local_device(setup.device)
     model = pz.apply(job.program, setup.build_model(), mesh)
-    pz.materialize(model, device=device, seed=settings.seed)
+    if job.weights is not None:
+        pz.load_pretrained(model, job.weights, device=device)
+    else:
+        pz.materialize(model, device=device, seed=settings.seed)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
     tokens = setup.workload.batch_size * setup.workload.seq_len
@@ -104,6 +111,8 @@ def train(job: Job) -> Result:
             progress.step(measured)
     pz.restore_buffers(model)
     seconds = time.monotonic() - started
+    if settings.save is not None:
+        pz.save_pretrained(model, settings.save)
     return Result(tuple(losses), measured["validation_loss"], job.data.unigram_entropy, seconds)
 
 
@@ -123,14 +132,32 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     """
     setup = pz.from_config(config, origins)
     settings = read_settings(config, origins)
-    program = setup.compile(setup.build_model())
+    model = setup.build_model()
+    program = setup.compile(model)
+    weights = _weights(setup, settings, model)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
     if config.dry_run:
         return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
     data = build_data(config.data)
     check_fits(data, setup.workload.seq_len)
-    return Job(setup, program, settings, data, folder)
+    return Job(setup, program, settings, data, folder, weights)
+
+
+def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:
+    """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
+    whether the trained model can be saved where it should be. Raises PlanError.
+    """
+    weights = weights_folder(setup.model, setup.origins) if settings.pretrained else None
+    if weights is None and settings.save is None:
+        return None
+    from parallelizer.hugging_face.saving import check_savable
+    from parallelizer.hugging_face.weights import look_up
+
+    found = None if weights is None else look_up(model, weights)
+    if settings.save is not None:
+        check_savable(model, settings.save, found)
+    return weights
 
 
 def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | None) -> None:
@@ -166,6 +193,8 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
     if folder is not None:
         outcome.tidy(folder)
         summary(result, folder)
+        if settings.save is not None:
+            print(f"model saved in {settings.save}")
 
 
 def _followed(job: Job) -> tuple[Diagnostic, ...]:

@@ -95,6 +95,13 @@ def optimizer() -> Found:
     return raised(lambda: build_optimizer(nn.Linear(1, 1), config))
 
 
+def weights(code: str, here: Path) -> Found:
+    """What is said of a folder of weights that is broken for it."""
+    from tests.hugging_face import broken  # which skips the test where transformers is not installed
+
+    return broken.report(code, here)
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-not-found": lambda here: raised(lambda: load(path=str(here / "nowhere.txt"), heldout=0.1)),
@@ -117,4 +124,13 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)
     ),
     "unknown-rank": lambda here: raised(lambda: check_rank(4, Mesh({"tp": 4}))),
+    "weights-conversion": lambda here: weights("weights-conversion", here),
+    "weights-dtype": lambda here: weights("weights-dtype", here),
+    "weights-missing": lambda here: weights("weights-missing", here),
+    "weights-not-found": lambda here: weights("weights-not-found", here),
+    "weights-shape": lambda here: weights("weights-shape", here),
+    "weights-unexpected": lambda here: weights("weights-unexpected", here),
+    "weights-unreadable": lambda here: weights("weights-unreadable", here),
+    "weights-untied": lambda here: weights("weights-untied", here),
+    "weights-unwritable": lambda here: weights("weights-unwritable", here),
 }

@@ -1,0 +1,347 @@
+"""Weights saved as safetensors that `from_pretrained` loads: the files that a model was loaded from, byte for byte
+where nothing was trained.
+
+One rank writes. Parameters go to it part by part, each rank's share of a part as bytes, so that it never holds more than a
+part. Everything is written into a folder beside the wanted one, which gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.hugging_face import transformers_private
+from parallelizer.hugging_face.checkpoint import INDEX, SINGLE, Checkpoint
+from parallelizer.hugging_face.placed import Placed, regions, stored
+from parallelizer.hugging_face.recognise import is_pretrained
+from parallelizer.hugging_face.shares import Share, holders, original_shape, share
+from parallelizer.hugging_face.stored_files import Reader, Writer, described
+from parallelizer.hugging_face.transformers_private import ConversionError
+from parallelizer.hugging_face.weights import (
+    Pretrained,
+    check_complete,
+    conversion_failed,
+    original_shapes,
+    packings,
+    pretrained_of,
+    state_tensors,
+    together,
+)
+from parallelizer.state import state_of
+from parallelizer.styles.packing import Packing
+
+PART = 16 << 20
+"""Bytes of a tensor that are sent and written at once: what the writing rank needs beside its own shards."""
+
+LARGEST_FILE = 5 * 10**9
+"""Bytes of a file of a model that came from none."""
+
+Box = Sequence[tuple[int, int]]
+"""(start, count) for each dimension."""
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+
+
+def save_pretrained(model: nn.Module, folder: str | Path) -> None:
+    """Write a transformers model, parallel or not, as a folder that `from_pretrained` loads.
+
+    What was loaded from a folder is saved as it lay there: the same files, keys, layout and dtypes, with its other files
+    (configuration, tokenizer) copied; tensors of it that the model does not use are carried over. Another model is saved
+    under transformers' own keys in files of up to 5 GB, in the dtype of its parameters, with its configuration.
+
+    Collective where ranks are initialised. Raises PlanError on every rank, with nothing left behind, when the folder is
+    there already or cannot be written.
+    """
+    target = Path(folder)
+    layout = together(lambda: check_savable(model, target, pretrained_of(model)))
+    state = state_of(model)
+    writer = int(state.mesh.mesh.min()) if state is not None else 0
+    leads = not dist.is_initialized() or dist.get_rank() == writer
+    with ExitStack() as cleaning:
+        beside = together(lambda: _begin(model, layout, target, cleaning) if leads else None)
+        together(lambda: _stream(model, layout, writer, _Files(layout, beside, target) if beside else None))
+        together(lambda: _finish(beside, target) if beside else None)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files to write, and where the model's tensors go: the checkpoint's where there was one."""
+
+    pretrained: Pretrained
+    fresh: bool
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.pretrained.checkpoint
+
+
+def check_savable(model: nn.Module, folder: str | Path, pretrained: Pretrained | None) -> Layout:
+    """How a model, on meta or not, parallel or not, will be saved. `pretrained` is what it was or will be loaded from.
+
+    Raises PlanError when it cannot be: worth knowing before anything is trained for it.
+    """
+    target = Path(folder)
+    _check_target(target)
+    if not is_pretrained(model):
+        message = (
+            f"{type(model).__name__} is no model of transformers, and has no form that from_pretrained loads"
+        )
+        raise PlanError([Diagnostic("weights-unwritable", message, Span(str(target)), "use model=hf")])
+    if pretrained is not None:
+        return Layout(pretrained, False)
+    plain, tensors = transformers_private.plain(model), state_tensors(model)
+    shapes = original_shapes(model)
+    try:
+        keys = transformers_private.written_keys(
+            plain, {name: stored(name, shapes[name], tensor.dtype) for name, tensor in tensors.items()}
+        )
+        leaves = {key: stored(key, t.shape, t.dtype) for key, t in keys.items()}
+        found = transformers_private.weight_map(
+            plain, leaves, {name: torch.Size(shape) for name, shape in shapes.items()}
+        )
+    except ConversionError as error:
+        raise PlanError([conversion_failed(error, Span(str(target)))]) from None
+    made = Pretrained(_files_for(keys, target), found)
+    check_complete(made)
+    lost = [key for key in found.unused if key in keys]
+    if lost:
+        reason = f"transformers would save {lost[0]} and not load it"
+        raise PlanError([conversion_failed(reason, Span(str(target)))])
+    return Layout(made, True)
+
+
+def _check_target(target: Path) -> None:
+    """Raises PlanError when nothing can be saved under this name."""
+    if target.exists() or target.is_symlink():
+        raise _unwritable(target, "it is there already", "name a new folder, or remove this one")
+    parent = next(p for p in target.absolute().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise _unwritable(target, f"{parent} cannot be written to", "name another folder")
+
+
+def _files_for(keys: Mapping[str, Placed], folder: Path) -> Checkpoint:
+    """As transformers names and fills them: in order of the keys, a new file when one is full."""
+    groups: list[list[str]] = [[]]
+    size = 0
+    for key, tensor in keys.items():
+        own = tensor.numel() * tensor.dtype.itemsize
+        if groups[-1] and size + own > LARGEST_FILE:
+            groups.append([])
+            size = 0
+        groups[-1].append(key)
+        size += own
+    many = len(groups) > 1
+    names = [
+        f"model-{i:05}-of-{len(groups):05}.safetensors" if many else SINGLE for i in range(1, len(groups) + 1)
+    ]
+    files = {
+        name: described(((key, keys[key].dtype, tuple(keys[key].shape)) for key in group), folder / name)
+        for name, group in zip(names, groups, strict=True)
+    }
+    if not many:
+        return Checkpoint(folder, files, None)
+    total = sum(t.numel() * t.dtype.itemsize for t in keys.values())
+    placed = {key: name for name, group in zip(names, groups, strict=True) for key in group}
+    index = {
+        "metadata": {"total_parameters": sum(t.numel() for t in keys.values()), "total_size": total},
+        "weight_map": dict(sorted(placed.items())),
+    }
+    return Checkpoint(folder, files, json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def _begin(model: nn.Module, layout: Layout, target: Path, cleaning: ExitStack) -> Path:
+    """A folder beside the target with all but the weights in it; it is removed at the end if it is still there."""
+    with _in_words(target):
+        parent = target.absolute().parent
+        parent.mkdir(parents=True, exist_ok=True)
+        beside = parent / f".{target.name}.{secrets.token_hex(4)}.part"
+        beside.mkdir()
+        cleaning.callback(shutil.rmtree, beside, ignore_errors=True)
+        if layout.fresh:
+            _describe(model, beside)
+        else:
+            for path in sorted(layout.checkpoint.folder.iterdir()):
+                if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_WEIGHTS):
+                    shutil.copyfile(path, beside / path.name)
+        if layout.checkpoint.index is not None:
+            (beside / INDEX).write_text(layout.checkpoint.index)
+    return beside
+
+
+def _describe(model: Any, folder: Path) -> None:
+    """The configuration of a model that came from no folder."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(transformers_private.plain(model)).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config.save_pretrained(folder)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+
+
+@torch.no_grad()
+def _stream(model: nn.Module, layout: Layout, writer: int, files: _Files | None) -> None:
+    """Every tensor of the model, part by part; `files` are the writing rank's."""
+    sources, entries = layout.pretrained.map.sources, layout.checkpoint.entries
+    tensors, packed = state_tensors(model), packings(model)
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors.items():
+        if name in sources:
+            names.setdefault(id(tensor), []).append(name)
+    for first, *others in names.values():
+        tensor, packing = tensors[first], packed.get(first)
+        places = [sources[first], *(sources[n] for n in others if sources[n].pieces != sources[first].pieces)]
+        dtypes = {entries[piece.name].dtype for place in places for piece in place.pieces}
+        wire = dtypes.pop() if len(dtypes) == 1 else tensor.dtype
+        for box in parts(original_shape(tensor, packing), wire.itemsize):
+            block = _gather(tensor, packing, box, wire, writer)
+            if files is not None and block is not None:
+                files.write(places, box, block)
+    if files is not None:
+        files.close()
+
+
+def parts(shape: Sequence[int], itemsize: int, most: int = PART) -> Iterator[Box]:
+    """Boxes of at most `most` bytes, or of one number, that make up a tensor: whole rows as far as they go."""
+    if not shape:
+        yield ()
+        return
+    row = math.prod(shape[1:]) * itemsize
+    if row > most:
+        for i in range(shape[0]):
+            yield from (((i, 1), *inner) for inner in parts(shape[1:], itemsize, most))
+    elif row:
+        count = most // row
+        for start in range(0, shape[0], count):
+            yield ((start, min(count, shape[0] - start)), *((0, size) for size in shape[1:]))
+
+
+def _gather(
+    tensor: torch.Tensor, packing: Packing | None, box: Box, wire: torch.dtype, writer: int
+) -> torch.Tensor | None:
+    """A part of a tensor, in its original order, on the writing rank; None on the others. Every rank calls it."""
+    me = dist.get_rank() if dist.is_initialized() else writer
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    block = torch.empty([count for _, count in box], dtype=wire) if me == writer else None
+    for rank in holders(tensor, writer):
+        if me not in (rank, writer):
+            continue
+        own = share(tensor, packing, rank if isinstance(tensor, DTensor) else None).within(box)
+        if 0 in own.shape:
+            continue
+        if rank == writer:
+            piece = _taken(local, own, wire)
+        elif me == rank:
+            dist.send(_taken(local, own, wire).reshape(-1).view(torch.uint8), writer)
+            continue
+        else:
+            piece = torch.empty(own.shape, dtype=wire, device=local.device)
+            dist.recv(piece.view(-1).view(torch.uint8), rank)
+        if block is not None:
+            for runs, _, beside in own.boxes():
+                at = tuple(
+                    slice(r.original - s, r.original - s + r.count)
+                    for r, (s, _) in zip(runs, box, strict=True)
+                )
+                block[at] = piece[beside].to("cpu")
+    return block
+
+
+def _taken(local: torch.Tensor, own: Share, dtype: torch.dtype) -> torch.Tensor:
+    """The runs of a share put side by side, contiguous."""
+    taken = torch.empty(own.shape, dtype=dtype, device=local.device)
+    for _, here, beside in own.boxes():
+        taken[beside] = local[here]
+    return taken
+
+
+class _Files:
+    """The files of the writing rank. After a failure it takes what comes and drops it, because the others go on
+    sending; `close` raises what has failed, in words.
+    """
+
+    def __init__(self, layout: Layout, beside: Path, target: Path) -> None:
+        self._files, self._target = layout.checkpoint.file_of(), target
+        self._failure: PlanError | None = None
+        self._closing = ExitStack()
+        self._writer: Writer | None = None
+        with self._kept():
+            self._writer = self._closing.enter_context(Writer(layout.checkpoint.files.values(), beside))
+            if not layout.fresh:
+                _carry_over(layout, self._writer)
+
+    def write(self, places: Sequence[Placed], box: Box, block: torch.Tensor) -> None:
+        """Write a part of a tensor wherever it belongs."""
+        with self._kept():
+            for place in places:
+                for region in regions(place, box):
+                    if self._writer is None or self._failure is not None:
+                        return
+                    stored_file = self._files[region.name]
+                    entry = stored_file.entries[region.name]
+                    part = block[tuple(slice(at, at + count) for at, count in region.box)].to(entry.dtype)
+                    self._writer.write(stored_file.path.name, entry, region.indices, region.as_stored(part))
+
+    def close(self) -> None:
+        """Close them, on the disk. Raises PlanError when this or anything before has failed."""
+        with self._kept():
+            self._closing.close()
+        if self._failure is not None:
+            raise self._failure
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            with _in_words(self._target):
+                yield
+        except PlanError as error:
+            self._failure = self._failure or error
+
+
+def _carry_over(layout: Layout, writer: Writer) -> None:
+    """Copy what the model does not use."""
+    files = layout.checkpoint.file_of()
+    with Reader() as reader:
+        for key in layout.pretrained.map.unused:
+            stored_file = files[key]
+            entry = stored_file.entries[key]
+            for box in parts(entry.shape, entry.dtype.itemsize):
+                indices = [(start, count, 1) for start, count in box]
+                block = torch.empty([count for _, count in box], dtype=entry.dtype)
+                reader.read(stored_file.path, entry, indices, block)
+                writer.write(stored_file.path.name, entry, indices, block)
+
+
+def _finish(beside: Path, target: Path) -> None:
+    with _in_words(target):
+        _check_target(target)
+        os.rename(beside, target)
+
+
+@contextmanager
+def _in_words(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        help_text = "nothing was left there; free space for it, or name another folder"
+        raise _unwritable(target, reason, help_text) from None
+
+
+def _unwritable(target: Path, reason: str, help_text: str) -> PlanError:
+    message = f"the model cannot be saved as {target}: {reason}"
+    return PlanError([Diagnostic("weights-unwritable", message, Span(str(target)), help_text)])

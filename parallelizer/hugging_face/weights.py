@@ -1,0 +1,311 @@
+"""Pretrained weights: from a folder of safetensors straight into each rank's slices.
+
+Every rank reads the headers of all files, works out where the numbers of its own shards stand, and reads these. No rank
+ever holds the model, or more of a tensor than its slice and one block. `saving` goes the same way back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from parallelizer.diagnostics import Diagnostic, Findings, PlanError, Span
+from parallelizer.hugging_face import transformers_private
+from parallelizer.hugging_face.buffers import compute_buffers
+from parallelizer.hugging_face.checkpoint import Checkpoint, open_checkpoint
+from parallelizer.hugging_face.placed import Placed, regions, stored
+from parallelizer.hugging_face.recognise import is_pretrained
+from parallelizer.hugging_face.shares import original_shape, share
+from parallelizer.hugging_face.stored_files import Entry, Reader, StoredFile
+from parallelizer.hugging_face.transformers_private import ConversionError, WeightMap
+from parallelizer.initialize import allocate
+from parallelizer.plan import full_name
+from parallelizer.state import state_of
+from parallelizer.styles.packing import Packing
+from parallelizer.tied_parameters import parameter_names, tied_names
+
+T = TypeVar("T")
+
+_ATTRIBUTE = "_parallelizer_pretrained"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint, and where in it the tensors of one model stand."""
+
+    checkpoint: Checkpoint
+    map: WeightMap
+
+
+def load_pretrained(model: nn.Module, folder: str | Path, *, device: str | torch.device) -> nn.Module:
+    """Allocate a meta model's local shards on `device` and fill them from a folder of safetensors. Returns the model.
+
+    In place of `materialize`, for a transformers model, parallel or not. Parameters keep the dtype that the model was
+    built with: a bfloat16 checkpoint is read into float32 masters exactly. What no checkpoint holds, such as rotary
+    frequencies, is computed as transformers does.
+
+    Collective where ranks are initialised. Raises PlanError on every rank when anything is wrong with the folder on
+    any of them: with the model still on meta when the headers tell, otherwise with values that must not be used.
+    """
+    pretrained = together(lambda: look_up(model, folder))
+    allocate(model, device)
+    together(lambda: _fill(model, pretrained))
+    remember(model, pretrained)
+    return model
+
+
+def look_up(model: nn.Module, folder: str | Path) -> Pretrained:
+    """Where the tensors of a model, parallel or not, stand in a folder: from the headers of its files alone.
+
+    Raises PlanError with all that is missing, left over, misshapen or of another kind.
+    """
+    if not is_pretrained(model):
+        message = (
+            f"{type(model).__name__} is no model of transformers, which pretrained weights are loaded into"
+        )
+        raise PlanError([Diagnostic("weights-not-found", message, Span(str(folder)), "use model=hf")])
+    checkpoint = open_checkpoint(folder)
+    _refuse_quantized(checkpoint)
+    shapes = {name: torch.Size(shape) for name, shape in original_shapes(model).items()}
+    leaves = {key: stored(key, e.shape, e.dtype) for key, e in checkpoint.entries.items()}
+    try:
+        found = transformers_private.weight_map(transformers_private.plain(model), leaves, shapes)
+    except ConversionError as error:
+        raise PlanError([conversion_failed(error, checkpoint.place)]) from None
+    pretrained = Pretrained(checkpoint, found)
+    check_complete(pretrained)
+    findings = Findings()
+    _check_keys(model, pretrained, shapes, findings)
+    _check_tensors(model, pretrained, shapes, findings)
+    if findings.items:
+        raise PlanError(findings.items)
+    return pretrained
+
+
+def pretrained_of(model: nn.Module) -> Pretrained | None:
+    """What a model was loaded from."""
+    return model.__dict__.get(_ATTRIBUTE)
+
+
+def remember(model: nn.Module, pretrained: Pretrained) -> None:
+    """Attach it to the model, outside its parameters, buffers and modules."""
+    model.__dict__[_ATTRIBUTE] = pretrained
+
+
+def together(action: Callable[[], T]) -> T:
+    """Do what may fail on some ranks only, and fail on all of them then: with PlanError where one of them raises it.
+
+    Collective where ranks are initialised.
+    """
+    value: T | None = None
+    found: tuple[Diagnostic, ...] = ()
+    failure: Exception | None = None
+    try:
+        value = action()
+    except PlanError as error:
+        found = error.diagnostics
+    except Exception as error:  # it is raised again below, when the other ranks know
+        failure = error
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        told: list[tuple[tuple[Diagnostic, ...], str | None]] = [((), None)] * dist.get_world_size()
+        dist.all_gather_object(told, (found, None if failure is None else repr(failure)))
+        found = tuple(diagnostic for diagnostics, _ in told for diagnostic in diagnostics)
+        others = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text is not None]
+    else:
+        others = []
+    if failure is not None:
+        raise failure
+    if found:
+        raise PlanError(found)
+    if others:
+        raise RuntimeError("; ".join(others))
+    return value  # type: ignore[return-value]
+
+
+def original_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The state dict's names, and the shapes that they have in the unsharded model."""
+    packed = packings(model)
+    return {name: original_shape(tensor, packed.get(name)) for name, tensor in state_tensors(model).items()}
+
+
+def packings(model: nn.Module) -> Mapping[str, Packing]:
+    """The packed parameters of a parallel model by name."""
+    state = state_of(model)
+    return state.packed if state else {}
+
+
+def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters under all their names, and the buffers that are saved: what a state dict has, as it lies."""
+    buffers = {
+        full_name(path, name): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    }
+    return {**parameter_names(model), **buffers}
+
+
+def conversion_failed(error: ConversionError | str, place: Span) -> Diagnostic:
+    """A conversion that cannot be done slice by slice."""
+    help_text = "load it with from_pretrained of transformers, and save it with save_original_format=False"
+    return Diagnostic("weights-conversion", str(error), place, help_text)
+
+
+def check_complete(pretrained: Pretrained) -> None:
+    """Raises PlanError when a conversion takes some of the checkpoint's numbers twice or not at all: they would be
+    saved as whatever came last, or as zeros.
+    """
+    entries, found = pretrained.checkpoint.entries, pretrained.map
+    taken = dict.fromkeys(found.unused, 0)
+    for source in found.sources.values():
+        for piece in source.pieces:
+            taken[piece.name] = taken.get(piece.name, 0) + math.prod(axis.count for axis in piece.axes)
+    wrong = [k for k, e in entries.items() if k not in found.unused and taken.get(k, 0) != math.prod(e.shape)]
+    if wrong:
+        reason = f"transformers' conversion does not take every number of {_some(wrong)} once"
+        raise PlanError([conversion_failed(reason, pretrained.checkpoint.place)])
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    path = checkpoint.folder / "config.json"
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return  # the model was built from it, or from another
+    quantized = config.get("quantization_config") if isinstance(config, dict) else None
+    if quantized:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+        message = f"the weights are quantized ({method}), and only plain ones can be sharded"
+        help_text = "dequantize them first, with transformers' own tools"
+        raise PlanError([Diagnostic("weights-dtype", message, Span(str(path)), help_text)])
+
+
+def _check_keys(
+    model: nn.Module, pretrained: Pretrained, shapes: Mapping[str, torch.Size], findings: Findings
+) -> None:
+    sources, checkpoint = pretrained.map.sources, pretrained.checkpoint
+    there = set(sources)
+    for group in tied_names(model):
+        if there & set(group):
+            there |= set(group)
+    parameters = parameter_names(model)
+    missing = [name for name in shapes if name not in there and name in parameters]
+    # A buffer that the checkpoint lacks is computed, or found to be uncomputable then.
+    if missing:
+        message = f"{checkpoint.folder} has no values for {_some(missing)}"
+        findings.error(
+            "weights-missing", message, checkpoint.place, "is this a checkpoint of another architecture?"
+        )
+    left = [key for key in pretrained.map.unused if key not in pretrained.map.tolerated]
+    if left:
+        where = Span(str(checkpoint.file_of()[left[0]].path))
+        message = f"the model has no place for {_some(left)}"
+        findings.error("weights-unexpected", message, where, "is this a checkpoint of another architecture?")
+
+
+def _check_tensors(
+    model: nn.Module, pretrained: Pretrained, shapes: Mapping[str, torch.Size], findings: Findings
+) -> None:
+    """Report tensors of other shapes and of other kinds of numbers, one finding for each kind and file."""
+    files, entries = pretrained.checkpoint.file_of(), pretrained.checkpoint.entries
+    tensors = state_tensors(model)
+    shape_wrong: dict[Path, list[str]] = {}
+    kind_wrong: dict[Path, list[str]] = {}
+    for name, source in pretrained.map.sources.items():
+        key = source.pieces[0].name if source.pieces else name
+        made = "" if len(source.pieces) == 1 else f" and {len(source.pieces) - 1} more"
+        if tuple(source.shape) != tuple(shapes[name]):
+            text = f"{key}{made} {list(source.shape)}, wanted {list(shapes[name])}"
+            shape_wrong.setdefault(files[key].path, []).append(text)
+        odd = [p.name for p in source.pieces if _kind(entries[p.name].dtype) != _kind(tensors[name].dtype)]
+        if odd:
+            text = f"{odd[0]} {_called(entries[odd[0]].dtype)}, wanted {_called(tensors[name].dtype)}"
+            kind_wrong.setdefault(files[odd[0]].path, []).append(text)
+    for path, texts in shape_wrong.items():
+        message = f"{path.name} has other shapes than the model: {_some(texts)}"
+        help_text = "build the model from the config.json of this folder, without other sizes"
+        findings.error("weights-shape", message, Span(str(path)), help_text)
+    for path, texts in kind_wrong.items():
+        message = f"{path.name} has another kind of numbers than the model: {_some(texts)}"
+        findings.error("weights-dtype", message, Span(str(path)), "are they quantized? dequantize them first")
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return (
+            "float" if dtype.itemsize > 1 else str(dtype)
+        )  # numbers of 8 bits mean nothing without their scales
+    return "complex" if dtype.is_complex else "whole"
+
+
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _some(texts: Iterable[str]) -> str:
+    texts = list(texts)
+    return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, pretrained: Pretrained) -> None:
+    sources, files = pretrained.map.sources, pretrained.checkpoint.file_of()
+    names: dict[int, list[str]] = {}
+    tensors, packed = state_tensors(model), packings(model)
+    for name, tensor in tensors.items():
+        if name in sources:
+            names.setdefault(id(tensor), []).append(name)
+    with Reader() as reader:
+
+        def position(group: list[str]) -> tuple[str, int]:
+            key = sources[group[0]].pieces[0].name
+            return files[key].path.name, files[key].entries[key].offset
+
+        for first, *others in sorted(names.values(), key=position):
+            tensor = tensors[first]
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            packing = packed.get(first)
+            _read(reader, files, sources[first], tensor, packing, local)
+            for other in others:
+                if sources[other].pieces != sources[first].pieces:
+                    again = torch.empty_like(local)
+                    _read(reader, files, sources[other], tensor, packing, again)
+                    if not torch.equal(local, again):
+                        raise PlanError([_untied(pretrained, first, other)])
+    compute_buffers(model, {name for name in tensors if name in sources})
+
+
+def _read(
+    reader: Reader,
+    files: Mapping[str, StoredFile],
+    source: Placed,
+    tensor: torch.Tensor,
+    packing: Packing | None,
+    local: torch.Tensor,
+) -> None:
+    """Fill `local` with this rank's share of a tensor."""
+    for runs, here, _ in share(tensor, packing).boxes():
+        for region in regions(source, [(run.original, run.count) for run in runs]):
+            part = local[here][tuple(slice(at, at + count) for at, count in region.box)]
+            entry: Entry = files[region.name].entries[region.name]
+            reader.read(files[region.name].path, entry, region.indices, region.as_stored(part))
+
+
+def _untied(pretrained: Pretrained, first: str, other: str) -> Diagnostic:
+    key = pretrained.map.sources[other].pieces[0].name
+    message = (
+        f"{first} and {other} are one parameter of the model, and have different values in the checkpoint"
+    )
+    help_text = "if they should differ, set tie_word_embeddings to false in config.json"
+    return Diagnostic(
+        "weights-untied", message, Span(str(pretrained.checkpoint.file_of()[key].path)), help_text
+    )
