@@ -26,6 +26,7 @@ _WHERE = {
     "clip_grad_norm_": "gradients",
     "compile": "compiler",
     "context_parallel": "context.public",
+    "cross_entropy": "vocabulary",
     "evaluate": "step",
     "from_config": "config",
     "load_plan": "load",

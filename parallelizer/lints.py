@@ -182,8 +182,8 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
                 f"every rank of {conversion.axis}={calls[0].ranks} holds all logits: {_sent(calls)}, and {size(held)} are held "
                 f"where a vocabulary-parallel loss would hold {size(held // calls[0].ranks)}",
                 _written(conversion),
-                "with a loss under torch.distributed.tensor.parallel.loss_parallel they could stay sharded: "
-                "`output: shard(-1)` and `local: false`",
+                "`output: shard(-1)` and `local: false` leave them sharded, which `parallelizer.cross_entropy` and "
+                "`F.cross_entropy` take",
                 "note",
             )
 

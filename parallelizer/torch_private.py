@@ -61,6 +61,13 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
 # parallelizer/context/kernels.py.
 
 
+def assert_all(condition: torch.Tensor, text: str) -> None:
+    """Raise RuntimeError where a condition is false: at once on a CPU, later on a GPU, which no host read waits for. What
+    torch's own losses do inside their kernels. Waits for a public `assert_async`.
+    """
+    torch._assert_async(condition.all(), text)
+
+
 def flash_attention_cpu(
     q: torch.Tensor,
     k: torch.Tensor,

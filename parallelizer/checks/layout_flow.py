@@ -11,6 +11,7 @@ from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
 from parallelizer.matching import taken_away
 from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.wording import SHARDED_LOSS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -177,7 +178,7 @@ class _Report:
                 "varying-loss",
                 f"the loss differs from rank to rank of {axis}: the ranks see different logits",
                 self._span(since, axis, ("output",)),
-                "gather the logits, `output: replicate`",
+                "hand them on with `local: false`, so that the loss knows how they lie, or gather them: `output: replicate`",
             )
 
     def attentions(self) -> Iterator[Diagnostic]:
@@ -301,6 +302,10 @@ class _Report:
         found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
         if found is not None:
             return found
+        if failure.phase == "loss" and self.flow.sharded_output and MIXED in failure.text:
+            loss = (Related(failure.span, "the loss"),) if failure.span else ()
+            message = f"the loss cannot take logits that lie sharded: {failure.text}"
+            return Diagnostic("sharded-logits", message, span, SHARDED_LOSS, related=loss + related)
         # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
         own_words = failure.error == "ContextParallelError"
         at = "" if own_words else f" at {failure.operator or 'no operator'}"

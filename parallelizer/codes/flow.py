@@ -42,6 +42,14 @@ _NORMED = """
 """
 
 
+_PICKED = """
+    def picked(output, batch):
+        labels = batch["labels"]
+        own = output.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        return -own.where(labels >= 0, 0).sum(), (labels >= 0).sum()
+"""
+
+
 def _llama(rule: str, parent: str = "llama") -> Example:
     return Example(f"extends: {parent}\nrules:\n  {rule}\n", _TP, followed=True)
 
@@ -154,6 +162,20 @@ CODES: tuple[Code, ...] = (
         _llama("norm: replicate", "llama_tp"),
     ),
     Code(
+        "sharded-logits",
+        "the loss cannot take logits that lie sharded over the vocabulary",
+        """A rule with `local: false` leaves the logits as a DTensor, of which each rank holds its columns.
+        `parallelizer.cross_entropy` takes them so, and inside `train_step` so does `F.cross_entropy`, by
+        exchanging a few numbers for each token. A loss that puts them together with plain tensors in another
+        way needs them whole.""",
+        Example(
+            "extends: llama\n",
+            [*_TP, "model.loss=picked.picked"],
+            {"picked.py": _PICKED},
+            followed=True,
+        ),
+    ),
+    Code(
         "varying-gradient",
         "a gradient differs from rank to rank, and nothing sums it",
         """Every rank of the axis holds the parameter whole, and each computes its gradient from another part
@@ -166,7 +188,8 @@ CODES: tuple[Code, ...] = (
         "varying-loss",
         "the loss differs from rank to rank of an axis that cuts the model",
         """Ranks that hold slices of one layer must come to one loss. Where the logits that they see are
-        parts, each takes the softmax over its part of the vocabulary, and optimizes something else.""",
+        parts, each takes the softmax over its part of the vocabulary, and optimizes something else. Handed on
+        with `local: false` they are a DTensor, which tells the loss how they lie.""",
         _llama("output: {style: colwise, input: stream}"),
     ),
 )

@@ -226,7 +226,14 @@ CODES: tuple[Code, ...] = (
         """Logits are the largest activation of a small model with a large vocabulary. Gathered over tp they
         are held in full on every rank, and their gradient too; a vocabulary-parallel loss needs a slice of
         them. It is a note, because a loss that wants whole logits is no mistake.""",
-        Example(overrides=["parallel=tp2", *_SMALL], traced=True),
+        Example(
+            overrides=[
+                "parallel=tp2",
+                *_SMALL,
+                'rules=["output: {style: colwise, input: stream, output: replicate}"]',
+            ],
+            traced=True,
+        ),
         "note",
     ),
     Code(

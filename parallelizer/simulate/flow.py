@@ -44,6 +44,7 @@ from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.vocabulary import is_sharded, plain, taken_sharded
 from parallelizer.workload import Workload
 
 FOLLOWED = ("params", "io", "attention")
@@ -116,6 +117,8 @@ class Flow:
     wholes: list[WholeNeeded] = field(default_factory=list)
     failure: Failure | None = None
     folded: Run | None = None
+    sharded_output: bool = False
+    """Whether the loss was given DTensors."""
 
     def paths(self, path: str) -> Iterator[str]:
         """The paths in the whole model that a path in the followed one stands for."""
@@ -177,12 +180,14 @@ class _Step:
                 self.flow.positions, self.flow.attentions = positions, attentions
                 self.flow.taken_apart = taken_apart
                 output = forward(self.model, batch)
-            with self._staged("loss"):
-                total, _ = loss(output, batch)
-            self.flow.wholes = wholes.reaching(total)
-            self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
-            with self._staged("backward"):
-                total.backward()
+            self.flow.sharded_output = is_sharded(output)
+            with taken_sharded(output):
+                with self._staged("loss"):
+                    total, _ = map(plain, loss(output, batch))
+                self.flow.wholes = wholes.reaching(total)
+                self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
+                with self._staged("backward"):
+                    total.backward()
         _judge_gradients(self.model, varying, self.inputs, self.flow)
 
     @contextmanager
