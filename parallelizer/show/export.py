@@ -177,9 +177,14 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
     mesh = program.mesh
     casts, sums = export_calls.whole_parameter_items(program)
     tensor = export_calls.tensor_items(program, calls, _own_names())
-    attention, checkpoints, units = (
+    attention, checkpoints, compiled, units = (
         f(program)
-        for f in (export_calls.attention_items, export_calls.checkpoint_items, export_calls.unit_items)
+        for f in (
+            export_calls.attention_items,
+            export_calls.checkpoint_items,
+            export_calls.compile_items,
+            export_calls.unit_items,
+        )
     )
     lines = ["", "def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:"]
     lines += [
@@ -217,6 +222,8 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
         lines += emit(attention, model)
     if checkpoints:
         lines += ["", "    # Activations that are computed again in backward.", *emit(checkpoints, model)]
+    if compiled:
+        lines += ["", "    # Compiled, around all of that.", *emit(compiled, model)]
     if units:
         lines += [
             "",

@@ -201,6 +201,27 @@ for _declaration in (
         defaults={"mode": "full"},
     ),
     StyleDeclaration(
+        "compile",
+        "compile",
+        None,
+        "compile forward and backward by torch.compile",
+        {
+            "backend": OptionKind(
+                "choice",
+                "what makes the code; eager and aot_eager need no compiler",
+                ("inductor", "aot_eager", "eager"),
+            ),
+            "mode": OptionKind(
+                "choice", "how hard inductor tries", ("default", "max-autotune-no-cudagraphs")
+            ),
+            "dynamic": OptionKind(
+                "bool", "true: one code for all sizes; false: one for each; else as torch finds out"
+            ),
+            "fullgraph": OptionKind("bool", "refuse what would break the graph"),
+        },
+        defaults={"backend": "inductor", "mode": "default", "fullgraph": "false"},
+    ),
+    StyleDeclaration(
         "fsdp",
         "fsdp",
         None,
