@@ -34,6 +34,7 @@ _WHERE = {
     "parallelize": "applier",
     "redistribute": "redistribution",
     "restore_buffers": "state",
+    "seed_ranks": "random_numbers",
     "shard_batch": "context.buffers",
     "shard_buffers": "context.public",
     "style": "styles.base",

@@ -60,10 +60,16 @@ CASES = [
     Case("tp2 around all styles", plan(f"rules:\n  blocks.*: {COMPILE}{TENSOR}"), {"tp": 2}, Small),
     Case(
         "cp2 recomputed inside",
-        plan(f"rules:\n  blocks.*: [checkpoint, context-parallel, {COMPILE}, fsdp]\n  '': fsdp\nbuffers: {{batch: {{input_ids: 1, labels: 1}}}}"),
+        plan(
+            f"rules:\n  blocks.*: [checkpoint, context-parallel, {COMPILE}, fsdp]\n  '': fsdp\n"
+            "buffers: {batch: {input_ids: 1, labels: 1}}"
+        ),
         {"cp": 2}, Small,
     ),
-    Case("fsdp2 inside its units", plan(f"rules: {{blocks.*: [{COMPILE}, fsdp], '': fsdp}}"), {"dp_shard": 2}, Small, accumulate=2),
+    Case(
+        "fsdp2 inside its units", plan(f"rules: {{blocks.*: [{COMPILE}, fsdp], '': fsdp}}"), {"dp_shard": 2}, Small,
+        accumulate=2,
+    ),
     Case(
         "tp2 inside what is recomputed",
         plan(f"rules:\n  blocks.*: checkpoint\n  blocks.*.{{up,down,o}}: {COMPILE}{TENSOR}"), {"tp": 2}, Small,

@@ -25,6 +25,22 @@ _FUSED = """
 """
 
 
+_DROPPING = """
+    from torch import nn
+    from torch.nn.functional import relu
+
+
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+            self.up, self.drop, self.down = nn.Linear(32, 64), nn.Dropout(0.1), nn.Linear(64, 32)
+
+        def forward(self, input_ids):
+            return self.head(self.down(self.drop(relu(self.up(self.embed(input_ids))))))
+"""
+
+
 _NORMED = """
     from torch import nn
     from torch.nn.functional import rms_norm
@@ -84,6 +100,25 @@ CODES: tuple[Code, ...] = (
         would raise on every rank of the real run too, some minutes after the start. Most often two tensors
         meet of which one is split and the other is whole.""",
         _llama("layers.*.attention.wo: rowwise"),
+    ),
+    Code(
+        "equal-random",
+        "every rank draws the same random numbers for another part",
+        """Generators of the ranks of a tensor axis are seeded alike, since most of what they hold is the same and must
+        be dropped alike. What is split over the axis is not: features between two linears, heads, the sequence of
+        a residual stream. There the same mask would fall on every part. `local-random` lets each rank draw its
+        own.""",
+        Example(
+            """
+            rules:
+              up: colwise
+              down: rowwise
+            """,
+            ["model=dropping", "parallel=tp2", "train.seq_len=32", "train.batch_size=8"],
+            {"conf/model/dropping.yaml": model("dropping.Dropping"), "dropping.py": _DROPPING},
+            followed=True,
+        ),
+        "warning",
     ),
     Code(
         "fused-features",

@@ -39,7 +39,7 @@ from parallelizer.simulate.modules import Running
 from parallelizer.simulate.parts import Part
 from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
 from parallelizer.simulate.sequence import LocalPositions, watch_sequence
-from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.varying import EqualDraw, EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
@@ -116,6 +116,7 @@ class Flow:
     unpacked: list[Unpacked] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     failure: Failure | None = None
+    draws: list[EqualDraw] = field(default_factory=list)
     folded: Run | None = None
     sharded_output: bool = False
     """Whether the loss was given DTensors."""
@@ -161,6 +162,7 @@ class _Step:
         apply(self.program, self.model, mesh)
         self.running = running = Running(self.model)
         self.varying = varying = _varying(mesh, running, self.flow)
+        varying.draws = self.flow.draws
         self.inputs = _watch_borders(self.program, self.model, varying, self.flow)
         fake = torch_private.FakeTensors()
         with fake:

@@ -132,6 +132,13 @@ for _declaration in (
         defaults={"grad": "partial"},
     ),
     StyleDeclaration(
+        "local-random",
+        "params",
+        "tp",
+        "draw random numbers of each rank's own, for dropout of what is split",
+        {"axis": _AXIS},
+    ),
+    StyleDeclaration(
         "prepare-input",
         "io",
         "tp",
