@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from parallelizer import torch_private
+from parallelizer.compiled import compile_forward
 from parallelizer.compiler import Application, Program
 from parallelizer.compiler import compile as compile_plan
 from parallelizer.context import intercept
@@ -75,6 +76,8 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         )
     for application in program.of_slot("checkpoint"):
         _recompute(modules[application.module], application.options.get("mode", "full"))
+    for application in program.of_slot("compile"):
+        compile_forward(modules[application.module], application.options)
     for application in units:
         _shard_data(application, modules[application.module], mesh)
     _sum_gradients(model)

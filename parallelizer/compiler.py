@@ -19,7 +19,7 @@ from parallelizer.mesh import describe
 from parallelizer.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
 from parallelizer.program import Application, Compilation, Program, tensor_placements
 from parallelizer.resolving import resolve, shard_data
-from parallelizer.styles import io, tensor
+from parallelizer.styles import io, randomness, tensor
 from parallelizer.workload import Workload
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "tensor_placements",
 ]
 
-STYLE_FAMILIES = (tensor, io)
+STYLE_FAMILIES = (tensor, io, randomness)
 """Imported for what they register: the functions behind the declared styles."""
 
 

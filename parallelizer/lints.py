@@ -11,6 +11,7 @@ large-root-unit           most of the model is gathered at once, though it has l
 optimizer-collectives     an optimizer that communicates for each parameter
 multi-hop-redistribution  a tensor moved over several axes one after the other (`lint_moves.py`)
 costly-redistribution     the same, in another order than the cheapest
+compile-not-traced        what is compiled was traced as it runs without
 """
 
 from __future__ import annotations
@@ -182,8 +183,8 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
                 f"every rank of {conversion.axis}={calls[0].ranks} holds all logits: {_sent(calls)}, and {size(held)} are held "
                 f"where a vocabulary-parallel loss would hold {size(held // calls[0].ranks)}",
                 _written(conversion),
-                "with a loss under torch.distributed.tensor.parallel.loss_parallel they could stay sharded: "
-                "`output: shard(-1)` and `local: false`",
+                "`output: shard(-1)` and `local: false` leave them sharded, which `parallelizer.cross_entropy` and "
+                "`F.cross_entropy` take",
                 "note",
             )
 
@@ -314,6 +315,20 @@ def optimizer_collectives(traced: Traced) -> Iterator[Diagnostic]:
     )
 
 
+def compile_not_traced(traced: Traced) -> Iterator[Diagnostic]:
+    """Modules run compiled, and the figures are of what they do otherwise."""
+    compiled = traced.program.of_slot("compile")
+    if compiled:
+        yield Diagnostic(
+            "compile-not-traced",
+            f"{_modules(compiled)} {'are' if len(compiled) > 1 else 'is'} compiled, and traced here as written: "
+            "compiled code may need less memory",
+            compiled[0].rule.span,
+            "collectives and parameters are the same",
+            "note",
+        )
+
+
 LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     redundant_redistributions,
     replicated_logits,
@@ -322,6 +337,7 @@ LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     large_root_unit,
     optimizer_collectives,
     multi_hop_redistributions,
+    compile_not_traced,
 )
 
 

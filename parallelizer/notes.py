@@ -23,7 +23,7 @@ from parallelizer import torch_private
 from parallelizer.conversions import conversions
 from parallelizer.placement import from_torch
 from parallelizer.program import Application, Program
-from parallelizer.wording import flow, place
+from parallelizer.wording import SHARDED_LOSS, flow, place
 
 _NODES = 3
 """So many nodes of autograd lie at most between a module and the tensor that it was given or gave away."""
@@ -106,6 +106,19 @@ def noted_backward() -> Iterator[None]:
         found, gradients = _marked(error)
         if found is not None:
             found._add(error, gradients, "in backward, at the border of ")
+        raise
+
+
+@contextmanager
+def noted_loss(output: Any) -> Iterator[None]:
+    """Around a loss: an exception out of it gets a note of how the output lay, where that is a DTensor."""
+    lies = [_lies(t) for t in torch_private.tree_leaves(output) if isinstance(t, DTensor)]
+    del output
+    try:
+        yield
+    except Exception as error:
+        if lies:
+            error.add_note(f"in the loss, which was given {', '.join(lies)}\n  {SHARDED_LOSS}")
         raise
 
 

@@ -11,15 +11,16 @@ from torch import nn
 
 from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.hugging_face.recognise import inputs_of, logits_of
-from parallelizer.notes import noted_backward
+from parallelizer.notes import noted_backward, noted_loss
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
 from parallelizer.state import restore_buffers, state_of
+from parallelizer.vocabulary import plain, taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
 """From the model's output and the batch to (sum of the local tokens' losses, what they weigh: their
-number).
+number). Where a plan leaves the output sharded, a DTensor, `F.cross_entropy` takes it as it is.
 """
 
 
@@ -71,11 +72,12 @@ def _train_step(
     for part in parts:
         with phase("forward"):
             output = forward(model, part)
-        with phase("loss"):
-            total, weight = loss(output, part)
-        del output
-        with phase("backward"), noted_backward():
-            (total * SCALE).backward()
+        with taken_sharded(output):
+            with phase("loss"), noted_loss(output):
+                total, weight = map(plain, loss(output, part))
+            del output
+            with phase("backward"), noted_backward():
+                (total * SCALE).backward()
         sums = torch.stack([total.detach().to(_wide(total)), weight.detach().to(_wide(total))])
         totals = sums if totals is None else totals + sums
     if totals is None:
@@ -106,7 +108,10 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
     try:
         totals: torch.Tensor | None = None
         for batch in batches:
-            total, weight = loss(forward(model, batch), batch)
+            output = forward(model, batch)
+            with taken_sharded(output), noted_loss(output):
+                total, weight = map(plain, loss(output, batch))
+            del output
             sums = torch.stack([total.to(_wide(total)), weight.to(_wide(total))])
             totals = sums if totals is None else totals + sums
         if totals is None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._api import _ToTorchTensor
@@ -26,6 +27,7 @@ from torch.nn.attention import flex_attention as _flex
 # Both are how torch's own debug modes are written, and wait for a public home.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only
 
 
 def flatten_mesh(mesh: DeviceMesh, name: str) -> DeviceMesh:
@@ -59,6 +61,26 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
 # parallelism merges blocks by it. Waits for a public attention function with `return_lse` that runs, and
 # differentiates, on CPU: `flex_attention` returns one but refuses its backward there. Shapes and meaning:
 # parallelizer/context/kernels.py.
+
+
+def assert_all(condition: torch.Tensor, text: str) -> None:
+    """Raise RuntimeError where a condition is false: at once on a CPU, later on a GPU, which no host read waits for. What
+    torch's own losses do inside their kernels. Waits for a public `assert_async`.
+    """
+    torch._assert_async(condition.all(), text)
+
+
+def map_pending(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """Replace the tensors of collectives that are under way, which torch hands out as a class of their own, in a tree of
+    arguments. Waits for a public name of the class.
+    """
+    return tree_map_only(AsyncCollectiveTensor, function, tree)
+
+
+def arrived(pending: torch.Tensor) -> torch.Tensor:
+    """The plain tensor that a collective brings, waited for."""
+    plain: torch.Tensor = pending.wait()  # type: ignore[attr-defined]
+    return plain.view_as(plain)
 
 
 def flash_attention_cpu(

@@ -10,6 +10,12 @@ from parallelizer.diagnostics import Span
 from parallelizer.plan import Flow, Placement
 from parallelizer.shards import ParameterShard
 
+SHARDED_LOSS = (
+    "`parallelizer.cross_entropy` and `F.cross_entropy` take sharded logits; for any other loss the plan gathers them: "
+    "`output: replicate` without `local: false`"
+)
+"""What to do about a loss that does not run on DTensors."""
+
 
 def dims(shard: ParameterShard) -> list[str]:
     """For each dimension of a parameter the axes that shard it, innermost cut first, or `-`."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch.nn.functional as F
 from torch import Tensor
+
+import parallelizer as pz
 
 IGNORED = -100  # a label that counts for nothing, as in torch
 
@@ -13,10 +14,8 @@ IGNORED = -100  # a label that counts for nothing, as in torch
 def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The sum of the token losses in nats (float32 scalar), and the number of those tokens (int64 scalar).
 
-    `output` holds logits [B, S, vocab]; `batch["labels"]` is int64 [B, S], with -100 where nothing is learnt.
-    The sum is 0 where the count is 0.
+    `output` holds logits [B, S, vocab], plain or sharded over the vocabulary; `batch["labels"]` is int64 [B, S],
+    with -100 where nothing is learnt. The sum is 0 where the count is 0.
     """
     labels = batch["labels"]
-    logits = output.flatten(0, 1).float()
-    loss = F.cross_entropy(logits, labels.flatten(0, 1), ignore_index=IGNORED, reduction="sum")
-    return loss, (labels != IGNORED).sum()
+    return pz.cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()

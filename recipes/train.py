@@ -73,10 +73,10 @@ class Job:
 def train(job: Job) -> Result:
     """One rank's run, in an initialised world."""
     setup, settings = job.setup, job.settings
-    torch.manual_seed(settings.seed)
     # The logits leave as a view of a DTensor's local tensor; nothing here changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = pz.build_mesh(setup.mesh, setup.device)
+    pz.seed_ranks(mesh, settings.seed)
     device = local_device(setup.device)
     model = pz.apply(job.program, setup.build_model(), mesh)
     if job.weights is not None:

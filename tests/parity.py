@@ -26,6 +26,7 @@ import parallelizer as pz
 from parallelizer.diagnostics import Span
 from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
 from parallelizer.state import state_of
+from parallelizer.vocabulary import plain
 from tests.ranks import run_ranks
 
 SEED = 5
@@ -166,7 +167,7 @@ def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
         with torch.no_grad():
             local = pz.shard_batch(rows, case.plan, mesh)
             logits = model.eval()(**{k: v for k, v in local.items() if k != "labels"})
-            logits = pz.unshard(logits, mesh) if case.plan.batch else logits
+            logits = pz.unshard(logits, mesh) if case.plan.batch else plain(logits)
     pz.restore_buffers(model)
     return Outcome(losses, norms, gradients, gathered(model, dict(model.named_parameters())), logits)
 

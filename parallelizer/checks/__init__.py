@@ -11,6 +11,7 @@ from parallelizer.checks.attention_covered import attention_covered
 from parallelizer.checks.attention_heads import attention_heads
 from parallelizer.checks.batch_size import batch_size
 from parallelizer.checks.buffers import buffers
+from parallelizer.checks.compiled_regions import compiled_regions
 from parallelizer.checks.dealing import dealing
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.initializers import initializers
@@ -51,5 +52,6 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     unsharded_share,
     attention_covered,
     nested_attention,
+    compiled_regions,
 )
 """In the order they run; each sees everything, none sees another's findings."""

@@ -13,6 +13,7 @@ from parallelizer.fold import fold_paths
 from parallelizer.matching import taken_away
 from parallelizer.simulate.whole_numbers import advised
 from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.wording import SHARDED_LOSS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,12 +71,13 @@ def layout_flow(
     report = _Report(program, model, flow)
     found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions(), *report.fused()]
     found += [*report.unpacked(), *report.wholes()]
+    draws = tuple(report.draws())
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
         if not found or not runs_alone:
             found.append(report.failure(flow.failure) if runs_alone else _untraceable(flow.failure))
-        return tuple(found)
-    return (*found, *report.gradients(), *report.loss())
+        return (*found, *draws)
+    return (*found, *report.gradients(), *report.loss(), *draws)
 
 
 class _Report:
@@ -179,7 +181,7 @@ class _Report:
                 "varying-loss",
                 f"the loss differs from rank to rank of {axis}: the ranks see different logits",
                 self._span(since, axis, ("output",)),
-                "gather the logits, `output: replicate`",
+                "hand them on with `local: false`, so that the loss knows how they lie, or gather them: `output: replicate`",
             )
 
     def attentions(self) -> Iterator[Diagnostic]:
@@ -214,6 +216,22 @@ class _Report:
                 f"other rows of the sequence in {self._folded([first.module])}",
                 self._context_span(),
                 "let forward take the positions, and add an entry for them to buffers.batch: `position_ids: positions`",
+            )
+
+    def draws(self) -> Iterator[Diagnostic]:
+        drawn = [d for d in self.flow.draws if d.axis in TENSOR_AXES]
+        for same in _grouped(drawn, lambda d: (d.axis, _any_layer(d.module))):
+            first, where = same[0], self._folded(d.module for d in same)
+            began = self._since(first.since, first.axis)
+            span = self._span(first.module, first.axis, OPTIONS) or next((r.span for r in began), None)
+            yield Diagnostic(
+                "equal-random",
+                f"{where} draws the same random numbers on every rank of {first.axis}, each of which has another part: what is "
+                "dropped repeats from part to part",
+                span,
+                f"let each rank draw its own: `{where}: local-random`",
+                "warning",
+                tuple(r for r in began if r.span != span),
             )
 
     def fused(self) -> Iterator[Diagnostic]:
@@ -303,6 +321,10 @@ class _Report:
         found = left_out(self.program, self.model, self._one(failure.module), failure.text, related)
         if found is not None:
             return found
+        if failure.phase == "loss" and self.flow.sharded_output and MIXED in failure.text:
+            loss = (Related(failure.span, "the loss"),) if failure.span else ()
+            message = f"the loss cannot take logits that lie sharded: {failure.text}"
+            return Diagnostic("sharded-logits", message, span, SHARDED_LOSS, related=loss + related)
         numbers = failure.numbers
         if numbers is not None:
             numbers = dataclasses.replace(numbers, module=self._one(numbers.module))
@@ -406,6 +428,10 @@ def _untraceable(failure: Failure) -> Diagnostic:
     )
     reason = "" if failure.text in ("", failure.operator) else f": {failure.text}"
     return Diagnostic("trace-failed", message + reason, failure.span, failure.remedy, "warning")
+
+
+def _any_layer(module: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in module.split("."))
 
 
 def _grouped(items: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:

@@ -84,6 +84,22 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "compiled-region",
+        "something inside a compiled module cannot be compiled",
+        """`compile` makes one piece of code of all that a module does: tensor parallelism, context parallelism and
+        recomputation included. FSDP gathers before that code runs and frees behind it, so its units stand on the
+        compiled module or around it. And torch 2.13 does not compile a recomputation with DTensors inside; one
+        around compiled modules works.""",
+        Example(
+            """
+            extends: llama
+            rules:
+              layers.*: [checkpoint, compile, fsdp]
+            """,
+            ["parallel=fsdp2_tp2"],
+        ),
+    ),
+    Code(
         "lazy-module",
         "a module has parameters without a shape",
         """A lazy module learns its sizes from its first forward. Until then nothing can be said of what

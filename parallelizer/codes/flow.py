@@ -25,6 +25,22 @@ _FUSED = """
 """
 
 
+_DROPPING = """
+    from torch import nn
+    from torch.nn.functional import relu
+
+
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+            self.up, self.drop, self.down = nn.Linear(32, 64), nn.Dropout(0.1), nn.Linear(64, 32)
+
+        def forward(self, input_ids):
+            return self.head(self.down(self.drop(relu(self.up(self.embed(input_ids))))))
+"""
+
+
 _NORMED = """
     from torch import nn
     from torch.nn.functional import rms_norm
@@ -39,6 +55,14 @@ _NORMED = """
         def forward(self, input_ids):
             x = self.up(self.embed(input_ids))
             return self.head(self.down(rms_norm(x, x.shape[-1:])))
+"""
+
+
+_PICKED = """
+    def picked(output, batch):
+        labels = batch["labels"]
+        own = output.log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+        return -own.where(labels >= 0, 0).sum(), (labels >= 0).sum()
 """
 
 
@@ -77,6 +101,25 @@ CODES: tuple[Code, ...] = (
         meet of which one is split and the other is whole. A forward that reads sizes from attributes, as in
         `view(..., self.heads, self.size)`, is told so: `divide` gives it the numbers of one rank.""",
         _llama("layers.*.attention.wo: rowwise"),
+    ),
+    Code(
+        "equal-random",
+        "every rank draws the same random numbers for another part",
+        """Generators of the ranks of a tensor axis are seeded alike, since most of what they hold is the same and must
+        be dropped alike. What is split over the axis is not: features between two linears, heads, the sequence of
+        a residual stream. There the same mask would fall on every part. `local-random` lets each rank draw its
+        own.""",
+        Example(
+            """
+            rules:
+              up: colwise
+              down: rowwise
+            """,
+            ["model=dropping", "parallel=tp2", "train.seq_len=32", "train.batch_size=8"],
+            {"conf/model/dropping.yaml": model("dropping.Dropping"), "dropping.py": _DROPPING},
+            followed=True,
+        ),
+        "warning",
     ),
     Code(
         "fused-features",
@@ -155,6 +198,20 @@ CODES: tuple[Code, ...] = (
         _llama("norm: replicate", "llama_tp"),
     ),
     Code(
+        "sharded-logits",
+        "the loss cannot take logits that lie sharded over the vocabulary",
+        """A rule with `local: false` leaves the logits as a DTensor, of which each rank holds its columns.
+        `parallelizer.cross_entropy` takes them so, and inside `train_step` so does `F.cross_entropy`, by
+        exchanging a few numbers for each token. A loss that puts them together with plain tensors in another
+        way needs them whole.""",
+        Example(
+            "extends: llama\n",
+            [*_TP, "model.loss=picked.picked"],
+            {"picked.py": _PICKED},
+            followed=True,
+        ),
+    ),
+    Code(
         "varying-gradient",
         "a gradient differs from rank to rank, and nothing sums it",
         """Every rank of the axis holds the parameter whole, and each computes its gradient from another part
@@ -167,7 +224,8 @@ CODES: tuple[Code, ...] = (
         "varying-loss",
         "the loss differs from rank to rank of an axis that cuts the model",
         """Ranks that hold slices of one layer must come to one loss. Where the logits that they see are
-        parts, each takes the softmax over its part of the vocabulary, and optimizes something else.""",
+        parts, each takes the softmax over its part of the vocabulary, and optimizes something else. Handed on
+        with `local: false` they are a DTensor, which tells the loss how they lie.""",
         _llama("output: {style: colwise, input: stream}"),
     ),
 )

@@ -37,6 +37,18 @@ _BY_VALUE = """
 
 CODES: tuple[Code, ...] = (
     Code(
+        "compile-not-traced",
+        "the dry run follows the step as it runs without compilation",
+        """What `torch.compile` fuses, and what it keeps for backward, shows only in the code that it makes. The dry
+        run leaves it out: collectives and parameters are the same, activations and temporaries are those of the
+        step as written, of which compiled code needs less, as a rule.""",
+        Example(
+            overrides=["parallel=tp2", *_SMALL, 'rules=["layers.*.feed_forward: compile"]'],
+            traced=True,
+        ),
+        "note",
+    ),
+    Code(
         "costly-redistribution",
         "a tensor on several axes is moved in an order that sends more than another",
         """DTensor moves a tensor axis by axis, and the order decides what is sent: a sum before a gather is
@@ -226,7 +238,14 @@ CODES: tuple[Code, ...] = (
         """Logits are the largest activation of a small model with a large vocabulary. Gathered over tp they
         are held in full on every rank, and their gradient too; a vocabulary-parallel loss needs a slice of
         them. It is a note, because a loss that wants whole logits is no mistake.""",
-        Example(overrides=["parallel=tp2", *_SMALL], traced=True),
+        Example(
+            overrides=[
+                "parallel=tp2",
+                *_SMALL,
+                'rules=["output: {style: colwise, input: stream, output: replicate}"]',
+            ],
+            traced=True,
+        ),
         "note",
     ),
     Code(

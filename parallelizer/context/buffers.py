@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from parallelizer.context.dealing import document_mask, order_for
 from parallelizer.context.order import Order, order_of, padded, static_order, tagged
@@ -92,8 +93,10 @@ def unshard(
 
     `mesh` is one with our axes, a DeviceMesh of one axis, or a process group. `like` is an entry of the batch as
     `shard_batch` returned it, which knows its order and its padding; without it, rows are taken to be in head-tail order.
-    Collective over `cp`; no gradient. The tensor itself without context parallelism.
+    A DTensor, logits that lie sharded over the vocabulary, say, is put together first. Collective over `cp` and the axes
+    of a DTensor; no gradient. The tensor itself where nothing is to be put together.
     """
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     group: dist.ProcessGroup
     if not isinstance(mesh, DeviceMesh):
         group = mesh

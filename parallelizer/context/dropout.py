@@ -3,8 +3,9 @@
 No kernel that is fused lets its random numbers be chosen, so this one is written out. Where a weight is dropped must not
 depend on how the sequence is split, in distribution: every (row, key) pair of every head is drawn once, by the rank that
 holds the row, and rows of different ranks are drawn independently. So each call takes one number from torch's default
-generator, which all ranks that hold parts of one sequence have seeded and used alike, and adds to it which rank this is: the
-seed of a generator for this call alone. A checkpoint puts the default generator back before it recomputes, so the same is
+generator, which ranks that hold parts of one sequence may have seeded alike or otherwise (`seed_ranks`), and adds to it which
+rank this is: the seed of a generator for this call alone. A checkpoint puts the default generator back before
+it recomputes, so the same is
 drawn again; `torch.manual_seed` makes a run repeatable. The draws are not those of one device, whose order a split run
 cannot keep; their distribution is.
 """

@@ -79,7 +79,7 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     helpers = _helpers("\n".join([*body, *extras]))
     code = "\n".join([*constants, *mesh, *extras, *helpers, *body])
     parts = [
-        _docstring(program, model, command, code),
+        _docstring(program, model, calls, command, code),
         "",
         *_imports(code, own),
         *constants,
@@ -91,7 +91,7 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _docstring(program: Program, model: nn.Module, command: str, code: str) -> str:
+def _docstring(program: Program, model: nn.Module, calls: Calls | None, command: str, code: str) -> str:
     ranks = f"{program.mesh.world_size:,} rank{'s' if program.mesh.world_size > 1 else ''}"
     where = f"{program.mesh}, {ranks}" if program.mesh.world_size > 1 else ranks
     lines = _wrapped(
@@ -110,6 +110,11 @@ def _docstring(program: Program, model: nn.Module, command: str, code: str) -> s
     if "sum_instead_of_average" in code:
         notes.append(
             "Gradients are summed over the data ranks: divide the loss by the tokens of the global batch, not of one rank's."
+        )
+    if leaves := _sharded_outputs(program, calls):
+        notes.append(
+            f"What {', '.join(leaves)} returns stays sharded, as a DTensor: `F.cross_entropy` takes it, with its backward, under "
+            "`torch.distributed.tensor.parallel.loss_parallel()`; its `full_tensor()` is the whole."
         )
     packed = [f"{a.module}.{name}".lstrip(".") for a in program for name in a.packed]
     if packed:
@@ -135,6 +140,13 @@ def _docstring(program: Program, model: nn.Module, command: str, code: str) -> s
         lines += ["", *_wrapped(note)]
     text = "\n".join(lines).replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}\n"""'
+
+
+def _sharded_outputs(program: Program, calls: Calls | None) -> list[str]:
+    """The modules that hand on a DTensor, which is then what the model returns."""
+    returned = calls.returned_by if calls is not None else ()
+    found = [a.module for a in program.of_slot("params", "io") if a.options.get("local") is False]
+    return list(dict.fromkeys(module or "the model" for module in found if module in returned))
 
 
 def _wrapped(text: str) -> list[str]:
@@ -165,9 +177,14 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
     mesh = program.mesh
     casts, sums = export_calls.whole_parameter_items(program)
     tensor = export_calls.tensor_items(program, calls, _own_names())
-    attention, checkpoints, units = (
+    attention, checkpoints, compiled, units = (
         f(program)
-        for f in (export_calls.attention_items, export_calls.checkpoint_items, export_calls.unit_items)
+        for f in (
+            export_calls.attention_items,
+            export_calls.checkpoint_items,
+            export_calls.compile_items,
+            export_calls.unit_items,
+        )
     )
     lines = ["", "def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:"]
     lines += [
@@ -205,6 +222,8 @@ def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> lis
         lines += emit(attention, model)
     if checkpoints:
         lines += ["", "    # Activations that are computed again in backward.", *emit(checkpoints, model)]
+    if compiled:
+        lines += ["", "    # Compiled, around all of that.", *emit(compiled, model)]
     if units:
         lines += [
             "",

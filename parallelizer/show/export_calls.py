@@ -17,6 +17,7 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from parallelizer import torch_private
 from parallelizer.calls import Calls
+from parallelizer.compiled import compile_options
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.placement import to_torch
 from parallelizer.plan import AXES, REPLICATE, Flow, Placement
@@ -326,6 +327,19 @@ def checkpoint_items(program: Program) -> list[Item]:
         )
         for a in program.of_slot("checkpoint")
     ]
+
+
+def compile_items(program: Program) -> list[Item]:
+    """The modules that run compiled."""
+    return [
+        Item(a.module, comment(a), Call("compile_forward", (MODULE, *map("=".join, _compiling(a)))))
+        for a in program.of_slot("compile")
+    ]
+
+
+def _compiling(application: Application) -> Iterator[tuple[str, str]]:
+    for name, value in compile_options(application.options).items():
+        yield name, f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def kept_operators() -> list[str]:

@@ -203,6 +203,23 @@ def recompute_all_but(module: nn.Module, keep: Sequence[str]) -> None:
     module.forward = recomputed
 
 
+def compile_forward(module: nn.Module, **options: Any) -> None:
+    """Compile the module's forward. What collectives still under way bring is waited for before: torch 2.13 loses the way
+    back of a gradient to such an input.
+    """
+    forward, compiled = module.forward, torch.compile(module.forward, **options)
+
+    def arrived(value: Any) -> Any:
+        pending = isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, nn.Parameter, DTensor)
+        return value.clone() if pending else value
+
+    @functools.wraps(forward)
+    def forward_compiled(*args: Any, **kwargs: Any) -> Any:
+        return compiled(*map(arrived, args), **{name: arrived(value) for name, value in kwargs.items()})
+
+    module.forward = forward_compiled
+
+
 def compute_in(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> None:
     """Let forward see these parameters in `dtype`, as FSDP's mixed precision does for its own."""
     forward = module.forward

@@ -39,12 +39,13 @@ from parallelizer.simulate.modules import Running
 from parallelizer.simulate.parts import Part
 from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
 from parallelizer.simulate.sequence import LocalPositions, watch_sequence
-from parallelizer.simulate.varying import EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.varying import EqualDraw, EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.simulate.world import enter_fake_world
 from parallelizer.step import Loss, forward
 from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.vocabulary import is_sharded, plain, taken_sharded
 from parallelizer.workload import Workload
 
 FOLLOWED = ("params", "io", "attention")
@@ -118,7 +119,10 @@ class Flow:
     unpacked: list[Unpacked] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     failure: Failure | None = None
+    draws: list[EqualDraw] = field(default_factory=list)
     folded: Run | None = None
+    sharded_output: bool = False
+    """Whether the loss was given DTensors."""
 
     def paths(self, path: str) -> Iterator[str]:
         """The paths in the whole model that a path in the followed one stands for."""
@@ -161,6 +165,7 @@ class _Step:
         apply(self.program, self.model, mesh)
         self.running = running = Running(self.model)
         self.varying = varying = _varying(mesh, running, self.flow)
+        varying.draws = self.flow.draws
         self.inputs = _watch_borders(self.program, self.model, varying, self.flow)
         fake = torch_private.FakeTensors()
         with fake:
@@ -180,12 +185,14 @@ class _Step:
                 self.flow.positions, self.flow.attentions = positions, attentions
                 self.flow.taken_apart = taken_apart
                 output = forward(self.model, batch)
-            with self._staged("loss"):
-                total, _ = loss(output, batch)
-            self.flow.wholes = wholes.reaching(total)
-            self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
-            with self._staged("backward"):
-                total.backward()
+            self.flow.sharded_output = is_sharded(output)
+            with taken_sharded(output):
+                with self._staged("loss"):
+                    total, _ = map(plain, loss(output, batch))
+                self.flow.wholes = wholes.reaching(total)
+                self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
+                with self._staged("backward"):
+                    total.backward()
         _judge_gradients(self.model, varying, self.inputs, self.flow)
 
     @contextmanager

@@ -148,7 +148,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
-    apply(program, model, mesh)
+    apply(not_compiled(program), model, mesh)
     running = Running(model)
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     moves: list[Move] = []
@@ -180,6 +180,12 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
     return Recording(tuple(ledger.entries), before, tuple(changes), tuple(moves))
+
+
+def not_compiled(program: Program) -> Program:
+    """The program without `compile`, whose code cannot be made on fake tensors."""
+    kept = tuple(a for a in program if a.slot != "compile")
+    return dataclasses.replace(program, applications=kept)
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:

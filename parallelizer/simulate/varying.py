@@ -17,6 +17,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
+from parallelizer.phase import current as current_phase
+from parallelizer.random_numbers import drawing_apart
 from parallelizer.simulate.ledger import KINDS
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
@@ -28,6 +30,7 @@ Watcher = Callable[[Any, tuple[Any, ...], list[torch.Tensor], list[torch.Tensor]
 
 EQUAL: Tags = {}
 _TAGS, _MAKER = "_parallelizer_varies_over", "_parallelizer_made_in"
+_EQUAL_DRAW = "_parallelizer_drawn_alike"
 _COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 _SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones",
                "new_full", "new_empty_strided", "rand_like", "randn_like", "zero_", "fill_")  # fmt: skip
@@ -54,6 +57,15 @@ class Operand:
     axes: Tags
 
 
+@dataclass(frozen=True)
+class EqualDraw:
+    """Random numbers that are the same on every rank of `axis`, put in `module` on what each has a part of since `since`."""
+
+    axis: str
+    module: str
+    since: str
+
+
 class Varying(TorchDispatchMode):
     """Tags what is computed while it is active. Tensors without a tag are equal on all ranks.
 
@@ -76,6 +88,7 @@ class Varying(TorchDispatchMode):
         """What a watcher says of the operator being run: handed on like tags, to tell what its result comes into."""
         self._operands: list[torch.Tensor] = []
         self.ranks: dict[str, tuple[int, ...]] = {}
+        self.draws: list[EqualDraw] = []
         # Written through a view: whoever looks at the same memory sees it. Held, so that no address is reused.
         self.written: dict[int, tuple[Any, Tags]] = {}
 
@@ -137,6 +150,7 @@ class Varying(TorchDispatchMode):
         tags = EQUAL if name in _SHAPE_ONLY else {**tags, **self._cut_out()}
         for watcher in self.watchers if name not in _SHAPE_ONLY else ():
             watcher(func, args, read, _tensors(result))
+        tags = self._drawn(func, args, read, [*_tensors(result), *_written(func, args)], tags)
         if self.marks:
             tags, self.marks = {**tags, **self.marks}, {}
         view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
@@ -148,6 +162,26 @@ class Varying(TorchDispatchMode):
             if argument.alias_info is not None and argument.alias_info.is_write and argument.name in kwargs:
                 self._write(_tensors(kwargs[argument.name]), tags)
         return result
+
+    def _drawn(
+        self, func: Any, args: Any, read: list[torch.Tensor], made: list[torch.Tensor], tags: Tags
+    ) -> Tags:
+        """What numbers drawn alike on every rank are put on; and the tags with those of numbers drawn apart.
+
+        Dropout draws into an empty tensor and multiplies by it, or does both at once.
+        """
+        draws = _draws(func, args)
+        if draws and (apart := drawing_apart()):
+            return {**{axis: self.where() for axis in apart if axis in self.watched}, **tags}
+        equal = [getattr(t, _EQUAL_DRAW, False) for t in read]
+        if (draws or any(equal)) and current_phase() == "forward":
+            for axis, since in tags.items():
+                found = EqualDraw(axis, self.where(), since)
+                if found not in self.draws:
+                    self.draws.append(found)
+        for tensor in made if draws or (read and all(equal)) else ():
+            setattr(tensor, _EQUAL_DRAW, True)
+        return tags
 
     def _union(self, tensors: Iterable[torch.Tensor]) -> Tags:
         union: dict[str, str] = {}
@@ -199,6 +233,24 @@ class Varying(TorchDispatchMode):
 
     def _local(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch_private.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+
+
+def _draws(func: Any, args: Any) -> bool:
+    """Whether an operator draws random numbers. Attention may, and does where its `dropout_p` is above 0."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [a.name for a in func._schema.arguments]
+    return "dropout_p" not in names or any(
+        n == "dropout_p" and value for n, value in zip(names, args, strict=False)
+    )
+
+
+def _written(func: Any, args: Any) -> list[torch.Tensor]:
+    """The tensors that an operator writes into."""
+    pairs = zip(func._schema.arguments, args, strict=False)
+    return [
+        t for a, value in pairs if a.alias_info is not None and a.alias_info.is_write for t in _tensors(value)
+    ]
 
 
 def _sharded_axes(tensor: DTensor) -> list[str]:

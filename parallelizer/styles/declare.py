@@ -148,6 +148,13 @@ for _declaration in (
         defaults={"grad": "partial"},
     ),
     StyleDeclaration(
+        "local-random",
+        "params",
+        "tp",
+        "draw random numbers of each rank's own, for dropout of what is split",
+        {"axis": _AXIS},
+    ),
+    StyleDeclaration(
         "prepare-input",
         "io",
         "tp",
@@ -215,6 +222,27 @@ for _declaration in (
             )
         },
         defaults={"mode": "full"},
+    ),
+    StyleDeclaration(
+        "compile",
+        "compile",
+        None,
+        "compile forward and backward by torch.compile",
+        {
+            "backend": OptionKind(
+                "choice",
+                "what makes the code; eager and aot_eager need no compiler",
+                ("inductor", "aot_eager", "eager"),
+            ),
+            "mode": OptionKind(
+                "choice", "how hard inductor tries", ("default", "max-autotune-no-cudagraphs")
+            ),
+            "dynamic": OptionKind(
+                "bool", "true: one code for all sizes; false: one for each; else as torch finds out"
+            ),
+            "fullgraph": OptionKind("bool", "refuse what would break the graph"),
+        },
+        defaults={"backend": "inductor", "mode": "default", "fullgraph": "false"},
     ),
     StyleDeclaration(
         "fsdp",

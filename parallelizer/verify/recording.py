@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from parallelizer.compiled import seen_from_outside
 from parallelizer.torch_private import tree_leaves
 
 Tensors = dict[str, torch.Tensor]
@@ -29,6 +30,8 @@ class ModuleFailed(RuntimeError):
 def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]) -> Iterator[None]:
     """Append what the modules compute meanwhile: of each the first output tensor and its gradient, by its path
     in order of execution, of its first call. Raises ModuleFailed.
+
+    A compiled module is recorded from outside alone: hooks inside would be compiled too, and cut what is compiled.
     """
     new_outputs: Tensors = {}
     new_gradients: Tensors = {}
@@ -52,8 +55,9 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
     def _keep(path: str, gradient: torch.Tensor) -> None:
         new_gradients.setdefault(path, local_part(gradient.detach()))
 
-    handles = [module.register_forward_hook(keep(path)) for path, module in model.named_modules() if path]
-    inside, more = _following(model)
+    modules = dict(seen_from_outside(model))
+    handles = [module.register_forward_hook(keep(path)) for path, module in modules.items() if path]
+    inside, more = _following(model, modules)
     handles += more
     try:
         yield
@@ -66,7 +70,7 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
             handle.remove()
 
 
-def _following(model: nn.Module) -> tuple[list[str], list[RemovableHandle]]:
+def _following(model: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[list[str], list[RemovableHandle]]:
     """The modules whose forward is under way, outermost first, kept up to date; empty in backward, where a
     checkpoint begins forwards that it does not end.
     """
@@ -83,7 +87,6 @@ def _following(model: nn.Module) -> tuple[list[str], list[RemovableHandle]]:
         if inside:
             inside.pop()
 
-    modules = dict(model.named_modules())
     # Before every other hook of the module, and behind all that there are: these may be what fails.
     handles = [
         module.register_forward_pre_hook(begin(path), prepend=True) for path, module in modules.items()

@@ -97,8 +97,10 @@ def _tensor_parallel(c: Case, size: int) -> Iterator[tuple[str, str, str, int, i
     # embedding before and the output behind: 2L + 1 times a sum goes out, 2L + 1 times the whole comes in.
     blocks, again = c.accumulate * (2 * c.layers + 1), c.accumulate * c.layers * c.checkpoint
     stream = c.rows * (c.tokens // c.cp) * WIDTH * size
-    logits = c.rows * (c.tokens // c.cp) * VOCABULARY * size
-    yield "forward", "tp", "all_gather", c.accumulate, logits, c.tp
+    # Logits stay sharded: the loss exchanges a maximum and two terms for each token, in float32.
+    tokens = c.rows * (c.tokens // c.cp) * 4
+    yield "loss", "tp", "all_reduce", c.accumulate, tokens, c.tp
+    yield "loss", "tp", "all_reduce", c.accumulate, 2 * tokens, c.tp
     # A checkpoint's recomputation stops where nothing more is needed: before the last sum of a layer.
     if c.sequence_parallel:
         yield "forward", "tp", "all_gather", blocks, stream, c.tp

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parallelizer.simulate.ledger import Entry, totals
-from tests.simulate.closed_forms import HEAD, KV_HEADS, VOCABULARY, WIDTH, Case, Sums, expected
+from tests.simulate.closed_forms import HEAD, KV_HEADS, WIDTH, Case, Sums, expected
 from tests.simulate.setups import setup_of, traced
 
 
@@ -37,22 +37,23 @@ def test_tensor_and_sequence_parallelism(layers: int, tp: int, checkpoint: bool)
     if checkpoint:
         # Recomputation gathers twice more in a layer, and sums once more: it stops before the sum at the
         # layer's end, which nothing in backward needs.
-        assert (len(gathers), len(scatters)) == (6 * layers + 3, 5 * layers + 2)
+        assert (len(gathers), len(scatters)) == (6 * layers + 2, 5 * layers + 2)
     else:
-        assert (len(gathers), len(scatters)) == (4 * layers + 3, 4 * layers + 2)
-    stream, logits = (case.rows * case.tokens * width * 4 for width in (WIDTH, VOCABULARY))
-    # All carry B x S x d, but for one: the plan's `output: replicate` gathers the logits.
-    assert sorted({e.payload_bytes for e in (*gathers, *scatters)}) == sorted({stream, logits})
-    assert len(of(entries, payload_bytes=logits)) == 1
+        assert (len(gathers), len(scatters)) == (4 * layers + 2, 4 * layers + 2)
+    stream = case.rows * case.tokens * WIDTH * 4
+    # All carry B x S x d; logits stay sharded, and the loss sends three numbers for each token.
+    assert {e.payload_bytes for e in (*gathers, *scatters)} == {stream}
+    loss = of(entries, kind="all_reduce", phase="loss")
+    assert [e.payload_bytes for e in loss] == [case.rows * case.tokens * 4 * n for n in (1, 2)]
     for layer in range(layers):
         inside = [e for e in entries if e.module.startswith(f"layers.{layer}.") and e.phase != "clip"]
         assert len(of(tuple(inside), kind="all_gather", payload_bytes=stream)) == (6 if checkpoint else 4)
         assert len(of(tuple(inside), kind="reduce_scatter", payload_bytes=stream)) == (5 if checkpoint else 4)
         assert len(inside) == (11 if checkpoint else 8)
-    norms = of(entries, kind="all_reduce", payload_bytes=WIDTH * 4)
+    norms = [e for e in of(entries, kind="all_reduce", payload_bytes=WIDTH * 4) if e not in loss]
     assert len(norms) == 2 * layers + 1 and {e.module.rpartition("norm")[1:] for e in norms} == {("norm", "")}
     [last] = of(entries, kind="all_reduce", payload_bytes=4)  # the gradient norm
-    assert len(entries) == len(gathers) + len(scatters) + len(norms) + 1 and last == entries[-1]
+    assert len(entries) == len(gathers) + len(scatters) + len(norms) + len(loss) + 1 and last == entries[-1]
 
 
 def bytes_of(case: Case) -> tuple[int, int]:

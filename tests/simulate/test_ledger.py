@@ -51,8 +51,9 @@ def whole_step(layers: int, checkpoint: bool) -> Iterator[Told]:
         yield "forward", "dp_shard", "all_gather", f"layers.{layer}", "layers.*", False
         for kind, module, rule in forward(layer):
             yield "forward", "tp", kind, module, rule, False
-    for _ in ("its input", "the logits"):
-        yield "forward", "tp", "all_gather", "output", "output", False
+    yield "forward", "tp", "all_gather", "output", "output", False
+    for _ in ("the maxima", "the terms"):
+        yield "loss", "tp", "all_reduce", "", None, False
     # FSDP gathers the layer that comes next before the one that runs: `output` runs beside the first.
     yield "backward", "dp_shard", "all_gather", f"layers.{layers - 1}", "layers.*", True
     yield "backward", "tp", "reduce_scatter", "output", "output", False

@@ -1,0 +1,66 @@
+"""What lies inside a compiled module and cannot be compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.styles.sizes import TENSOR_AXES
+
+if TYPE_CHECKING:
+    from parallelizer.program import Application, Compilation
+
+
+def compiled_regions(state: Compilation) -> Iterator[Diagnostic]:
+    """FSDP's units gather around compiled code and not in it; and torch 2.13 cannot compile a recomputation that has
+    DTensors in it, whose meshes it takes for tensors to save. One finding for each pair of rules.
+    """
+    compiled = [a for a in state.applications if a.slot == "compile"]
+    if not compiled:
+        return
+    laid_out = [
+        a.module
+        for a in state.applications
+        if a.slot in ("params", "io") and any(axis in TENSOR_AXES for axis in a.axes)
+    ]
+    told = set()
+    for inner in state.applications:
+        if inner.slot not in ("checkpoint", "fsdp"):
+            continue
+        if inner.slot == "checkpoint" and not any(_within(path, inner.module) for path in laid_out):
+            continue
+        around = next((c for c in compiled if _holds(c, inner)), None)
+        if around is None or (pair := (inner.rule.span, around.rule.span)) in told:
+            continue
+        told.add(pair)
+        where = around.module or "the root"
+        if inner.slot == "fsdp":
+            message = f"fsdp on {inner.module} is inside {where}, which is compiled: it would gather in compiled code"
+            help_text = "compile what fsdp stands on, or modules inside it"
+        else:
+            message = (
+                f"checkpoint on {inner.module or 'the root'} is compiled with {where}, and tensor parallelism is inside: "
+                "torch cannot compile the recomputation of DTensors"
+            )
+            help_text = "recompute around what is compiled: give `compile` to modules inside those that have `checkpoint`"
+        yield Diagnostic(
+            "compiled-region",
+            message,
+            inner.rule.span,
+            help_text,
+            related=(Related(around.rule.span, f"this compiles {where}"),)
+            if around.rule.span != inner.rule.span
+            else (),
+        )
+
+
+def _holds(around: Application, inner: Application) -> bool:
+    """Whether what `inner` does to its module comes to lie in compiled code."""
+    if inner.slot == "fsdp":  # around the compiled code of its own module
+        return inner.module != around.module and _within(inner.module, around.module)
+    return _within(inner.module, around.module)
+
+
+def _within(path: str, around: str) -> bool:
+    return path == around or not around or path.startswith(f"{around}.")

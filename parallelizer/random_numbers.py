@@ -1,0 +1,83 @@
+"""Random numbers of a parallel model: equal where ranks hold the same, independent where they hold parts.
+
+Ranks of a tensor axis hold most tensors alike, and must drop the same of them: their default generators are seeded alike,
+and advance alike. Ranks of the data axes and of `cp` hold other tokens: `seed_ranks` seeds them otherwise. What is split
+over a tensor axis, features between two linears, heads, the sequence of a residual stream, needs draws of each rank's
+own there, and nothing in a plain tensor tells: the plan does, by the style `local-random` (Megatron-LM's
+model-parallel generator). Inside, the generator is seeded by one number of the default one and the rank's place on the
+axis, and put back behind. So the default generators stay equal, and a checkpoint, which puts the default generator back
+before it recomputes, draws the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallelizer.context.dropout import draw_seed
+from parallelizer.forwards import wrap_forward
+from parallelizer.initialize import derived_seed
+from parallelizer.mesh import batch_rank, describe
+
+_axes: list[str] = []
+
+
+def seed_ranks(mesh: DeviceMesh, seed: int) -> None:
+    """Seed torch's default generators: alike on ranks that see the same tokens, independently on all others.
+
+    On one rank, and wherever no axis deals out tokens, this is `torch.manual_seed(seed)`. Call it once, on every rank,
+    before training. Raises ValueError for axes that have other names than ours.
+    """
+    sizes, place = describe(mesh).sizes, batch_rank(mesh)[0]
+    part = mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0
+    torch.manual_seed(seed if place == part == 0 else derived_seed(seed, f"tokens of {place}, part {part}"))
+
+
+def drawing_apart() -> tuple[str, ...]:
+    """The axes whose ranks draw numbers of their own in the module that is running."""
+    return tuple(_axes)
+
+
+def draw_apart(module: nn.Module, mesh: DeviceMesh, axis: str) -> None:
+    """From now on the module's forward draws its random numbers independently on each rank of a mesh of one axis."""
+    rank = mesh.get_local_rank()
+
+    @torch.compiler.disable
+    def around(
+        module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        seed = draw_seed(rank)
+        _axes.append(axis)
+        try:
+            with _seeded(seed, _device((args, kwargs))) if seed is not None else nullcontext():
+                return forward(*args, **kwargs)
+        finally:
+            _axes.pop()
+
+    wrap_forward(module, around)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device | None) -> Iterator[None]:
+    """The default generators of the CPU and of a device seeded; as they were before behind it."""
+    devices = [device] if device is not None else []
+    kind = device.type if device is not None else "cuda"
+    with torch.random.fork_rng(devices, device_type=kind):
+        torch.default_generator.manual_seed(seed)
+        if device is not None:
+            with torch.get_device_module(device).device(device):
+                torch.get_device_module(device).manual_seed(seed)
+        yield
+
+
+def _device(arguments: Any) -> torch.device | None:
+    """The device that the module works on, unless it is the CPU."""
+    from parallelizer.torch_private import tree_leaves
+
+    tensors = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
+    return next((t.device for t in tensors if t.device.type not in ("cpu", "meta")), None)

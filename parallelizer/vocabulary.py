@@ -1,0 +1,142 @@
+"""Losses on logits that lie sharded over the vocabulary: no rank ever holds a row of them whole.
+
+The cross entropy is the vocabulary-parallel one of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3):
+ranks exchange numbers of tokens, never of logits. For one token with logits z and the label t,
+
+    loss = log(sum_v exp(z_v - m)) - (z_t - m),    m = max_v z_v,    d loss / d z_v = softmax(z)_v - [v = t]
+
+where the maximum and both terms come from each rank's own columns, by one all-reduce for the maximum and one for
+the two terms together; backward sends nothing. Torch's `loss_parallel`, which does the same for any
+`F.cross_entropy` on DTensors, is a context that backward must run in too; it sends three and keeps a float32
+softmax of the logits. It serves losses that are not ours.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import loss_parallel
+
+from parallelizer import torch_private
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -> Tensor:
+    """The sum of the tokens' losses in nats, a plain scalar: float64 for float64 logits, else float32.
+
+    `logits` [..., vocabulary] are a plain tensor, or a DTensor that lies in any way: sharded over the vocabulary,
+    evenly or not, they stay so. `labels` [...] are int64, with `ignore_index` where nothing is learnt; the sum is 0
+    where they all are. Collective over the axis that the vocabulary lies on, whose ranks give the same labels.
+    Raises RuntimeError, or IndexError for plain logits, for a label that is no column.
+    """
+    labels = labels.flatten()
+    if isinstance(logits, DTensor):
+        logits = _by_vocabulary(logits)
+        axis = next((i for i, p in enumerate(logits.placements) if isinstance(p, Shard)), None)
+        local = logits.to_local().flatten(0, -2)
+        if axis is not None:
+            mesh, columns = logits.device_mesh, logits.shape[-1]
+            first = _first_column(local.shape[-1], columns, mesh.size(axis), mesh.get_local_rank(axis))
+            total: Tensor = _VocabularyParallel.apply(
+                local, labels, first, columns, ignore_index, mesh.get_group(axis)
+            )
+            return total
+        logits = local
+    rows = logits.flatten(0, -2).to(_wide(logits))
+    return F.cross_entropy(rows, labels, ignore_index=ignore_index, reduction="sum")
+
+
+def taken_sharded(output: Any) -> AbstractContextManager[None]:
+    """Around a loss and its backward: `F.cross_entropy` takes a model's output that lies sharded over the vocabulary.
+
+    Nothing for plain tensors. The output itself is not held.
+    """
+    return loss_parallel() if is_sharded(output) else nullcontext()
+
+
+def is_sharded(output: Any) -> bool:
+    """Whether a model's output has DTensors in it."""
+    return any(isinstance(tensor, DTensor) for tensor in torch_private.tree_leaves(output))
+
+
+def plain(value: Tensor) -> Tensor:
+    """What a loss returned as a plain tensor: computed from DTensors it may be one itself. Collective then."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _by_vocabulary(logits: DTensor) -> DTensor:
+    """The logits sharded over their last dimension on at most one axis, and whole on all others."""
+    last = Shard(logits.ndim - 1)
+    kept = next((i for i, p in enumerate(logits.placements) if p == last), None)
+    return logits.redistribute(
+        placements=[last if i == kept else Replicate() for i in range(len(logits.placements))]
+    )
+
+
+def _first_column(held: int, columns: int, ranks: int, rank: int) -> int:
+    """The first column that a rank holds: DTensor deals out as `torch.chunk` does."""
+    chunk = -(-columns // ranks)
+    first = min(rank * chunk, columns)
+    if held != min(chunk, columns - first):
+        raise ValueError(
+            f"rank {rank} of {ranks} holds {held} of {columns} columns, which is not DTensor's share"
+        )
+    return first
+
+
+class _VocabularyParallel(torch.autograd.Function):
+    """Local logits [tokens, local columns] of any floating dtype, labels [tokens] -> the sum of the losses."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        first: int,
+        columns: int,
+        ignored: int,
+        group: dist.ProcessGroup,
+    ) -> Tensor:
+        """Two all-reduces, of [tokens] and [2, tokens]."""
+        counts = labels != ignored
+        torch_private.assert_all(
+            ~counts | ((labels >= 0) & (labels < columns)), "a label is no column of the logits"
+        )
+        shifted = logits.to(_wide(logits), copy=True)
+        held = shifted.shape[-1]
+        largest = shifted.amax(-1) if held else shifted.new_full(labels.shape, -torch.inf)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        shifted.sub_(largest[:, None])
+        column, here = labels - first, (labels >= first) & (labels < first + held)
+        own = (
+            shifted.gather(-1, column.clamp(0, held - 1)[:, None])[:, 0]
+            if held
+            else torch.zeros_like(largest)
+        )
+        terms = torch.stack([shifted.exp_().sum(-1), own.where(here, 0)])
+        dist.all_reduce(terms, group=group)
+        log_sum = terms[0].log()
+        ctx.save_for_backward(logits, column, here, counts, largest + log_sum)
+        return (log_sum - terms[1]).where(counts, 0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The softmax again, from the logits, which are held anyhow."""
+        logits, column, here, counts, log_sum_exp = ctx.saved_tensors
+        gradient = logits.to(_wide(logits), copy=True).sub_(log_sum_exp[:, None]).exp_()
+        if held := gradient.shape[-1]:
+            one = here.to(gradient.dtype)[:, None]
+            gradient.scatter_add_(-1, column.clamp(0, held - 1)[:, None], -one)
+        gradient.mul_(gradients[0].where(counts, 0)[:, None])
+        return gradient.to(logits.dtype), None, None, None, None, None
+
+
+def _wide(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

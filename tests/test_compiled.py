@@ -1,0 +1,124 @@
+"""Compiled modules under plans: a sharded, compiled step computes what an unsharded, uncompiled one computes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallelizer.compiled import compile_forward, seen_from_outside
+from tests.findings import findings, mesh_of
+from tests.parity import VOCAB, Case, Errors, asked_for, assert_exact, compare, plan
+from tests.test_step import llama
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.second = nn.LayerNorm(24), nn.LayerNorm(24)
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        q, k, v = (p(normed).unflatten(-1, (-1, 6)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Small(nn.Module):
+    """Tokens to logits, by two blocks that are compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 24), nn.Linear(24, VOCAB)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+COMPILE = "{style: compile, backend: aot_eager}"
+TENSOR = """
+  embed: {style: rowwise, output: shard(1)}
+  blocks.*.{norm,second}: {style: sequence, local: false}
+  blocks.*.{q,k,v}: {style: colwise, input: shard(1)}
+  blocks.*.up: {style: colwise, input: shard(1)}
+  blocks.*.{o,down}: {style: rowwise, output: shard(1)}
+  head: {style: colwise, input: shard(1), output: shard(-1), local: false}
+"""
+CASES = [
+    Case("tp2 around all styles", plan(f"rules:\n  blocks.*: {COMPILE}{TENSOR}"), {"tp": 2}, Small),
+    Case(
+        "cp2 recomputed inside",
+        plan(
+            f"rules:\n  blocks.*: [checkpoint, context-parallel, {COMPILE}, fsdp]\n  '': fsdp\n"
+            "buffers: {batch: {input_ids: 1, labels: 1}}"
+        ),
+        {"cp": 2}, Small,
+    ),
+    Case(
+        "fsdp2 inside its units", plan(f"rules: {{blocks.*: [{COMPILE}, fsdp], '': fsdp}}"), {"dp_shard": 2}, Small,
+        accumulate=2,
+    ),
+    Case(
+        "tp2 inside what is recomputed",
+        plan(f"rules:\n  blocks.*: checkpoint\n  blocks.*.{{up,down,o}}: {COMPILE}{TENSOR}"), {"tp": 2}, Small,
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
+    return compare(asked_for(CASES, request))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_a_compiled_step_computes_what_one_process_does(
+    name: str, on_2_ranks: dict[str, Errors | str]
+) -> None:
+    assert_exact(on_2_ranks[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "code"),
+    [
+        ("layers.*: [checkpoint, compile]", {"tp": 2}, "compiled-region"),
+        ("layers.*: [checkpoint, compile]", {"dp_shard": 2}, None),
+        ("layers.*: checkpoint, layers.*.feed_forward: compile", {"tp": 2}, None),
+        ("layers.*.feed_forward: checkpoint, layers.*: compile", {"tp": 2}, "compiled-region"),
+        ("layers.*.feed_forward: fsdp, layers.*: compile", {"dp_shard": 2}, "compiled-region"),
+        ("layers.*: [compile, fsdp]", {"dp_shard": 2}, None),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(text: str, sizes: dict[str, int], code: str | None) -> None:
+    tensor = '"layers.*.{attention.wo,feed_forward.w2}": rowwise, "layers.*.{attention.w[qkv],feed_forward.w[13]}": colwise, '
+    rules = (tensor if "tp" in sizes else '"": fsdp, ') + text
+    found = findings("rules: {" + rules.replace("layers.*", '"layers.*', 0) + "}", llama(), mesh_of(**sizes))
+    assert [d.code for d in found if d.severity == "error"] == ([code] if code else [])
+
+
+def test_names_signature_and_copies_stay() -> None:
+    model = Small()
+    names = [n for n, _ in model.named_parameters()]
+    signature = inspect.signature(model.blocks[0].forward)
+    compile_forward(model.blocks[0], {"backend": "eager"})
+    assert [n for n, _ in model.named_parameters()] == names
+    assert inspect.signature(model.blocks[0].forward) == signature
+    twin = copy.deepcopy(model.blocks[0])
+    with torch.no_grad():
+        twin.down.weight.zero_()
+    x = torch.randn(1, 3, 24)
+    assert not torch.equal(twin(x), model.blocks[0](x))
+    outside = [path for path, _ in seen_from_outside(model)]
+    assert "blocks.0" in outside and "blocks.1.up" in outside and "blocks.0.up" not in outside

@@ -1,0 +1,125 @@
+"""Dropout on ranks: other masks on parts of a tensor, one mask on what all hold, the same again when recomputed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import parallelizer as pz
+from parallelizer.plan import Mesh
+from tests.parity import VOCAB, plan, token_batch, token_loss
+from tests.ranks import run_ranks
+
+P = 0.25
+WIDTH = 4096
+
+
+class Dropping(nn.Module):
+    """Drops features that are split over tp, and the stream, which is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 16), nn.Linear(16, VOCAB)
+        self.up, self.drop, self.down = nn.Linear(16, WIDTH), nn.Dropout(P), nn.Linear(WIDTH, 16)
+        self.whole = nn.Dropout(P)
+        self.masks: dict[str, Tensor] = {}
+        for name in ("drop", "whole"):
+            self.get_submodule(name).register_forward_hook(self._keep(name))
+
+    def _keep(self, name: str):  # type: ignore[no-untyped-def]
+        def hook(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+            self.masks[name] = (output != 0).detach()
+
+        return hook
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        hidden = self.drop(1 + F.relu(self.up(self.embed(input_ids))))
+        logits: Tensor = self.head(self.whole(self.down(hidden)))
+        return logits
+
+
+RULES = "up: colwise, down: rowwise, drop: local-random, head: {style: replicate, grad: replicate}"
+
+
+def run(sizes: dict[str, int], rules: str, steps: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The masks of the first step, and the parameters after the last, of this rank."""
+    mesh = pz.build_mesh(Mesh(sizes), "cpu")
+    with torch.device("meta"):
+        model = Dropping()
+    pz.parallelize(model, plan(f"rules: {{{rules}}}"), mesh)
+    pz.materialize(model, device="cpu", seed=3)
+    pz.seed_ranks(mesh, 7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    masks: dict[str, Tensor] = {}
+    for _ in range(steps):
+        pz.train_step(model, token_batch(), token_loss, optimizer)
+        masks = masks or dict(model.masks)
+    params = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in model.named_parameters()}
+    return masks, {n: p.detach().clone() for n, p in params.items()}
+
+
+def on_all(value: Tensor) -> list[Tensor]:
+    """What every rank has of it."""
+    parts = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, value.contiguous())
+    return parts
+
+
+@pytest.mark.ranks
+def test_parts_are_dropped_apart_and_replicas_alike() -> None:
+    def worker() -> None:
+        masks, params = run({"tp": 2}, RULES, steps=2)
+        one, other = on_all(masks["drop"].to(torch.uint8))
+        assert abs((one == other).double().mean() - (P**2 + (1 - P) ** 2)) < 5e-3  # independent
+        for mask in (one, other):
+            assert abs(mask.double().mean() - (1 - P)) < 5e-3
+        one, other = on_all(masks["whole"].to(torch.uint8))
+        assert torch.equal(one, other) and 0 < one.double().mean() < 1
+        for name, param in params.items():  # replicas do not drift
+            one, other = on_all(param)
+            assert torch.equal(one, other), name
+        again, values = run({"tp": 2}, RULES, steps=2)
+        assert all(torch.equal(again[n], masks[n]) for n in masks)
+        assert all(torch.equal(values[n], params[n]) for n in params)
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+def test_a_recomputation_drops_the_same() -> None:
+    def worker() -> None:
+        _, params = run({"tp": 2}, RULES)
+        _, recomputed = run({"tp": 2}, f"'': checkpoint, {RULES}")
+        assert all(torch.equal(params[n], recomputed[n]) for n in params)
+        _, forgotten = run({"tp": 2}, RULES.replace("drop: local-random, ", ""))
+        assert not torch.equal(params["up.weight"], forgotten["up.weight"])
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axis", ["dp_shard", "dp_replicate", "cp"])
+def test_ranks_with_other_tokens_draw_other_numbers(axis: str) -> None:
+    def worker() -> None:
+        mesh = pz.build_mesh(Mesh({axis: 2}), "cpu")
+        pz.seed_ranks(mesh, 7)
+        one, other = on_all(torch.rand(100))
+        assert not (one == other).any()
+        torch.manual_seed(7)
+        assert torch.equal(one, torch.rand(100))  # the first rank draws as one device does
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+def test_the_default_generators_stay_equal_behind_it() -> None:
+    def worker() -> None:
+        run({"tp": 2}, RULES)
+        one, other = on_all(torch.rand(100))
+        assert torch.equal(one, other)
+
+    run_ranks(worker, 2)
