@@ -20,3 +20,13 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
     logits = output.flatten(0, 1).float()
     loss = F.cross_entropy(logits, labels.flatten(0, 1), ignore_index=IGNORED, reduction="sum")
     return loss, (labels != IGNORED).sum()
+
+
+def classification(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of whole rows in nats (float32 scalar), and the number of rows (int64 scalar).
+
+    `output` holds logits [B, classes]; `batch["labels"]` is int64 [B], with -100 where nothing is learnt.
+    """
+    labels = batch["labels"]
+    loss = F.cross_entropy(output.float(), labels, ignore_index=IGNORED, reduction="sum")
+    return loss, (labels != IGNORED).sum()
