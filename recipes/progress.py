@@ -32,7 +32,9 @@ class Progress:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 *([BarColumn()] if wide else []),
-                TextColumn(f"loss {{task.fields[loss]}}  {{task.fields[rate]}} {self.unit}/s{{task.fields[validation]}}"),
+                TextColumn(
+                    f"loss {{task.fields[loss]}}  {{task.fields[rate]}} {self.unit}/s{{task.fields[validation]}}"
+                ),
                 *([TimeElapsedColumn()] if wide else []),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),

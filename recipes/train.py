@@ -90,7 +90,10 @@ def train(job: Job) -> Result:
     started = time.monotonic()
     losses = []
     leads = dist.get_rank() == 0
-    with Progress(settings, quiet=not leads, unit=job.data.unit) as progress, _metrics(job.folder, leads) as metrics:
+    with (
+        Progress(settings, quiet=not leads, unit=job.data.unit) as progress,
+        _metrics(job.folder, leads) as metrics,
+    ):
         for step in range(settings.steps):
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)

@@ -1,4 +1,4 @@
-"""Where batches come from: text (`stdlib`, `text`, `halves`), which is `Data` that the `loader` cuts batches out of, and `images`."""
+"""Where batches come from: `images`, or text (`stdlib`, `text`, `halves`), out of which the `loader` cuts them."""
 
 from recipes.data.corpus import Data, build_data
 from recipes.data.source import Source

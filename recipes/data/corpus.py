@@ -78,7 +78,9 @@ def build_data(config: DictConfig) -> Source:
 
 def unbuildable(reason: str) -> PlanError:
     """What is raised for a `_target_` that does not exist, refuses its arguments, or gives something else."""
-    help = "data._target_ names a function that returns a recipes.data.Source; the other keys are its arguments"
+    help = (
+        "data._target_ names a function that returns a recipes.data.Source; the other keys are its arguments"
+    )
     return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
 
 

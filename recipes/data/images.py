@@ -32,7 +32,9 @@ class Images(Source):
 
     @property
     def baseline(self) -> Baseline:
-        return Baseline(math.log(self.classes), f"the entropy of {self.classes} equally frequent classes", "nats an image")
+        return Baseline(
+            math.log(self.classes), f"the entropy of {self.classes} equally frequent classes", "nats an image"
+        )
 
     def check_fits(self, seq_len: int) -> None:
         """There are as many as anybody wants."""

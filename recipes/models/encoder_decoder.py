@@ -135,9 +135,7 @@ class DecoderBlock(nn.Module):
 class Stack(nn.Module):
     """Blocks, the bias that all of them share, and the last norm. With `memory` it is a decoder."""
 
-    def __init__(
-        self, blocks: list[EncoderBlock] | list[DecoderBlock], bias: RelativeBias, dim: int
-    ) -> None:
+    def __init__(self, blocks: list[EncoderBlock] | list[DecoderBlock], bias: RelativeBias, dim: int) -> None:
         super().__init__()
         self.bias = bias
         self.blocks = nn.ModuleList(blocks)

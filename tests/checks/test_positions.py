@@ -130,7 +130,9 @@ def test_a_table_of_distances_needs_no_row_for_each_token() -> None:
 
 def test_a_rule_that_only_gathers_does_not_make_the_batch_begin_whole() -> None:
     plan = PLAN + "}"
-    gathers = plan.replace("rules: {", "rules: {embed: {style: prepare-output, axis: cp, output: shard(1) -> replicate}, ")
+    gathers = plan.replace(
+        "rules: {", "rules: {embed: {style: prepare-output, axis: cp, output: shard(1) -> replicate}, "
+    )
     assert [d.code for d in findings(gathers, Counts, CP, workload=work())] == ["local-positions"]
 
 

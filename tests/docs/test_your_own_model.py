@@ -23,7 +23,7 @@ FAILING = "norm2: none"
 
 FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", TEXT, re.S))
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
-SHOWN = {command: output for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M)}
+SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
 PLAN = "mine/plans/my_gpt.yaml"
 
 
@@ -63,7 +63,9 @@ def test_links_lead_somewhere() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", taking_turns([c for c in SHOWN if " > " not in c], always=filter(is_cheap, SHOWN)))
+@pytest.mark.parametrize(
+    "command", taking_turns([c for c in SHOWN if " > " not in c], always=filter(is_cheap, SHOWN))
+)
 def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
     more = " train.steps=1 train.eval_batches=1" if "recipes.train" in command else ""
     done = run(command + more, here)

@@ -42,7 +42,10 @@ def test_ranks_rows_are_those_of_the_global_batch(build) -> None:  # type: ignor
 
 def test_an_image_s_stripes_lie_as_its_label_says() -> None:
     batch = images.load(size=32, classes=2, noise=0.1).training_batch(0, batch_size=16, seq_len=1, seed=0)
-    along = batch["images"].diff(dim=2).abs().mean((1, 2, 3)), batch["images"].diff(dim=3).abs().mean((1, 2, 3))
+    along = (
+        batch["images"].diff(dim=2).abs().mean((1, 2, 3)),
+        batch["images"].diff(dim=3).abs().mean((1, 2, 3)),
+    )
     assert torch.equal((along[0] > along[1]).long(), batch["labels"])
     assert set(batch["labels"].tolist()) == {0, 1}
 

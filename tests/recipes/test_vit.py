@@ -11,7 +11,15 @@ from torch import Tensor
 from recipes.losses import classification
 from recipes.models.vit import VisionTransformer
 
-SIZES = {"image_size": 8, "patch_size": 4, "num_classes": 5, "dim": 12, "depth": 2, "num_heads": 3, "hidden_dim": 20}
+SIZES = {
+    "image_size": 8,
+    "patch_size": 4,
+    "num_classes": 5,
+    "dim": 12,
+    "depth": 2,
+    "num_heads": 3,
+    "hidden_dim": 20,
+}
 
 
 def filled(**more: object) -> VisionTransformer:

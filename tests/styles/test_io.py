@@ -224,8 +224,12 @@ def test_calls() -> None:
             model(lambda m: m.block((x, x), x))
         done.append("a tuple")
 
-        model = applied(rules("block: {style: prepare-input, input: {x: replicate -> shard(1)}, local: true}"))
-        with pytest.raises(RuntimeError, match=r"at Block cannot be split along dimension 1 into equal parts over tp=2"):
+        model = applied(
+            rules("block: {style: prepare-input, input: {x: replicate -> shard(1)}, local: true}")
+        )
+        with pytest.raises(
+            RuntimeError, match=r"at Block cannot be split along dimension 1 into equal parts over tp=2"
+        ):
             model(lambda m: m.block(torch.randn(2, 5, WIDTH), x))
         done.append("parts of unequal sizes")
 
