@@ -187,6 +187,10 @@ class _Watch(TorchFunctionMode):
             return
         if func is F.embedding and len(taken) > 1 and by and id(taken[1]) in self.tables:
             kind, name = self.tables[id(taken[1])]
+            if (
+                taken[0].shape.count(self.length) > 1
+            ):  # for pairs of tokens: a row for each distance, or bucket of them
+                return
             yield Source(kind, name, self.inside[-1], 0, taken[1].shape[0])
         elif func in _CUTS and taken and id(taken[0]) in self.tables and self.length in result.shape:
             kind, name = self.tables[id(taken[0])]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.plan import Mesh, Option, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
+from parallelizer.plan import Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
 from parallelizer.styles.base import ParamPlacements
 from parallelizer.styles.packing import Packing
 from parallelizer.workload import Workload
@@ -47,6 +47,18 @@ class Application:
     arrives: Mapping[str, Placement] = field(default_factory=dict)
     axis: str | None = None
     act: ParallelStyle | None = None
+
+    def splits_sequence(self) -> bool:
+        """Whether it splits a sequence over `cp` that is whole until then: the batch is not split already."""
+        if self.slot != "io" or "cp" not in self.axes:
+            return False
+        arriving, leaving = (self.options.get(name) or {} for name in ("input", "output"))
+        splits = [any(_wants_part(flow) for flow in flows.values()) for flows in (arriving, leaving)]
+        return splits[0] or (splits[1] and not arriving)
+
+
+def _wants_part(flow: Flow) -> bool:
+    return flow.wanted is not None and flow.wanted.dim is not None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class Workload:
     accumulate: int = 1
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
 
+    def has_sequence(self) -> bool:
+        """Whether any entry counts tokens; true where nothing is said of entries."""
+        return not self.entries or any(entry.sequence_dim() is not None for entry in self.entries.values())
+
     def example(
         self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0
     ) -> dict[str, torch.Tensor]:

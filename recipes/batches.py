@@ -6,8 +6,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 import parallelizer as pz
-from recipes.data import Data
-from recipes.data.loader import evaluation_batches, global_batch
+from recipes.data import Source
 from recipes.settings import Settings
 
 
@@ -16,7 +15,7 @@ class Batches:
 
     def __init__(
         self,
-        data: Data,
+        data: Source,
         plan: pz.Plan,
         workload: pz.Workload,
         settings: Settings,
@@ -33,9 +32,8 @@ class Batches:
         rows = work.batch_size // work.accumulate // self.ranks
         for part in range(work.accumulate):
             first = (part * self.ranks + self.index) * rows
-            batch = global_batch(
-                self.data.train,
-                step=step,
+            batch = self.data.training_batch(
+                step,
                 batch_size=work.batch_size,
                 seq_len=work.seq_len,
                 seed=self.settings.seed,
@@ -48,8 +46,7 @@ class Batches:
         """The same held-out tokens every time."""
         work = self.workload
         rows = work.batch_size // self.ranks
-        batches = evaluation_batches(
-            self.data.heldout,
+        batches = self.data.heldout_batches(
             batch_size=work.batch_size,
             seq_len=work.seq_len,
             count=self.settings.eval_batches,

@@ -20,8 +20,8 @@ WIDE = 90
 class Progress:
     """Loss, tokens a second and time to go."""
 
-    def __init__(self, settings: Settings, *, quiet: bool) -> None:
-        self.settings, self.quiet = settings, quiet
+    def __init__(self, settings: Settings, *, quiet: bool, unit: str = "tokens") -> None:
+        self.settings, self.quiet, self.unit = settings, quiet, unit
         self.bar: Bar | None = None
 
     def __enter__(self) -> Progress:
@@ -32,7 +32,9 @@ class Progress:
                 TextColumn("step"),
                 MofNCompleteColumn(),
                 *([BarColumn()] if wide else []),
-                TextColumn("loss {task.fields[loss]}  {task.fields[rate]} tokens/s{task.fields[validation]}"),
+                TextColumn(
+                    f"loss {{task.fields[loss]}}  {{task.fields[rate]}} {self.unit}/s{{task.fields[validation]}}"
+                ),
                 *([TimeElapsedColumn()] if wide else []),
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
@@ -57,7 +59,7 @@ class Progress:
         elif not self.quiet and self._is_due(int(measured["step"])):
             step = f"step {int(measured['step']):>{len(str(self.settings.steps))}}/{self.settings.steps}"
             print(
-                f"{step}  loss {loss}  grad norm {measured['grad_norm']:.3f}  {rate} tokens/s{validation}",
+                f"{step}  loss {loss}  grad norm {measured['grad_norm']:.3f}  {rate} {self.unit}/s{validation}",
                 flush=True,
             )
 
@@ -81,13 +83,14 @@ def show_cursor() -> None:
 
 def summary(result: Result, folder: Path) -> None:
     """The last lines of a run."""
-    verdict = "below" if result.validation_loss < result.unigram_entropy else "not yet below"
+    baseline = result.baseline
+    verdict = "below" if result.validation_loss < baseline.loss else "not yet below"
     here = Path.cwd()
     shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
     print(
         f"\ntrained {len(result.losses)} steps in {result.seconds:.1f} s: "
         f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}\n"
-        f"validation loss {result.validation_loss:.4f}, {verdict} the unigram entropy of that text, "
-        f"{result.unigram_entropy:.4f} (nats a byte)\n"
+        f"validation loss {result.validation_loss:.4f}, {verdict} {baseline.name}, "
+        f"{baseline.loss:.4f} ({baseline.unit})\n"
         f"outputs in {shown}"
     )

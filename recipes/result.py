@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from recipes.data.source import Baseline
+
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to: the loss of each step and the held-out one, in nats a token."""
+    """What a run comes to: the loss of each step and the held-out one, in nats a token (or image), and what that is
+    compared with.
+    """
 
     losses: tuple[float, ...]
     validation_loss: float
-    unigram_entropy: float
+    baseline: Baseline
     seconds: float

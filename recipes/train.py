@@ -47,8 +47,8 @@ from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
 from recipes import outcome
 from recipes.batches import Batches, local_device
-from recipes.data import Data, build_data
-from recipes.data.loader import check_fits
+from recipes.data import Data, Source, build_data
+from recipes.data.entries import check_entries
 from recipes.metrics import MetricsWriter
 from recipes.optim import learning_rate
 from recipes.progress import Progress, summary
@@ -65,7 +65,7 @@ class Job:
     setup: pz.Setup
     program: pz.Program
     settings: Settings
-    data: Data
+    data: Source
     folder: Path | None
     weights: Path | None = None
 
@@ -85,12 +85,15 @@ def train(job: Job) -> Result:
         pz.materialize(model, device=device, seed=settings.seed)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
-    tokens = setup.workload.batch_size * setup.workload.seq_len
+    units = setup.workload.batch_size * job.data.units(setup.workload.seq_len)
 
     started = time.monotonic()
     losses = []
     leads = dist.get_rank() == 0
-    with Progress(settings, quiet=not leads) as progress, _metrics(job.folder, leads) as metrics:
+    with (
+        Progress(settings, quiet=not leads, unit=job.data.unit) as progress,
+        _metrics(job.folder, leads) as metrics,
+    ):
         for step in range(settings.steps):
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)
@@ -100,7 +103,7 @@ def train(job: Job) -> Result:
                 "loss": done.loss.item(),
                 "grad_norm": done.grad_norm.item(),
                 "lr": rate,
-                "tokens_per_second": tokens / (time.monotonic() - begun),
+                "tokens_per_second": units / (time.monotonic() - begun),
             }
             losses.append(measured["loss"])
             last = step + 1 == settings.steps
@@ -113,7 +116,7 @@ def train(job: Job) -> Result:
     seconds = time.monotonic() - started
     if settings.save is not None:
         pz.save_pretrained(model, settings.save)
-    return Result(tuple(losses), measured["validation_loss"], job.data.unigram_entropy, seconds)
+    return Result(tuple(losses), measured["validation_loss"], job.data.baseline, seconds)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> float:
@@ -140,7 +143,8 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     if config.dry_run:
         return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
     data = build_data(config.data)
-    check_fits(data, setup.workload.seq_len)
+    data.check_fits(setup.workload.seq_len)
+    check_entries(data, setup, settings.seed)
     return Job(setup, program, settings, data, folder, weights)
 
 

@@ -38,10 +38,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
                 buffer.span,
                 f"its shape is [{', '.join(map(str, entries[name].shape))}]",
             )
-    inside = any(a.slot == "io" and "cp" in a.axes for a in state.applications)
-    if (
-        state.mesh.sizes["cp"] == 1 or inside
-    ):  # inside: the sequence is split by a rule, somewhere in the model
+    if state.mesh.sizes["cp"] == 1 or any(a.splits_sequence() for a in state.applications):
         return
     attention = next((a for a in state.applications if a.slot == "attention"), None)
     if attention is None:

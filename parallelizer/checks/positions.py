@@ -30,8 +30,8 @@ def positions(state: Compilation) -> Iterator[Diagnostic]:
     listed = {name for glob in state.plan.buffers for name in parse_glob(glob).select(buffers)}
     yield from _too_short(sources, listed, work.seq_len, work.spans.get("seq_len"))
     attention = next((a for a in state.applications if a.slot == "attention"), None)
-    inside = any(a.slot == "io" and "cp" in a.axes for a in state.applications)
     # Where a rule splits the sequence somewhere inside, forward begins with all of it.
+    inside = any(a.splits_sequence() for a in state.applications)
     if state.mesh.sizes["cp"] > 1 and attention is not None and not inside:
         # A glob that matches no buffer is reported, and may be meant for one of these.
         if all(parse_glob(glob).select(buffers) for glob in state.plan.buffers):

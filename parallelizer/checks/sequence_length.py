@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
-    """`seq_len` must divide by `2*cp`, and what a cp rank holds by `tp` under sequence parallelism."""
+    """`seq_len` must divide by `2*cp`, and what a cp rank holds by `tp` under sequence parallelism.
+
+    Where no batch entry has a sequence, as with images, its length says nothing of what is cut inside the model.
+    """
     work, cp, tp = state.workload, state.mesh.sizes["cp"], state.mesh.sizes["tp"]
-    if work is None:
+    if work is None or not work.has_sequence():
         return
     parts, why, axes = 1, [], []
     if cp > 1:

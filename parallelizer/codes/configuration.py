@@ -32,6 +32,16 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "data-mismatch",
+        "the data is not what the model takes",
+        """The model config's `batch` names the entries that a step is given, and their shapes. What `data` gives has no
+        such entry, or one of another shape. A run would fail at its first step.""",
+        Example(
+            command="python -m recipes.train model=vit_tiny data=stdlib",
+            because="data is the recipe's, and not looked at by `validate`",
+        ),
+    ),
+    Code(
         "data-not-found",
         "there is no text to train on",
         """`data.path` names nothing that is there. It is looked for before any rank starts, because the same

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -192,19 +192,27 @@ def _carried_through(program: Program, model: nn.Module) -> Iterator[RemovableHa
     """Inside DTensor nobody says how the sequence lies; behind it, it lies as before.
 
     A rule of a tensor axis lays inputs and outputs out anew over its own axis, and what it makes of a linear layer, an embedding
-    or a norm has the rows of what came in.
+    or a norm has the rows of what came in. What a rule of the same module gathers over the sequence's axis is whole.
     """
     for path in {a.module for a in program.of_slot("params", "io") if _SEQUENCE_AXIS not in a.axes}:
         module = model.get_submodule(path)
         keeps_rows = any(a.module == path and a.style in _KEEP_ROWS for a in program.of_slot("params"))
-        yield from _carry(module, keeps_rows)
+        over_sequence = [a for a in program.of_slot("io") if a.module == path and a.axis == _SEQUENCE_AXIS]
+        gathered = {
+            what: {name for a in over_sequence for name in _gathered(a.options.get(what, {}))}
+            for what in ("input", "output")
+        }
+        yield from _carry(module, keeps_rows, gathered)
 
 
 _KEEP_ROWS = ("colwise", "rowwise", "sequence")
 
 
-def _carry(module: nn.Module, keeps_rows: bool) -> Iterator[RemovableHandle]:
+def _carry(
+    module: nn.Module, keeps_rows: bool, gathered: Mapping[str, Collection[str]]
+) -> Iterator[RemovableHandle]:
     names = list(inspect.signature(module.forward).parameters)
+    whole = {names[0] if name == "" and names else name for name in gathered["input"]}
     given: dict[str, int] = {}
     first: list[int] = []
     made: list[int] = []
@@ -214,7 +222,7 @@ def _carry(module: nn.Module, keeps_rows: bool) -> Iterator[RemovableHandle]:
 
     def raw_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:
         values = by_name(args, kwargs)
-        found = {n: dim for n, v in values.items() if (dim := _split_dim(v)) is not None}
+        found = {n: dim for n, v in values.items() if n not in whole and (dim := _split_dim(v)) is not None}
         given.clear()
         given.update(found)
         first[:] = list(found.values())[:1]
@@ -227,6 +235,8 @@ def _carry(module: nn.Module, keeps_rows: bool) -> Iterator[RemovableHandle]:
     def raw_output(module: nn.Module, args: Any, output: Any) -> None:
         dim = _split_dim(output)
         made[:] = [dim] if dim is not None else first if keeps_rows else []
+        if gathered["output"]:
+            made.clear()
 
     def output(module: nn.Module, args: Any, output: Any) -> None:
         for dim in made:
@@ -251,6 +261,10 @@ def _still_split(value: Any, dim: int) -> None:
 
 def _dims(flows: Mapping[str, Flow]) -> dict[str, int]:
     return {n: f.wanted.dim for n, f in flows.items() if f.wanted is not None and f.wanted.dim is not None}
+
+
+def _gathered(flows: Mapping[str, Flow]) -> set[str]:
+    return {name for name, flow in flows.items() if flow.wanted is not None and flow.wanted.dim is None}
 
 
 def _split_along(value: Any, dim: int) -> None:

@@ -90,6 +90,7 @@ def hook_layouts(module: nn.Module, mesh: DeviceMesh, layouts: Layouts, axis: st
         wanted = laid_out(tensor, flow)
         if not layouts.local_input:
             return wanted
+        _check_even(wanted, index, axis, module)
         gradient = list(wanted.placements)
         if layouts.partial_gradients and gradient[index].is_replicate():
             gradient[index] = Partial()
@@ -97,10 +98,28 @@ def hook_layouts(module: nn.Module, mesh: DeviceMesh, layouts: Layouts, axis: st
 
     def convert_output(tensor: torch.Tensor, flow: Flow) -> torch.Tensor:
         wanted = laid_out(tensor, flow)
-        return wanted.to_local() if layouts.local_output else wanted
+        if not layouts.local_output:
+            return wanted
+        _check_even(wanted, index, axis, module)
+        return wanted.to_local()
 
     _hook_inputs(module, layouts.input, convert_input)
     _hook_outputs(module, layouts.output, convert_output)
+
+
+def _check_even(tensor: DTensor, index: int, axis: str, module: nn.Module) -> None:
+    """Parts that are handed on as plain tensors must be equal: nobody could tell later how long the whole was, and ranks
+    would send each other tensors of unequal sizes. Raises RuntimeError.
+    """
+    placement = tensor.placements[index]
+    if not placement.is_shard():
+        return
+    dim, ranks = placement.dim % tensor.ndim, tensor.device_mesh.size(index)  # type: ignore[attr-defined]
+    if tensor.size(dim) % ranks:
+        raise RuntimeError(
+            f"a tensor of shape {list(tensor.shape)} at {type(module).__name__} cannot be split along dimension {dim} into "
+            f"equal parts over {axis}={ranks}: let it be whole there, as `replicate`"
+        )
 
 
 Convert = Callable[[torch.Tensor, Flow], torch.Tensor]

@@ -47,7 +47,8 @@ def shrink(
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
-    changes += _changes("train.", setup.workload, workload, ("batch_size", "seq_len"))
+    shown = ("batch_size", "seq_len") if workload.has_sequence() else ("batch_size",)
+    changes += _changes("train.", setup.workload, workload, shown)
     if not tiny and setup.model:
         changes.append("the model not at all, its config has no `tiny`")
     return dataclasses.replace(setup, mesh=mesh, model=small, workload=workload), tuple(changes)
@@ -104,11 +105,14 @@ def _build(setup: Setup) -> nn.Module:
 
 def proof_batch(workload: Workload, seed: int) -> dict[str, torch.Tensor]:
     """A global batch whose rows all differ, with unequal numbers of valid tokens in every row where an entry
-    can be masked.
+    can be masked, or of valid rows.
     """
     batch = workload.example(workload.batch_size, workload.seq_len, "cpu", seed)
     for name, entry in workload.entries.items():
         if entry.ignore is None:
+            continue
+        if entry.sequence_dim() is None:  # labels of whole rows
+            batch[name][1::3] = entry.ignore
             continue
         for row in range(workload.batch_size):
             masked = (row * 3 + 1) % max(2, workload.seq_len - 2)

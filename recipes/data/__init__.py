@@ -1,5 +1,6 @@
-"""Text to batches: a source (`stdlib`, `text`) gives `Data`, the `loader` cuts batches out of it."""
+"""Where batches come from: `images`, or text (`stdlib`, `text`, `halves`), out of which the `loader` cuts them."""
 
 from recipes.data.corpus import Data, build_data
+from recipes.data.source import Source
 
-__all__ = ["Data", "build_data"]
+__all__ = ["Data", "Source", "build_data"]

@@ -12,12 +12,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
+from recipes.data import loader
+from recipes.data.source import ALL, Baseline, Source
 from recipes.data.tokenizer import VOCAB_SIZE
 
 
 @dataclass(frozen=True)
-class Data:
-    """`train` and `heldout` are tokens [n] of an integer type below `vocab_size`; they share no text.
+class Data(Source):
+    """A text. `train` and `heldout` are tokens [n] of an integer type below `vocab_size`; they share no text.
 
     `unigram_entropy` is that of the held-out tokens, in nats per token.
     """
@@ -27,8 +29,32 @@ class Data:
     vocab_size: int
     unigram_entropy: float
 
+    @property
+    def baseline(self) -> Baseline:
+        return Baseline(self.unigram_entropy, "the unigram entropy of that text", "nats a byte")
 
-def build_data(config: DictConfig) -> Data:
+    def check_fits(self, seq_len: int) -> None:
+        loader.check_fits(self, seq_len)
+
+    def units(self, seq_len: int) -> int:
+        return seq_len
+
+    def training_batch(
+        self, step: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+    ) -> dict[str, Tensor]:
+        return loader.global_batch(
+            self.train, step=step, batch_size=batch_size, seq_len=seq_len, seed=seed, rows=rows
+        )
+
+    def heldout_batches(
+        self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
+    ) -> list[dict[str, Tensor]]:
+        return loader.evaluation_batches(
+            self.heldout, batch_size=batch_size, seq_len=seq_len, count=count, rows=rows
+        )
+
+
+def build_data(config: DictConfig) -> Source:
     """Calls the configuration's `_target_` with its other keys. PlanError when it cannot give any data."""
     # Full keys, which begin with `data.` when the configuration is a part of a larger one.
     missing = sorted(key.removeprefix("data.") for key in OmegaConf.missing_keys(config))
@@ -45,14 +71,16 @@ def build_data(config: DictConfig) -> Data:
         if isinstance(error.__cause__, PlanError):
             raise error.__cause__ from None
         raise unbuildable(str(error.__cause__ or error).splitlines()[0]) from error
-    if not isinstance(data, Data):
+    if not isinstance(data, Source):
         raise unbuildable(f"data._target_ gives {type(data).__name__}")
     return data
 
 
 def unbuildable(reason: str) -> PlanError:
     """What is raised for a `_target_` that does not exist, refuses its arguments, or gives something else."""
-    help = "data._target_ names a function that returns a recipes.data.Data; the other keys are its arguments"
+    help = (
+        "data._target_ names a function that returns a recipes.data.Source; the other keys are its arguments"
+    )
     return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
 
 

@@ -6,15 +6,17 @@ A text of n tokens has (n - 1) // S windows of S tokens and their S successors, 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.data.corpus import Data
+from recipes.data.source import ALL
 from recipes.losses import IGNORED
 
-ALL = slice(None)
+if TYPE_CHECKING:
+    from recipes.data.corpus import Data
 
 
 def check_fits(data: Data, seq_len: int) -> None:

@@ -114,6 +114,28 @@ def test_a_sequence_that_is_split_inside_begins_whole() -> None:
     assert findings(plan, Counts, CP, workload=work()) == ()
 
 
+class Relative(Base):
+    """A bias for each distance of two tokens."""
+
+    def forward(self, input_ids: Tensor, places: Tensor) -> Tensor:
+        apart = (places[:, :, None] - places[:, None]).abs().clamp(max=3)
+        x = self.attend(self.embed(input_ids)) + self.places(apart).mean(2)
+        return x
+
+
+def test_a_table_of_distances_needs_no_row_for_each_token() -> None:
+    plan = PLAN.replace("labels: 1", "labels: 1, places: positions") + "}"
+    assert findings(plan, Relative, workload=work(64)) == ()
+
+
+def test_a_rule_that_only_gathers_does_not_make_the_batch_begin_whole() -> None:
+    plan = PLAN + "}"
+    gathers = plan.replace(
+        "rules: {", "rules: {embed: {style: prepare-output, axis: cp, output: shard(1) -> replicate}, "
+    )
+    assert [d.code for d in findings(gathers, Counts, CP, workload=work())] == ["local-positions"]
+
+
 @pytest.mark.parametrize(
     ("model", "table"), [(Counts, "places.weight"), (Slices, "learned"), (Keeps, "table")]
 )

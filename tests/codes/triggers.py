@@ -36,6 +36,7 @@ from recipes.data import build_data
 from recipes.data.loader import window_count
 from recipes.data.text import load
 from recipes.optim import build_optimizer
+from recipes.train import prepare
 
 Found = Iterable[Diagnostic]
 
@@ -104,6 +105,9 @@ def weights(code: str, here: Path) -> Found:
 
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
+    "data-mismatch": lambda here: raised(
+        lambda: prepare(*compose_config(["model=vit_tiny", "data=images", "data.size=64"]), here)
+    ),
     "data-not-found": lambda here: raised(lambda: load(path=str(here / "nowhere.txt"), heldout=0.1)),
     "data-too-short": lambda here: raised(lambda: window_count(torch.zeros(8), 8)),
     "data-unreadable": lambda here: raised(lambda: build_data(OmegaConf.create({"_target_": "os.getcwd"}))),

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from recipes.data.source import Baseline
 from recipes.progress import Progress, summary
 from recipes.result import Result
 from recipes.settings import Settings
+
+TEXT = Baseline(3.0, "the unigram entropy of that text", "nats a byte")
 
 
 def settings(**changed: int) -> Settings:
@@ -51,7 +54,7 @@ def test_nothing_when_nothing_is_asked_or_others_speak(capsys: pytest.CaptureFix
 def test_the_summary_compares_with_the_unigram_entropy(
     validation: float, verdict: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    summary(Result((5.0, 4.0, 3.0), validation, 3.0, 1.25), Path("/somewhere/else"))
+    summary(Result((5.0, 4.0, 3.0), validation, TEXT, 1.25), Path("/somewhere/else"))
     shown = capsys.readouterr().out
     assert "trained 3 steps in 1.2 s: loss 5.0000 -> 3.0000" in shown
     assert f"validation loss {validation:.4f}{verdict} the unigram entropy of that text, 3.0000" in shown
@@ -62,5 +65,5 @@ def test_the_summary_s_folder_is_relative_where_it_can_be(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    summary(Result((5.0, 3.0), 2.0, 3.0, 1.25), tmp_path / "outputs" / "a")
+    summary(Result((5.0, 3.0), 2.0, TEXT, 1.25), tmp_path / "outputs" / "a")
     assert capsys.readouterr().out.endswith("outputs in outputs/a\n")

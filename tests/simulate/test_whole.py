@@ -203,6 +203,24 @@ def test_over_both_axes_too_what_is_right_passes(plan: str) -> None:
     assert found(RIGHT["a norm of each head"][1], plan, "cp", "tp") == ()
 
 
+GATHERED_OVER_BOTH = STREAM.replace(
+    "up: {style: colwise, input: shard(1)}",
+    "up: [{style: colwise, input: shard(1), output: replicate}, "
+    "{style: prepare-output, axis: cp, output: shard(1) -> replicate}]",
+).replace(
+    "down: {style: rowwise, output: shard(1)}",
+    "down: [{style: rowwise, input: replicate, output: shard(1)}, "
+    "{style: prepare-input, axis: cp, input: replicate -> shard(1)}]",
+)
+
+
+@pytest.mark.parametrize("name", ["a token shift", "a mean over tokens", "tokens rolled"])
+def test_what_one_module_gathers_over_both_axes_is_whole(name: str) -> None:
+    _, own = WRONG[name]
+    assert "needs-whole" in {d.code for d in found(own, STREAM, "cp", "tp")}
+    assert found(own, GATHERED_OVER_BOTH, "cp", "tp") == ()
+
+
 def slowly(cases: dict[str, tuple[str, Own]], *quick: str) -> list[object]:
     return [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in cases]
 

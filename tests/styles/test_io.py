@@ -224,6 +224,15 @@ def test_calls() -> None:
             model(lambda m: m.block((x, x), x))
         done.append("a tuple")
 
+        model = applied(
+            rules("block: {style: prepare-input, input: {x: replicate -> shard(1)}, local: true}")
+        )
+        with pytest.raises(
+            RuntimeError, match=r"at Block cannot be split along dimension 1 into equal parts over tp=2"
+        ):
+            model(lambda m: m.block(torch.randn(2, 5, WIDTH), x))
+        done.append("parts of unequal sizes")
+
         model = applied(rules("open: {style: prepare-input, input: {shift: replicate}, local: true}"))
         with pytest.raises(RuntimeError, match="a call of OpenBlock has no input 'shift'"):
             model(lambda m: m.open(x, other=x))
@@ -247,7 +256,7 @@ def test_calls() -> None:
 
     first, second = run_ranks(worker, 2)
     assert first == second
-    assert len(first) == 5
+    assert len(first) == 6
 
 
 # What the compiler refuses

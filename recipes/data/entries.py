@@ -1,0 +1,42 @@
+"""Whether the chosen data is what the chosen model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallelizer.config import config_folder
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.setup import Setup
+from recipes.data.source import Source
+
+
+def check_entries(source: Source, setup: Setup, seed: int) -> None:
+    """Raises PlanError `data-mismatch` for each entry of the model's batch that the data lacks or has in another shape."""
+    found = list(_mismatches(source, setup, seed))
+    if found:
+        raise PlanError(found)
+
+
+def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]:
+    work = setup.workload
+    given = source.training_batch(
+        0, batch_size=work.batch_size, seq_len=work.seq_len, seed=seed, rows=slice(0, 1)
+    )
+    made = {name for name, buffer in setup.plan.batch.items() if buffer.make}
+    for name, entry in work.entries.items():
+        span = setup.origins.span(f"model.batch.{name}")
+        wanted = [{"batch": 1, "sequence": work.seq_len}.get(str(size), size) for size in entry.shape]
+        if name in made:
+            continue
+        if name not in given:
+            message = f"the model takes a batch entry {name!r}, and the data has {', '.join(given)}"
+            yield Diagnostic("data-mismatch", message, span, f"choose other data: {_choices(setup)}")
+        elif list(given[name].shape) != wanted:
+            message = f"the model takes {name!r} of {wanted} for one row, and the data has {list(given[name].shape)}"
+            yield Diagnostic("data-mismatch", message, span, "make the sizes of model and data the same")
+
+
+def _choices(setup: Setup) -> str:
+    folders = [*setup.origins.folders, config_folder()]
+    names = {file.stem for folder in folders for file in (folder / "data").glob("*.yaml")}
+    return ", ".join(f"data={name}" for name in sorted(names))

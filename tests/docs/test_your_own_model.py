@@ -1,0 +1,88 @@
+"""docs/your_own_model.md is followed word by word: its files in an empty folder, its commands there.
+
+The cheap commands run every day, the others take turns (see `tests/rotation.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from parallelizer.cli import _parser
+from tests.recipes.runs import COMMANDS, Ended, typed
+from tests.rotation import taking_turns
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/your_own_model.md").read_text()
+FAILING = "norm2: none"
+"""In the command that is shown because it fails."""
+
+FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", TEXT, re.S))
+CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
+SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
+PLAN = "mine/plans/my_gpt.yaml"
+
+
+def is_cheap(command: str) -> bool:
+    return command.split()[3] == "validate"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.syspath_prepend(str(tmp_path))  # as `python -m` does; what is run is forked from this process
+    return tmp_path
+
+
+def run(command: str, here: Path) -> Ended:
+    python, m, module, *words = shlex.split(command)
+    assert (python, m) == ("python", "-m") and module in COMMANDS
+    return typed(*words, cwd=here, module=module, timeout=300)
+
+
+def test_the_page_has_all_of_it() -> None:
+    assert set(FILES) == {"my_gpt.py", "mine/model/my_gpt.yaml", PLAN}
+    words = [command.split()[2:4] for command in SHOWN]
+    for wanted in ("init", "validate", "plan", "verify"):
+        assert ["parallelizer", wanted] in words
+    assert any(module == "recipes.train" for module, _ in words)
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", TEXT):
+        assert (ROOT / "docs" / target).exists(), target
+    for file in re.findall(r"`((?:recipes|configs|docs|tests)/[\w/.]+\.\w+)`", TEXT):
+        assert (ROOT / file).exists(), file
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "command", taking_turns([c for c in SHOWN if " > " not in c], always=filter(is_cheap, SHOWN))
+)
+def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
+    more = " train.steps=1 train.eval_batches=1" if "recipes.train" in command else ""
+    done = run(command + more, here)
+    assert done.status == (1 if FAILING in command else 0), done.out + done.err
+    if is_cheap(command):
+        assert (done.err + done.out).strip() == SHOWN[command].strip()
+    if " verify " in command:
+        assert "\nproven: the sharded run equals the unsharded one" in done.out
+
+
+@pytest.mark.ranks
+def test_init_proposes_the_plan_that_is_shown(here: Path) -> None:
+    if "init" not in _parser()[1]:
+        pytest.skip("there is no command `init` yet")
+    [command] = [c for c in SHOWN if " > " in c]
+    command, _, written = command.partition(" > ")
+    (here / written).unlink()
+    done = run(command, here)
+    assert done.status == 0, done.err
+    assert yaml.safe_load(done.out) == yaml.safe_load(FILES[PLAN])
