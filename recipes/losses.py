@@ -24,7 +24,8 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
 def classification(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The sum of the losses of whole rows in nats (float32 scalar), and the number of rows (int64 scalar).
 
-    `output` holds logits [B, classes], plain or sharded over the classes; `batch["labels"]` is int64 [B], with -100 where nothing is learnt.
+    `output` holds logits [B, classes], plain or sharded over the classes; `batch["labels"]` is int64 [B], with -100 where
+    nothing is learnt.
     """
     labels = batch["labels"]
     return pz.cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()
