@@ -36,28 +36,32 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
         or not any(p.is_meta for p in state.parameters.values())
     ):
         return
-    wrong: dict[tuple[str, int], list[tuple[str, Application]]] = {}
+    wrong: dict[tuple[str, int, int], list[tuple[str, Application]]] = {}
     not_dealt: dict[tuple[str, int, int], list[tuple[str, Application]]] = {}
     for call, layers in attention_calls(state.applications, state.model, state.workload):
         projection = projection_of(call, state.modules, split) if tp > 1 else None
         each = tp if projection else 1
         rule, ranks = _around(call, dealt_out)
         for what, heads in (("query", call.queries), ("key-value", call.keys)):
-            if rule is not None and heads % each == 0 and heads // each % ranks:
+            replicated = what == "key-value" and each % heads == 0 and _replicates(state, call)
+            here = 1 if replicated else heads // each
+            if rule is not None and (replicated or heads % each == 0) and here % ranks:
                 not_dealt.setdefault((what, heads, each), []).extend([(call.path, rule)] * len(layers))
-            replicated = what == "key-value" and tp % heads == 0 and _replicates(state, call)
             if projection is not None and heads % tp and not replicated:
-                wrong.setdefault((what, heads), []).extend([(call.path, projection)] * len(layers))
+                wrong.setdefault((what, heads, call.queries), []).extend(
+                    [(call.path, projection)] * len(layers)
+                )
     for (what, heads, each), places in not_dealt.items():
         yield _cannot_be_dealt_out(what, heads, each, places, state.mesh)
-    for (what, heads), places in wrong.items():
+    for (what, heads, queries), places in wrong.items():
         path, projection = places[0]
         more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
         legal = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         more_ranks = ""
-        if what == "key-value":
+        shared = [str(n) for n in range(2 * heads, queries + 1, heads) if queries % n == 0]
+        if what == "key-value" and shared:
             more_ranks = (
-                f"; a multiple of {heads} too, with `replicate_kv: true` where keys and values are made"
+                f"; or {', '.join(shared)} with `replicate_kv: true` on the projections to keys and values"
             )
         span = state.mesh.spans.get("tp")
         yield Diagnostic(

@@ -31,7 +31,7 @@ CODES: tuple[Code, ...] = (
         """Projections are split by features, but a rank must hold whole heads. Features may divide where
         heads do not: then the forward fails far inside with `shape '[..., -1, 128]' is invalid`, or it runs
         and mixes halves of different heads. With grouped-query attention the key-value heads are what limits
-        tp.""",
+        tp, unless `replicate_kv` gives each of them to a group of ranks.""",
         Example(overrides=["parallel.mesh.tp=16"]),
     ),
     Code(

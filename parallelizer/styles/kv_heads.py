@@ -27,12 +27,16 @@ from parallelizer.styles.base import (
     named_inputs,
 )
 from parallelizer.styles.io import Layouts, arrivals
-from parallelizer.styles.linears import is_conv1d
+from parallelizer.styles.linears import feature_dims, is_conv1d
 from parallelizer.styles.local import View, run_on_views
 from parallelizer.styles.shard_params import ShardParams
 
 NAMES = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 """What the number of key-value heads is called, in a module or in its `config`; others are written out."""
+
+
+SIZES = ("head_dim", "head_size")
+"""What the size of a head is called, where nothing tells their number."""
 
 
 class ReplicatedHeads(ShardParams):
@@ -98,7 +102,7 @@ def kv_heads(target: Target, written: bool | str) -> int:
     """The number of key-value heads: of the name written, or of the usual ones, on the module or one around it."""
     names = [written] if isinstance(written, str) else [*NAMES, *(f"config.{name}" for name in NAMES)]
     found = (nearest_number((target.module, *target.around), name) for name in names)
-    heads = next((n for n in found if n), None)
+    heads = next((n for n in found if n), None) or (_by_size(target) if written is True else None)
     if heads is None:
         called = f" called {written!r}" if isinstance(written, str) else ""
         raise StyleError(
@@ -108,6 +112,16 @@ def kv_heads(target: Target, written: bool | str) -> int:
             "replicate_kv",
         )
     return heads
+
+
+def _by_size(target: Target) -> int | None:
+    """How many heads a projection makes, where only the size of one is known."""
+    dims = feature_dims(target.module)
+    size = next((n for name in SIZES if (n := nearest_number((target.module, *target.around), name))), None)
+    if dims is None or size is None:
+        return None
+    features = target.module.get_parameter("weight").shape[dims.outputs]
+    return features // size if features % size == 0 else None
 
 
 def replicated(target: Target, dims: Mapping[str, int], flow_in: Flow) -> Sharding:

@@ -51,8 +51,7 @@ def _packing(target: Target, name: str, by_axis: Mapping[str, Placement], dim: i
     what, size = full_name(target.path, name), target.module.get_parameter(name).shape[dim]
     total = sum(values)
     if size % total:
-        shown = f"the sum of its parts, {' + '.join(map(str, values))}"
-        raise uneven(target, f"dimension {dim} of {what}", size, total, "packed", shown)
+        raise uneven(target, f"dimension {dim} of {what}", size, total, "packed", "the sum of its parts")
     sizes = tuple(size // total * value for value in values)
     # A number of heads, say: its part may divide where it does not.
     named = [v for p, v in zip(parts, values, strict=True) if isinstance(p, str)]

@@ -22,7 +22,7 @@ def test_whole_heads_are_wanted_even_where_features_divide() -> None:
     )
     assert [(d.code, d.message, d.span, d.help) for d in found] == [
         ("heads-not-divisible", "layers.0.attention.inner has 2 key-value heads, which tp=4 does not divide (2 more like it)",
-         Span("mesh", 1, 4, 5), "tp may be 1, 2"),
+         Span("mesh", 1, 4, 5), "tp may be 1, 2; or 6 with `replicate_kv: true` on the projections to keys and values"),
         ("heads-not-divisible", "layers.0.attention.inner has 6 query heads, which tp=4 does not divide (2 more like it)",
          Span("mesh", 1, 4, 5), "tp may be 1, 2, 3, 6"),
     ]  # fmt: skip
@@ -31,6 +31,33 @@ def test_whole_heads_are_wanted_even_where_features_divide() -> None:
 
 def test_heads_that_divide_are_fine() -> None:
     assert findings("extends: llama", llama(), mesh_of(tp=4), workload=WORKLOAD) == ()
+
+
+def test_heads_that_are_replicated_on_purpose_are_fine() -> None:
+    text = "extends: llama\nrules: {'layers.*.attention.w[kv]': {style: colwise, replicate_kv: true}}"
+    model = llama(n_heads=12, n_kv_heads=2, n_layers=3)
+    assert findings(text, model, mesh_of(tp=4), workload=WORKLOAD) == ()
+    assert findings(text, model, mesh_of(tp=2), workload=WORKLOAD) == ()
+    found = findings("extends: llama", model, mesh_of(tp=4), workload=WORKLOAD)
+    assert [(d.code, d.help) for d in found] == [
+        (
+            "heads-not-divisible",
+            "tp may be 1, 2; or 4, 6, 12 with `replicate_kv: true` on the projections to keys and values",
+        )
+    ]
+
+
+def test_ulysses_has_the_one_key_head_that_a_rank_holds() -> None:
+    text = (
+        "extends: llama\nrules: {'layers.*.attention.w[kv]': {style: colwise, replicate_kv: true}, "
+        "layers.*.attention.inner: {style: context-parallel, method: ulysses}}"
+    )
+    model = llama(n_heads=12, n_kv_heads=2, n_layers=3)
+    found = findings(text, model, mesh_of(tp=4, cp=3), workload=WORKLOAD)
+    (heads,) = [d.message for d in found if d.code == "heads-not-divisible"]
+    assert heads.startswith(
+        "layers.0.attention.inner has 2 key-value heads (4 ranks of tp share them), which ulysses"
+    )
 
 
 def test_any_style_that_splits_projections_counts() -> None:
