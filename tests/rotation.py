@@ -1,7 +1,7 @@
-"""Cases that take turns: a third of a large matrix by day, so that the default run stays within its ten minutes.
+"""Cases that take turns: a fifth of a large matrix by day, so that the default run stays within its ten minutes.
 
-The members of a matrix hold much the same, and each costs seconds. A third of them runs on any one day, so every
-three days all have run; what is not due today is marked `slow`. All at once:
+The members of a matrix hold much the same, and each costs seconds. A fifth of them runs on any one day, so every
+five days all have run; what is not due today is marked `slow`. All at once:
 
     python -m pytest -m ""                   # everything, as `make test-all`
     PARALLELIZER_ROTATION=1 python -m pytest # as on a day whose turn is 1, to see again what failed then
@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-TURNS = 3
+TURNS = 5
 VARIABLE = "PARALLELIZER_ROTATION"
 
 
 def todays_turn() -> int:
-    """From 0 to 2: the day's by the calendar of UTC, or what the environment pins.
+    """From 0 to 4: the day's by the calendar of UTC, or what the environment pins.
 
     Raises `pytest.UsageError` where the variable holds anything else.
     """

@@ -104,9 +104,9 @@ FOREIGN: list[tuple[str, tuple[int, ...], tuple[str, ...], dict[str, str], tuple
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("third", taking_turns(range(TURNS)))
-def test_a_foreign_mesh_trains_as_one_of_ours(third: int) -> None:
-    foreign = FOREIGN[third::TURNS]
+@pytest.mark.parametrize("part", taking_turns(range(TURNS)))
+def test_a_foreign_mesh_trains_as_one_of_ours(part: int) -> None:
+    foreign = FOREIGN[part::TURNS]
     case = Case("reference", LLAMA, {}, llama(n_layers=1))
     reference = unsharded(case)
 

@@ -65,14 +65,14 @@ def example(whole: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("third", taking_turns(range(TURNS)))
-def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(third: int) -> None:
+@pytest.mark.parametrize("part", taking_turns(range(TURNS)))
+def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) -> None:
     """Over 2 x 2 real ranks, of a tensor that two does not divide, forward and backward."""
 
     def worker() -> tuple[int, int]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
         every = list(moves())
-        some = random.Random(0).sample(every, len(every))[third::TURNS]
+        some = random.Random(0).sample(every, len(every))[part::TURNS]
         whole = torch.arange(35.0).view(5, 7) - 11
         number = cheaper = 0
         for before, after in some:

@@ -1,4 +1,4 @@
-"""Every member of a matrix is due on one day of three, and what is due always on each."""
+"""Every member of a matrix is due on one day of five, and what is due always on each."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def test_what_is_not_due_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_day_is_pinned_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "2")
     assert todays_turn() == 2
-    for wrong in ("3", "-1", "tuesday", ""):
+    for wrong in ("5", "-1", "tuesday", ""):
         monkeypatch.setenv(VARIABLE, wrong)
-        with pytest.raises(pytest.UsageError, match="write one of 0 to 2"):
+        with pytest.raises(pytest.UsageError, match="write one of 0 to 4"):
             todays_turn()
     monkeypatch.delenv(VARIABLE)
     assert todays_turn() in range(TURNS)

@@ -42,7 +42,8 @@ def markdown(cells: Sequence[Cell], across: Sequence[str]) -> str:
         by_row.setdefault(cell.row, []).append(cell)
     lines = [[row.name, *map(in_a_word, of_row)] for row, of_row in by_row.items()]
     ran = {c.preset: c.ran for c in cells}
-    head = ["model, plan", *(f"{p} ({ran[p]})" for p in across)]
+    named = "model, plan" if any(row.plan for row in by_row) else "model"
+    head = [named, *(f"{p} ({ran[p]})" if ran[p] else p for p in across)]
     return "\n\n".join([table(head, lines), *_wrong(cells)])
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from parallelizer.config import config_folder
+from parallelizer.compose import compose_config
+from parallelizer.config import config_folder, from_config
 from parallelizer.verify import matrix
 from parallelizer.verify.matrix import Cell, Known, Row, prove_cell
 
@@ -45,15 +46,19 @@ def families() -> list[str]:
     return [name for name in found if name != "hf" and name not in DESIGNED_WITH]
 
 
-def layouts_of(model: str) -> tuple[str, ...]:
-    """The layouts of the plan of a model, as a switch to whole streams must set them."""
-    from parallelizer.compose import compose_config
-    from parallelizer.config import from_config
+def prove(model: str, column: Column, known: Known | None = None) -> Cell:
+    """One proof: a model under its own plan."""
+    switched = [f"++parallel.layouts.{name}=replicate" for name in _layouts_of(model)] if column.whole else []
+    found = prove_cell(Row(model, "", overrides=tuple(switched)), column.preset, known=known)
+    return dataclasses.replace(found, row=Row(model, ""), preset=column.name, ran="")
 
+
+def _layouts_of(model: str) -> tuple[str, ...]:
+    """The layouts of the plan of a model, each of which a switch to whole streams must set."""
     return tuple(from_config(*compose_config([f"model={model}"])).plan.layouts)
 
 
-def run(*, as_json: bool = False, page: str | None = None, only: str = "") -> int:
+def run(*, as_json: bool = False, page: str | None = None) -> int:
     """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
     from parallelizer.show import matrix as show
 
@@ -61,15 +66,9 @@ def run(*, as_json: bool = False, page: str | None = None, only: str = "") -> in
     if page is not None:
         matrix.check_page(page, MARKER)
     cells, known = list[Cell](), Known()
-    every = [(model, column) for model in families() if only in model for column in COLUMNS]
+    every = [(model, column) for model in families() for column in COLUMNS]
     for number, (model, column) in enumerate(every, start=1):
-        switched = (
-            [f"++parallel.layouts.{name}=replicate" for name in layouts_of(model)] if column.whole else []
-        )
-        row = Row(model, "", overrides=tuple(switched))
-        found = prove_cell(row, column.preset, known=known)
-        cells.append(dataclasses.replace(found, row=Row(model, ""), preset=column.name))
+        cells.append(prove(model, column, known))
         matrix.progress(cells[-1], f"{number}/{len(every)}")
-    return matrix.report(
-        cells, [c.name for c in COLUMNS], show.summary(cells), MARKER, as_json=as_json, page=page
-    )
+    across = [column.name for column in COLUMNS]
+    return matrix.report(cells, across, show.summary(cells), MARKER, as_json=as_json, page=page)
