@@ -74,8 +74,9 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
     leads = not dist.is_initialized() or dist.get_rank() == writer
     with ExitStack() as cleaning:
         beside = together(lambda: _begin(model, layout, target, cleaning) if leads else None)
-        together(lambda: _stream(model, layout, writer, _Files(layout, beside, target) if beside else None))
-        together(lambda: _finish(beside, target) if beside else None)
+        files = None if beside is None else _Files(layout, beside, target)
+        _stream(model, layout, writer, files)
+        together(lambda: _finish(files, beside, target) if files and beside else None)
 
 
 @dataclass(frozen=True)
@@ -211,8 +212,6 @@ def _stream(model: nn.Module, layout: Layout, writer: int, files: _Files | None)
             block = _gather(tensor, packing, box, wire, writer)
             if files is not None and block is not None:
                 files.write(places, box, block)
-    if files is not None:
-        files.close()
 
 
 def parts(shape: Sequence[int], itemsize: int, most: int = PART) -> Iterator[Box]:
@@ -326,7 +325,8 @@ def _carry_over(layout: Layout, writer: Writer) -> None:
                 writer.write(stored_file.path.name, entry, indices, block)
 
 
-def _finish(beside: Path, target: Path) -> None:
+def _finish(files: _Files, beside: Path, target: Path) -> None:
+    files.close()
     with _in_words(target):
         _check_target(target)
         os.rename(beside, target)
