@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
@@ -42,7 +43,7 @@ from parallelizer.hugging_face.weights import (
     state_tensors,
     together,
 )
-from parallelizer.state import state_of
+from parallelizer.state import restore_buffers, state_of
 from parallelizer.styles.packing import Packing
 
 PART = 16 << 20
@@ -68,6 +69,10 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
     there already or cannot be written.
     """
     target = Path(folder)
+    restore_buffers(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a unit stays gathered after an evaluation, cast to the dtype that it computes in
     layout = together(lambda: check_savable(model, target, pretrained_of(model)))
     state = state_of(model)
     writer = int(state.mesh.mesh.min()) if state is not None else 0
