@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
@@ -42,7 +43,7 @@ from parallelizer.hugging_face.weights import (
     state_tensors,
     together,
 )
-from parallelizer.state import state_of
+from parallelizer.state import restore_buffers, state_of
 from parallelizer.styles.packing import Packing
 
 PART = 16 << 20
@@ -68,14 +69,19 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
     there already or cannot be written.
     """
     target = Path(folder)
+    restore_buffers(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a unit stays gathered after an evaluation, cast to the dtype that it computes in
     layout = together(lambda: check_savable(model, target, pretrained_of(model)))
     state = state_of(model)
     writer = int(state.mesh.mesh.min()) if state is not None else 0
     leads = not dist.is_initialized() or dist.get_rank() == writer
     with ExitStack() as cleaning:
         beside = together(lambda: _begin(model, layout, target, cleaning) if leads else None)
-        together(lambda: _stream(model, layout, writer, _Files(layout, beside, target) if beside else None))
-        together(lambda: _finish(beside, target) if beside else None)
+        files = None if beside is None else _Files(layout, beside, target)
+        _stream(model, layout, writer, files)
+        together(lambda: _finish(files, beside, target) if files and beside else None)
 
 
 @dataclass(frozen=True)
@@ -211,8 +217,6 @@ def _stream(model: nn.Module, layout: Layout, writer: int, files: _Files | None)
             block = _gather(tensor, packing, box, wire, writer)
             if files is not None and block is not None:
                 files.write(places, box, block)
-    if files is not None:
-        files.close()
 
 
 def parts(shape: Sequence[int], itemsize: int, most: int = PART) -> Iterator[Box]:
@@ -326,7 +330,8 @@ def _carry_over(layout: Layout, writer: Writer) -> None:
                 writer.write(stored_file.path.name, entry, indices, block)
 
 
-def _finish(beside: Path, target: Path) -> None:
+def _finish(files: _Files, beside: Path, target: Path) -> None:
+    files.close()
     with _in_words(target):
         _check_target(target)
         os.rename(beside, target)

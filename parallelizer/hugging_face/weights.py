@@ -165,11 +165,11 @@ def check_complete(pretrained: Pretrained) -> None:
     saved as whatever came last, or as zeros.
     """
     entries, found = pretrained.checkpoint.entries, pretrained.map
-    taken = dict.fromkeys(found.unused, 0)
+    unused, taken = set(found.unused), dict[str, int]()
     for source in found.sources.values():
         for piece in source.pieces:
             taken[piece.name] = taken.get(piece.name, 0) + math.prod(axis.count for axis in piece.axes)
-    wrong = [k for k, e in entries.items() if k not in found.unused and taken.get(k, 0) != math.prod(e.shape)]
+    wrong = [k for k, e in entries.items() if k not in unused and taken.get(k, 0) != math.prod(e.shape)]
     if wrong:
         reason = f"transformers' conversion does not take every number of {_some(wrong)} once"
         raise PlanError([conversion_failed(reason, pretrained.checkpoint.place)])

@@ -138,6 +138,13 @@ def test_what_is_no_rearrangement_is_refused_by_name(operation: Any, name: str) 
         operation(LEAVES["a"])
 
 
+def test_a_part_of_a_split_dimension_begins_where_its_rows_do() -> None:
+    split = LEAVES["a"].reshape(2, 2, 6)
+    assert torch.equal(read(split.narrow(0, 1, 1)), STORED["a"].reshape(2, 2, 6)[1:])
+    assert torch.equal(read(split.select(1, 1)), STORED["a"][1::2])
+    assert torch.equal(read(split.select(1, 1), [(1, 1), (2, 3)]), STORED["a"][3:, 2:5])
+
+
 def test_very_many_pieces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed, "MOST_PIECES", 5)
     with pytest.raises(NotPlaced, match="very many pieces"):

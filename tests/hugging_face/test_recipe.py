@@ -26,10 +26,22 @@ RUN = (
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("preset", ["fsdp2", "tp2"])
-def test_a_run_that_learns_nothing_saves_what_it_loaded(preset: str, tmp_path: Path) -> None:
-    folder = write(tmp_path / "model", "llama", dtype=torch.bfloat16, file_size="30KB", **VOCAB)
-    more = (f"model.name={folder}", f"parallel={preset}", "optim.lr=0", f"train.save={tmp_path / 'saved'}")
+@pytest.mark.parametrize(
+    ("preset", "dtype"),
+    [("fsdp2_tp2", torch.float32), pytest.param("tp2", torch.bfloat16, marks=pytest.mark.slow)],
+)
+def test_a_run_that_learns_nothing_saves_what_it_loaded(
+    preset: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Though it computes in bfloat16."""
+    folder = write(tmp_path / "model", "llama", dtype=dtype, file_size="30KB", **VOCAB)
+    more = (
+        f"model.name={folder}",
+        f"parallel={preset}",
+        "optim.lr=0",
+        "train.dtype=bfloat16",
+        f"train.save={tmp_path / 'saved'}",
+    )
     ended = typed(*RUN, *more, "train.steps=1", cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert digests(tmp_path / "saved") == digests(folder)
@@ -39,6 +51,7 @@ def test_a_run_that_learns_nothing_saves_what_it_loaded(preset: str, tmp_path: P
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_what_was_trained_is_what_is_saved(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", "llama_tied", **VOCAB)
     losses = []

@@ -22,7 +22,7 @@ def some(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(0, 100, shape, generator=generator).to(dtype)
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_slice_is_read_and_written_as_from_the_whole(
     data: st.DataObject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
