@@ -89,7 +89,8 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if is_pretrained(model):
         sizes = program.mesh.sizes
         masks.follow(model, sequence, mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0, sizes["tp"])
-    remember(model, ParallelState(program, mesh, packed, buffers, groups))
+    names = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
+    remember(model, ParallelState(program, mesh, packed, buffers, groups, names))
     return model
 
 

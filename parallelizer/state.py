@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.fold import fold_paths
 
 if TYPE_CHECKING:
     from parallelizer.context.buffers import LocalBuffers
@@ -21,7 +25,7 @@ _ATTRIBUTE = "_parallelizer_state"
 @dataclass(frozen=True)
 class ParallelState:
     """The program that was applied, the mesh it runs on, packed parameters by name, the model's local
-    buffers, and the groups of ranks that see different tokens.
+    buffers, the groups of ranks that see different tokens, and the names that parameters had.
     """
 
     program: Program
@@ -29,6 +33,7 @@ class ParallelState:
     packed: Mapping[str, Packing]
     buffers: LocalBuffers
     data_groups: tuple[dist.ProcessGroup, ...]
+    parameters: frozenset[str] | None = None
 
 
 def remember(model: nn.Module, state: ParallelState) -> None:
@@ -39,6 +44,34 @@ def remember(model: nn.Module, state: ParallelState) -> None:
 def state_of(model: nn.Module) -> ParallelState | None:
     """The state of a parallel model, or None for any other."""
     return model.__dict__.get(_ATTRIBUTE)
+
+
+def refuse_added_parameters(model: nn.Module) -> None:
+    """Raise PlanError for parameters that a parallel model is to train and did not have when it was made parallel.
+
+    A DTensor is taken to be one that it had, under another name.
+    """
+    state = state_of(model)
+    if state is None or state.parameters is None or state.program.mesh.world_size == 1:
+        return
+    added = [
+        name
+        for name, param in model.named_parameters()
+        if name not in state.parameters and param.requires_grad and not isinstance(param, DTensor)
+    ]
+    if added:
+        shown = ", ".join(fold_paths(added)[:3])
+        message = f"{shown} came after the model was made parallel on {state.program.mesh}: nothing sums their gradients"
+        raise PlanError(
+            [
+                Diagnostic(
+                    "parameters-added",
+                    message,
+                    None,
+                    "add adapters before the plan is applied, and let its globs match what they wrap",
+                )
+            ]
+        )
 
 
 def restore_buffers(model: nn.Module) -> None:

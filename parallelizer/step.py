@@ -14,7 +14,7 @@ from parallelizer.hugging_face.recognise import inputs_of, logits_of
 from parallelizer.notes import noted_backward, noted_loss
 from parallelizer.phase import phase
 from parallelizer.redistribution import redistribute
-from parallelizer.state import restore_buffers, state_of
+from parallelizer.state import refuse_added_parameters, restore_buffers, state_of
 from parallelizer.vocabulary import plain, taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
@@ -52,7 +52,7 @@ def train_step(
     The loss is the mean over the valid tokens of the whole global batch: local sums are weighed, gradients
     and token counts are summed over the data ranks, and the division happens once, together with clipping.
     `clip` bounds the gradient norm; None leaves gradients alone. Gradients are freed before the step begins,
-    and kept after it for whoever wants to look.
+    and kept after it for whoever wants to look. Raises PlanError for parameters that were added to a parallel model.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     with redistribute(_redistribution(model)):
@@ -66,6 +66,7 @@ def _train_step(
     optimizer: torch.optim.Optimizer,
     clip: float | None,
 ) -> Step:
+    refuse_added_parameters(model)
     groups = data_groups(model)
     optimizer.zero_grad(set_to_none=True)
     totals: torch.Tensor | None = None

@@ -205,6 +205,18 @@ CODES: tuple[Code, ...] = (
         "warning",
     ),
     Code(
+        "parameters-added",
+        "parameters were added to a model that is parallel already",
+        """Which parameters there are, and how each is sharded and its gradient summed, is settled when a plan is
+        applied. What comes after, an adapter that wraps a layer, say, lies whole on every rank, each trains it on
+        its own tokens, and the copies drift apart. Adapters that are there before are matched by globs as anything
+        else.""",
+        Example(
+            command="pz.train_step(model, batch, loss, optimizer)",
+            because="it is a model that was changed in a program of one's own",
+        ),
+    ),
+    Code(
         "rank-failed",
         "a rank of the sharded run failed",
         """A proof runs the plan for real. A rank that raises ends it without a comparison; what it said is

@@ -1,12 +1,12 @@
 """Attention with dropout: this rank's rows against whole keys, each weight of theirs dropped or kept by a draw of its own.
 
-No kernel that is fused lets its random numbers be chosen, so this one is written out. Where a weight is dropped must not
-depend on how the sequence is split, in distribution: every (row, key) pair of every head is drawn once, by the rank that
-holds the row, and rows of different ranks are drawn independently. So each call takes one number from torch's default
-generator, which ranks that hold parts of one sequence may have seeded alike or otherwise (`seed_ranks`), and adds to it which
-rank this is: the seed of a generator for this call alone. A checkpoint puts the default generator back before
-it recomputes, so the same is
-drawn again; `torch.manual_seed` makes a run repeatable. The draws are not those of one device, whose order a split run
+No kernel that is fused lets its random numbers be chosen, so this one is written out. Where a weight is
+dropped must not depend on how the sequence is split, in distribution: every (row, key) pair of every head is
+drawn once, by the rank that holds the row, and rows of different ranks are drawn independently. So each call
+takes one number from torch's default generator, which ranks that hold parts of one sequence may have seeded
+alike or otherwise, and adds to it which rank this is: the seed of a generator for this call alone. A
+checkpoint puts the default generator back before it recomputes, so the same is drawn again;
+`torch.manual_seed` makes a run repeatable. The draws are not those of one device, whose order a split run
 cannot keep; their distribution is.
 """
 

@@ -171,9 +171,9 @@ class _Step:
         with fake:
             allocate(self.model, "cpu")
             batch = shard_batch({k: torch.empty_like(v) for k, v in batch.items()}, self.program.plan, mesh)
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
                 if isinstance(tensor, DTensor):
-                    varying.sharded(tensor)
+                    varying.sharded(tensor, name.rpartition(".")[0])
         with FlexAttention(), fake, varying:
             with (
                 self._staged("forward"),

@@ -106,9 +106,9 @@ class Varying(TorchDispatchMode):
         if new:
             setattr(local, _TAGS, {**new, **self.tags(local)})
 
-    def sharded(self, tensor: DTensor) -> None:
-        """Tag the local part of a DTensor by its placements."""
-        self.vary(tensor, _sharded_axes(tensor), self.where())
+    def sharded(self, tensor: DTensor, module: str | None = None) -> None:
+        """Tag the local part of a DTensor by its placements, since a module or the one that is running."""
+        self.vary(tensor, _sharded_axes(tensor), self.where() if module is None else module)
 
     @contextmanager
     def shown_to(self, watcher: Watcher) -> Iterator[None]:

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
+from parallelizer.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.verify import command
 from parallelizer.verify.compare import Verdict
 from parallelizer.verify.divergence import Divergence
@@ -103,6 +105,15 @@ def weights(code: str, here: Path) -> Found:
     return broken.report(code, here)
 
 
+def added() -> Found:
+    """A parallel model that is remembered with fewer parameters than it has."""
+    program: Any = SimpleNamespace(mesh=Mesh({"dp_shard": 2}))
+    nothing: Any = None
+    model = nn.Linear(1, 1)
+    remember(model, ParallelState(program, nothing, {}, nothing, (), frozenset({"weight"})))
+    return raised(lambda: refuse_added_parameters(model))
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-mismatch": lambda here: raised(
@@ -121,6 +132,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
+    "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
