@@ -11,7 +11,7 @@ from parallelizer import cli
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")
 
 SIZES = (
-    "vocab_size: 64, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, "
+    "vocab_size: 256, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 4, "
     "num_key_value_heads: 2, pad_token_id: 0, bos_token_id: 1, eos_token_id: 2"
 )
 LATENT = (
@@ -40,7 +40,7 @@ CONFIGS = {
     ],
     "longcat_flash": [
         "model=hf",
-        "model.config={model_type: longcat_flash, vocab_size: 64, hidden_size: 32, ffn_hidden_size: 48, num_layers: 1, "
+        "model.config={model_type: longcat_flash, vocab_size: 256, hidden_size: 32, ffn_hidden_size: 48, num_layers: 1, "
         "expert_ffn_hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 4, zero_expert_num: 2, moe_topk: 2, "
         f"pad_token_id: 0, bos_token_id: 1, eos_token_id: 2, {LATENT}}}",
     ],
