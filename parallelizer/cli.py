@@ -67,6 +67,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         ("plan", _plan, "print what each rank holds, sends and needs"),
         ("verify", _verify, "prove that the sharded run equals the unsharded one"),
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
+        ("import-plan", _import_plan, "print the plan that a transformers model's own tp_plan comes to"),
         ("schema", _schema, "print the JSON Schema of plan files, for editors"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
@@ -83,7 +84,13 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         )
         if name == "schema":
             command.add_argument("--preset", action="store_true", help="the schema of presets instead")
-        if name not in ("export", "schema"):
+        if name == "import-plan":
+            command.add_argument(
+                "--check",
+                metavar="FILE",
+                help="compare a plan with what would be written now: exit 1 with what differs",
+            )
+        if name not in ("export", "import-plan", "schema"):
             command.add_argument(
                 "--json", action="store_true", help="one JSON document on stdout, nothing else"
             )
@@ -348,6 +355,13 @@ def _verify(arguments: argparse.Namespace) -> int:
     return verify_command.run(arguments, lambda: _setup(arguments))
 
 
+def _import_plan(arguments: argparse.Namespace) -> int:
+    import_torch()
+    from parallelizer.hugging_face import import_plan
+
+    return import_plan.run(arguments, lambda: _setup(arguments, planless=True))
+
+
 def _schema(arguments: argparse.Namespace) -> int:
     from parallelizer.compose import compose_config
     from parallelizer.config import import_styles
@@ -364,11 +378,12 @@ def _schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _setup(arguments: argparse.Namespace) -> Setup:
+def _setup(arguments: argparse.Namespace, *, planless: bool = False) -> Setup:
     from parallelizer.compose import compose_config
     from parallelizer.config import from_config
 
-    return from_config(*compose_config(arguments.overrides, arguments.config_dir, arguments.config_name))
+    composed = compose_config(arguments.overrides, arguments.config_dir, arguments.config_name)
+    return from_config(*composed, planless=planless)
 
 
 def _print_json(document: dict[str, Any]) -> None:

@@ -33,8 +33,8 @@ PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute", "max_unsh
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
-    """Read a composed configuration.
+def from_config(config: DictConfig, origins: Origins | None = None, *, planless: bool = False) -> Setup:
+    """Read a composed configuration; with `planless` no plan is read, and the setup's has no rules.
 
     Raises PlanError with every mistake in it, plan files included. What `imports` names and `checks` name is imported; no
     model is built.
@@ -47,7 +47,7 @@ def from_config(config: DictConfig, origins: Origins | None = None) -> Setup:
     defaults = _style_defaults(reading)
     layouts = parse_layouts(reading.mapping("parallel.layouts"), reading.findings)
     rules = (*_rules(reading, "parallel.rules"), *_rules(reading, "rules"))
-    plan = _plan(reading)
+    plan = Plan("none", "<none>") if planless else _plan(reading)
     model = read_model(reading)
     workload = read_workload(reading, model)
     device = _device(reading)

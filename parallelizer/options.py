@@ -178,6 +178,16 @@ def _is_dotted(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
+def _size(declared: OptionKind, node: Node, findings: Findings) -> int | str | None:
+    if number := whole_number(node):
+        return number
+    if isinstance(node, Scalar) and _is_dotted(node.text):
+        return node.text
+    message = f"{kind(node)} is neither a positive number nor an attribute name"
+    findings.error("wrong-type", message, node.span, "as in 64 or qk_rope_head_dim")
+    return None
+
+
 def _placement(declared: OptionKind, node: Node, findings: Findings) -> Placement | None:
     return placement(node, findings)
 
@@ -289,6 +299,7 @@ _CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
     "names": _names,
     "parts": _parts,
     "parts-by-param": _parts_by_param,
+    "size": _size,
     "placement": _placement,
     "input": _input,
     "output": _output,

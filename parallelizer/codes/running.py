@@ -180,6 +180,17 @@ CODES: tuple[Code, ...] = (
         "note",
     ),
     Code(
+        "no-tp-plan",
+        "there is no tp_plan to import",
+        """`import-plan` turns what transformers itself says of a model's tensor parallelism into a plan. Some of
+        its models say nothing of it, and a model of your own is not transformers'. A plan guessed in its
+        place would pass for transformers' own.""",
+        Example(
+            command="python -m parallelizer import-plan model=hf_gpt2",
+            because="it takes a model of transformers, which is an optional extra",
+        ),
+    ),
+    Code(
         "not-equal",
         "the sharded run does not compute what the unsharded one does",
         """The loss, a gradient or an updated parameter differs by more than rounding. An equal loss proves
@@ -286,6 +297,17 @@ CODES: tuple[Code, ...] = (
         Example(
             command="python -m parallelizer verify --full-mesh parallel=fsdp1024_cp2_tp8",
             because="it takes an option of `verify`",
+        ),
+    ),
+    Code(
+        "tp-plan-string",
+        "an entry of transformers' tp_plan cannot be expressed",
+        """The strings of a `tp_plan` change with releases of transformers, and each means something exact: what
+        lies where, and which gradients are summed. One that no style does is named with its key. Left out, or
+        taken for the nearest style, it would give a plan that is valid and computes something else.""",
+        Example(
+            command="python -m parallelizer import-plan model=hf_llama",
+            because="it takes a release of transformers with a string that is new",
         ),
     ),
     Code(

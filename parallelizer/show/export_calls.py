@@ -24,7 +24,7 @@ from parallelizer.plan import AXES, REPLICATE, Flow, Placement
 from parallelizer.program import Application, Program
 from parallelizer.show.export_loops import MODULE, Call, Item
 from parallelizer.show.export_own import Unwritable, own_style
-from parallelizer.styles.io import Layouts, PrepareIO, SplitSequence
+from parallelizer.styles.io import Layouts, PrepareIO, SplitSequence, makes_partial
 from parallelizer.styles.kv_heads import ReplicatedHeads
 from parallelizer.styles.tensor import ShardParams
 
@@ -140,7 +140,9 @@ def _ours(placement: Placement | None) -> str:
 def _prepare(module: str, layouts: Layouts, calls: Calls | None) -> Call | None:
     """PrepareModuleInput and its relatives, which want every argument of a call spelled out."""
     call = calls.by_module.get(module) if calls else None
-    if call is None or layouts.partial_gradients:
+    if call is None or layouts.partial_gradients or layouts.partial_output_gradients:
+        return None
+    if any(map(makes_partial, layouts.input.values())):
         return None
     arguments: list[str] = []
     if layouts.input:
@@ -261,6 +263,10 @@ def _lay_out(application: Application, layouts: Layouts, axis: str, mesh: str) -
         arguments.append("local_outputs=False")
     if layouts.partial_gradients:
         arguments.append("partial_gradients=True")
+    if layouts.partial_output_gradients:
+        arguments.append(
+            "partial_output_gradients=True" if layouts.last is None else f"partial_last={layouts.last}"
+        )
     return Call("lay_out", tuple(arguments))
 
 

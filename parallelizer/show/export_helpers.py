@@ -125,12 +125,14 @@ def lay_out(
     local_inputs: bool = False,
     local_outputs: bool = True,
     partial_gradients: bool = False,
+    partial_output_gradients: bool = False,
+    partial_last: int | None = None,
 ) -> None:
     """Turn inputs, by the name of forward's parameter, and outputs, by index or key, into DTensors as wanted.
 
     Each is (how it arrives, how it is wanted or None), in placements for every dimension of the mesh.
     `partial_gradients`: where a local input stands for a replicated one, its gradients are parts to be
-    summed.
+    summed; `partial_output_gradients` says so of outputs, `partial_last` of so many of their last features.
     """
     signature = inspect.signature(module.forward)
 
@@ -138,6 +140,12 @@ def lay_out(
         arrives, wanted = flow
         if tensor is None:
             return None
+        if (
+            wanted is not None
+            and any(map(Placement.is_partial, wanted))
+            and all(map(Placement.is_replicate, arrives))
+        ):
+            return tensor / mesh.size()  # this rank's term of a sum
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, mesh, arrives, run_check=False)
         if wanted is not None:
@@ -154,16 +162,25 @@ def lay_out(
                 bound.arguments[name] = convert(bound.arguments[name], flow, local_inputs, partial_gradients)
         return bound.args, bound.kwargs
 
+    def leave(tensor: Any, flow: Sequence[Any]) -> Any:
+        tensor = convert(tensor, flow, local_outputs)
+        if not partial_output_gradients and partial_last is None:
+            return tensor
+        last = tensor.size(-1) if partial_last is None else partial_last
+        others, own = tensor.split([tensor.size(-1) - last, last], dim=-1)
+        own = DTensor.from_local(own, mesh, run_check=False).to_local(grad_placements=[Partial()] * mesh.ndim)
+        return torch.cat([others, own], dim=-1)
+
     def after(module: nn.Module, args: Any, output: Any) -> Any:
         for key, flow in (outputs or {}).items():
             if isinstance(output, torch.Tensor):
-                output = convert(output, flow, local_outputs)
+                output = leave(output, flow)
             elif isinstance(output, dict):
                 output, name = copy.copy(output), key or next(iter(output))
-                output[name] = convert(output[name], flow, local_outputs)
+                output[name] = leave(output[name], flow)
             else:
                 items = list(output)
-                items[int(key or 0)] = convert(items[int(key or 0)], flow, local_outputs)
+                items[int(key or 0)] = leave(items[int(key or 0)], flow)
                 output = type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
         return output
 

@@ -121,6 +121,10 @@ def _parts_by_param(option: OptionKind) -> Schema:
     return {"anyOf": [parts, by_name]}
 
 
+def _size() -> Schema:
+    return {"anyOf": [whole(WHOLE_FROM_1), {"type": "string", "pattern": DOTTED}]}
+
+
 def _choice(option: OptionKind) -> Schema:
     """The choices, digits also without quotes."""
     numbers = [int(choice) for choice in option.choices if choice.isdigit()]
@@ -143,6 +147,7 @@ _KINDS: dict[str, Callable[[OptionKind], Schema]] = {
     "names": _names,
     "parts": _parts,
     "parts-by-param": _parts_by_param,
+    "size": lambda _: _size(),
     "placement": lambda _: ref("placement"),
     "input": lambda _: _flows(matching(IDENTIFIER, "this is no parameter name of a forward")),
     "output": lambda _: _flows(KEY),

@@ -17,6 +17,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
+from parallelizer.declared import equal_axes
 from parallelizer.phase import current as current_phase
 from parallelizer.random_numbers import drawing_apart
 from parallelizer.simulate.ledger import KINDS
@@ -140,7 +141,8 @@ class Varying(TorchDispatchMode):
             return NotImplemented
         result = func(*args, **kwargs)
         namespace, _, name = func._schema.name.partition("::")
-        tags = self._union(read)
+        declared = equal_axes()
+        tags: Tags = {axis: module for axis, module in self._union(read).items() if axis not in declared}
         if namespace in _COLLECTIVES and name in KINDS:
             tags = self._after_collective(KINDS[name], args, kwargs, tags)
             self._set(

@@ -15,7 +15,8 @@ class OptionKind:
 
     Kinds: `bool`, `int` (not negative), `bool-or-int`, `bool-or-name`, `choice`, `dtype`, `names` (attribute names),
     `placement`, `input` and `output` (flows by parameter name, index or key), `params` (placements by
-    parameter and axis), `parts` (sizes of a fused dimension), `parts-by-param` (the same, or by parameter), `axis`.
+    parameter and axis), `parts` (sizes of a fused dimension), `parts-by-param` (the same, or by parameter), `size`
+    (a number or an attribute name), `axis`.
     """
 
     kind: str
@@ -47,6 +48,15 @@ _INPUT_GRAD = OptionKind(
     "choice",
     "of a replicated input handed on as a plain tensor: partial: sum its gradients over the axis; replicate: do not",
     ("partial", "replicate"),
+)
+_OUTPUT_GRAD = OptionKind(
+    "choice",
+    "of a replicated output handed on as a plain tensor: partial: sum its gradients over the axis; replicate: do not",
+    ("partial", "replicate"),
+)
+_GRAD_LAST = OptionKind(
+    "size",
+    "how many of the last features `grad` is of, a number or an attribute of the module or one around it; all unless said",
 )
 _AXIS = OptionKind("axis", "the mesh axis it stands on")
 _PARTS = "the parts of a fused dimension (ratios, or attributes of the module or one around it); each is split by itself"
@@ -167,8 +177,8 @@ for _declaration in (
         "io",
         "tp",
         "lay out outputs anew",
-        {"output": _OUTPUT, "local": _LOCAL, "axis": _AXIS},
-        defaults={"local": "true"},
+        {"output": _OUTPUT, "local": _LOCAL, "grad": _OUTPUT_GRAD, "grad_last": _GRAD_LAST, "axis": _AXIS},
+        defaults={"local": "true", "grad": "replicate"},
     ),
     StyleDeclaration(
         "prepare-io",

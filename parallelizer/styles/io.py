@@ -18,9 +18,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from parallelizer.declared import equal_gradient
 from parallelizer.placement import to_torch
-from parallelizer.plan import REPLICATE, Flow, Placement
+from parallelizer.plan import PARTIAL, REPLICATE, Flow, Placement
+from parallelizer.styles.attributes import nearest_number, numbers
 from parallelizer.styles.base import Sharding, StyleError, Target, implements, named_inputs
+from parallelizer.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from parallelizer.context.sequence import CurrentOrder
@@ -31,7 +34,7 @@ class Layouts:
     """Flows with every placement resolved, and whether plain tensors are handed on.
 
     `partial_gradients`: where a plain input stands for a replicated one, its gradients are parts to be summed
-    over the axis.
+    over the axis. `partial_output_gradients` says the same of outputs; `last` of their last features alone, so many.
     """
 
     input: Mapping[str, Flow] = field(default_factory=dict)
@@ -39,6 +42,8 @@ class Layouts:
     local_input: bool = False
     local_output: bool = True
     partial_gradients: bool = False
+    partial_output_gradients: bool = False
+    last: int | None = None
 
 
 class PrepareIO(ParallelStyle):
@@ -87,6 +92,9 @@ def hook_layouts(module: nn.Module, mesh: DeviceMesh, layouts: Layouts, axis: st
         return tensor if flow.wanted is None else tensor.redistribute(placements=place(flow.wanted))
 
     def convert_input(tensor: torch.Tensor, flow: Flow) -> torch.Tensor:
+        if makes_partial(flow):
+            # Not by redistribution, whose gradient is that of the whole: this rank's term has a term of it.
+            return tensor / mesh.size(index)
         wanted = laid_out(tensor, flow)
         if not layouts.local_input:
             return wanted
@@ -101,7 +109,17 @@ def hook_layouts(module: nn.Module, mesh: DeviceMesh, layouts: Layouts, axis: st
         if not layouts.local_output:
             return wanted
         _check_even(wanted, index, axis, module)
-        return wanted.to_local()
+        local = wanted.to_local()
+        return summed_in_backward(local) if layouts.partial_output_gradients else local
+
+    def summed_in_backward(local: torch.Tensor) -> torch.Tensor:
+        before = 0 if layouts.last is None else local.size(-1) - layouts.last
+        others, own = local.split([before, local.size(-1) - before], dim=-1)
+        gradient = place(PARTIAL)
+        own = DTensor.from_local(own, mesh, place(REPLICATE), run_check=False).to_local(
+            grad_placements=gradient
+        )
+        return torch.cat([equal_gradient(others, axis), own], dim=-1) if before else own
 
     _hook_inputs(module, layouts.input, convert_input)
     _hook_outputs(module, layouts.output, convert_output)
@@ -200,11 +218,19 @@ def _replaced(output: Any, key: str, flow: Flow, convert: Convert, module: nn.Mo
     )
 
 
-def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
-    """Refuse what a redistribution cannot do: making something partial out of what is not. Raises
-    StyleError.
+def makes_partial(flow: Flow) -> bool:
+    """Whether each rank is to take an equal term of what arrives whole, `replicate -> partial`."""
+    arrives, wanted = flow.arrives or REPLICATE, flow.wanted
+    return wanted is not None and wanted.kind == "partial" and arrives.kind == "replicate"
+
+
+def check_flows(target: Target, flows: Mapping[str, Flow], option: str, terms: bool = False) -> None:
+    """Refuse what a redistribution cannot do: making something partial out of what is not, but for `terms`, which are
+    plain tensors. Raises StyleError.
     """
     for flow in flows.values():
+        if terms and makes_partial(flow):
+            continue
         if (
             flow.wanted is not None
             and flow.wanted.kind == "partial"
@@ -222,12 +248,15 @@ def check_flows(target: Target, flows: Mapping[str, Flow], option: str) -> None:
 def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
     options = target.options
     local = options.get("local")
+    partial = options.get("grad") == "partial"
     layouts = Layouts(
         input=named_inputs(target) if inputs else {},
         output=options.get("output") or {} if outputs else {},
         local_input=bool(options.get("local_input", local if not outputs else False)),
         local_output=True if local is None else local,
-        partial_gradients=options.get("grad") == "partial",
+        partial_gradients=partial and inputs,
+        partial_output_gradients=partial and not inputs,
+        last=_last(target),
     )
     missing = [o for o, on in (("input", inputs), ("output", outputs)) if on and not getattr(layouts, o)]
     if len(missing) == inputs + outputs:
@@ -236,13 +265,45 @@ def _prepare(target: Target, inputs: bool, outputs: bool) -> Sharding:
             f"the rule does not say which {' or '.join(missing)}",
             f"write {missing[0]}: {{x: shard(1) -> replicate}}",
         )
-    check_flows(target, layouts.input, "input")
+    check_flows(target, layouts.input, "input", terms=layouts.local_input)
     check_flows(target, layouts.output, "output")
+    if layouts.partial_output_gradients:
+        _check_summed(layouts)
     if target.axis == "cp":
         _check_split(layouts.input, "input")
         _check_split(layouts.output, "output")
         return Sharding(SplitSequence(layouts), ("cp",))
     return Sharding(PrepareIO(layouts, target.axis), (target.axis,), arrives=arrivals(layouts.input))
+
+
+def _last(target: Target) -> int | None:
+    """How many of the last features `grad` is of; None for all. Raises StyleError."""
+    written = target.options.get("grad_last")
+    if not isinstance(written, str):
+        return written
+    modules = (target.module, *target.around)
+    value = nearest_number(modules, written)
+    if value is None or value < 1:
+        known = list(dict.fromkeys(n for m in modules[:2] for n in numbers(m)))
+        raise StyleError(
+            "unknown-attribute",
+            f"neither {target.path} nor a module around it has a positive whole number {written!r}",
+            did_you_mean(written, known, "there are"),
+            "grad_last",
+        )
+    return value
+
+
+def _check_summed(layouts: Layouts) -> None:
+    """`grad: partial` is of an output that every rank holds whole and hands on as a plain tensor. Raises StyleError."""
+    for flow in layouts.output.values():
+        if flow.wanted is None or flow.wanted.kind != "replicate" or not layouts.local_output:
+            raise StyleError(
+                "wrong-layout",
+                f"`grad: partial` is of an output that is handed on whole, as a plain tensor, and not of `{flow}`",
+                "write `output: replicate`, without `local: false`; or leave `grad` out",
+                "grad",
+            )
 
 
 def arrivals(flows: Mapping[str, Flow]) -> dict[str, Placement]:

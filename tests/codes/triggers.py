@@ -22,6 +22,9 @@ from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.explaining import explain
+from parallelizer.hugging_face.proposal import inexpressible
+from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
+from parallelizer.hugging_face.translate import translate
 from parallelizer.plan import Mesh
 from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
@@ -114,6 +117,13 @@ def added() -> Found:
     return raised(lambda: refuse_added_parameters(model))
 
 
+def unsayable() -> Found:
+    """What is said of a `tp_plan` with a string that is new."""
+    entry = Entry("linear", "colwise_from_tomorrow", ("linear",), ("linear.weight",))
+    _, failed = translate(nn.ModuleDict({"linear": nn.Linear(2, 2)}), [entry])
+    return inexpressible(failed)
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-mismatch": lambda here: raised(
@@ -130,11 +140,13 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "lock-not-written": lambda here: raised(lambda: lock.write_lock(here / "nowhere" / "plan.lock", {})),
     "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
+    "no-tp-plan": lambda here: raised(lambda: read_tp_plan(nn.Linear(2, 2))),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
     "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
+    "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(
         lambda: explain(from_config(*compose_config(())), "layers.0.atention.wq", 0)

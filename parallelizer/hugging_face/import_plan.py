@@ -1,0 +1,145 @@
+"""`import-plan`: the plan of a transformers model from its own `tp_plan`, written, or compared with one written before."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, Findings, PlanError, Span, has_errors
+from parallelizer.show import diagnostics as show_diagnostics
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.hugging_face.proposal import Proposal
+    from parallelizer.plan import Plan
+    from parallelizer.setup import Setup
+
+FILE = "<imported>"
+SIZES = ("not-divisible", "heads-not-divisible", "sequence-not-divisible", "batch-not-divisible")
+"""Codes that say something of the sizes of the model and of tp=2, and nothing of the plan."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The text of a plan, what it was made of, and what following a step of it on tp=2 found."""
+
+    text: str
+    plan: Plan
+    proposal: Proposal
+    found: tuple[Diagnostic, ...] = ()
+
+
+def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
+    """Print the plan, or what differs; the exit status. `setup` reads the configuration, without a plan."""
+    import torch
+
+    from parallelizer.hugging_face.changes import changes
+    from parallelizer.load import load_plan
+
+    torch.set_num_threads(1)  # a step is followed in a forked child
+    try:
+        written = load_plan(arguments.check) if arguments.check else None
+        read = setup()
+        model = read.build_model()
+        imported = import_plan(read, model, _command(arguments))
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    if written is None:
+        show_diagnostics.write(imported.found, sys.stderr)
+        sys.stdout.write(imported.text)
+        return 1 if has_errors(imported.found) else 0
+    differing = changes(model, written, imported.plan, imported.proposal)
+    given = f"transformers {_version()} gives {type(model).__name__}"
+    if differing:
+        print(f"{arguments.check} is not what {given}:", *differing, sep="\n  ")
+    else:
+        print(f"{arguments.check} is what {given}")
+    return 1 if differing else 0
+
+
+def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
+    """The plan of a model of transformers, on meta.
+
+    A step is followed on tp=2 to find parameters that no entry names and whose gradients differ from rank to rank; their
+    rules sum them. Raises PlanError for a model without a `tp_plan`, and for entries that cannot be expressed.
+    """
+    from parallelizer.calls import observe
+    from parallelizer.hugging_face.proposal import propose
+
+    calls = observe(model, setup.workload)
+    called = None if calls is None else calls.by_module
+    proposal = propose(model, called=called)
+    first = _imported(proposal, model, command)
+    summed, found = follow(setup, model, first.plan)
+    if not summed:
+        return Imported(first.text, first.plan, proposal, found)
+    proposal = propose(model, summed, called)
+    second = _imported(proposal, model, command)
+    return Imported(second.text, second.plan, proposal, follow(setup, model, second.plan)[1])
+
+
+def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:
+    from parallelizer.hugging_face.write_plan import plan_text
+
+    header = [
+        f"{type(model).__name__} by the tp_plan of transformers {_version()}, the residual stream whole on every rank of tp."
+    ]
+    header += (
+        [f"Written by `{command}`;", "`--check FILE` tells what another release would change."]
+        if command
+        else []
+    )
+    text = plan_text(proposal, header)
+    return Imported(text, parsed(text), proposal)
+
+
+def parsed(text: str) -> Plan:
+    """The plan that a text is. Raises PlanError."""
+    from parallelizer.parse import parse_plan
+    from parallelizer.plan import Plan
+    from parallelizer.source import MappingNode, read
+
+    findings, node = Findings(), read(text, FILE)
+    written = node if isinstance(node, MappingNode) else MappingNode((), Span(FILE))
+    plan = parse_plan(written, Plan("imported", FILE), findings)
+    if findings.items:
+        raise PlanError(findings.items)
+    return plan
+
+
+def follow(setup: Setup, model: nn.Module, plan: Plan) -> tuple[frozenset[str], tuple[Diagnostic, ...]]:
+    """The parameters whose gradients nothing sums, though they differ over tp, and what else a followed step finds."""
+    from parallelizer.checks.layout_flow import layout_flow
+    from parallelizer.compiler import compile as compile_plan
+    from parallelizer.plan import Mesh
+    from parallelizer.simulate.flow import follow as follow_step
+    from parallelizer.simulate.flow import runs_alone
+    from parallelizer.simulate.world import in_children
+
+    try:
+        program = compile_plan(plan, model, Mesh({"tp": 2}), workload=setup.workload)
+    except PlanError as error:
+        serious = [d for d in error.diagnostics if d.code not in SIZES]
+        return frozenset(), tuple(serious)
+    given = program, model, setup.workload, setup.loss()
+    (flow,) = in_children([(follow_step, *given)])
+    names = frozenset(name for one in flow.unreduced for name in flow.paths(one.parameter))
+    alone = flow.failure is None or in_children([(runs_alone, *given)])[0]
+    return names, layout_flow(program, model, flow, runs_alone=alone)
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    folder = ["--config-dir", arguments.config_dir] if arguments.config_dir else []
+    return shlex.join(["python", "-m", "parallelizer", "import-plan", *folder, *arguments.overrides])
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)

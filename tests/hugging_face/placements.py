@@ -1,0 +1,91 @@
+"""Where transformers' own tensor parallelism puts every parameter, element by element, beside where a program of ours does."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parallelizer.compiler import Program, tensor_placements
+from parallelizer.plan import full_name
+from parallelizer.simulate.world import enter_fake_world
+from parallelizer.styles.packing import Packing
+from parallelizer.tied_parameters import parameter_names, tied_names
+
+TP = 2
+
+Piece = tuple[int, tuple[int, ...]] | None
+"""The dimension that is split and this rank's positions in it; None for a parameter that lies whole."""
+
+
+def ours(program: Program, model: nn.Module, rank: int) -> dict[str, Piece]:
+    """Each parameter's piece on a rank of tp, as the program places and packs it."""
+    placed = tensor_placements(program.applications)
+    packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
+    found: dict[str, Piece] = {}
+    for name, param in parameter_names(model).items():
+        dim = placed[name]["tp"].dim if "tp" in placed.get(name, {}) else None
+        if dim is None:
+            found[name] = None
+            continue
+        size = param.shape[dim]
+        found[name] = dim, _positions(size, packed.get(name), rank)
+    return found
+
+
+@lru_cache
+def _positions(size: int, packing: Packing | None, rank: int) -> tuple[int, ...]:
+    order = torch.arange(size) if packing is None else packing.order()
+    return tuple(order.chunk(TP)[rank].tolist())
+
+
+def theirs(model: nn.Module, rank: int) -> dict[str, Piece]:
+    """Each parameter's piece on a rank of tp, as transformers makes the model parallel. Uses this process up."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    if not dist.is_initialized():
+        enter_fake_world(TP, rank)
+    mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))
+    one: Any = model
+    names = list(parameter_names(model))
+    for _, *others in tied_names(
+        model
+    ):  # transformers ties them after it has loaded what is parallel already
+        for name in others:
+            path, _, leaf = name.rpartition(".")
+            alone = nn.Parameter(torch.empty_like(one.get_parameter(name)))
+            one.get_submodule(path).register_parameter(leaf, alone)
+    apply_tensor_parallelism(model, mesh, one._expand_parallel_plan(one.tp_plan))
+
+    @lru_cache
+    def positions(size: int, placement: Any) -> tuple[int, ...]:
+        alike = _on_first(placement)
+        from torch.distributed.tensor import distribute_tensor
+
+        local = distribute_tensor(torch.arange(size), mesh, [alike], src_data_rank=None).to_local()
+        return tuple(local.tolist())
+
+    found: dict[str, Piece] = {}
+    for name in names:
+        param = one.get_parameter(name)
+        placement = param.placements[0] if isinstance(param, DTensor) else None
+        if placement is None or placement.is_replicate():
+            found[name] = None
+        else:
+            dim = placement.dim % param.ndim
+            found[name] = dim, positions(param.shape[dim], placement)
+    return found
+
+
+def _on_first(placement: Any) -> Any:
+    """The placement on dimension 0 instead of its own."""
+    from torch.distributed.tensor import Shard
+
+    if hasattr(placement, "split_factor"):
+        return type(placement)(0, split_factor=placement.split_factor)
+    return Shard(0)
