@@ -181,7 +181,7 @@ def test_a_batch_has_one_sequence_of_one_token_unless_said() -> None:
         ({"plan": None}, "plan-not-found", "no plan is chosen", "set plan="),
         ({"plan": ""}, "plan-not-found", "no plan is chosen", "set plan="),
         ({"plan": ["a"]}, "plan-not-found", "is not the name of a plan", "set plan="),
-        ({"plan": 3}, "plan-not-found", "there is no plan named '3'", "the plans are llama"),
+        ({"plan": 3}, "plan-not-found", "there is no plan named '3'", "the plans are alibi"),
         ({"plan": "${nope}"}, "interpolation", "the value of plan cannot be worked out", "write the value"),
         ({"device": "gpu"}, "unknown-value", "there is no device 'gpu'", "the devices are auto, cpu, cuda"),
         ({"model": None, "plan": "llama"}, "model-build", "no model is configured", "set model="),
