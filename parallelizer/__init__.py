@@ -31,6 +31,7 @@ _WHERE = {
     "from_config": "config",
     "load_plan": "load",
     "load_pretrained": "hugging_face.weights",
+    "load_whole_state_dict": "whole_state",
     "materialize": "initialize",
     "parallelize": "applier",
     "redistribute": "redistribution",
@@ -42,6 +43,7 @@ _WHERE = {
     "style": "styles.base",
     "train_step": "step",
     "unshard": "context.buffers",
+    "whole_state_dict": "whole_state",
 }
 
 __all__ = list(_WHERE)

@@ -63,7 +63,7 @@ def materialize(
             _check_filled(whole, path, model)
             for name, param in module.named_parameters(recurse=False):
                 if id(param) not in filled:  # a tied one has the values of its first owner
-                    _fill(param, whole.get_parameter(name).data, packed.get(full_name(path, name)))
+                    fill(param, whole.get_parameter(name).data, packed.get(full_name(path, name)))
                     filled.add(id(param))
             for name, buffer in module.named_buffers(recurse=False):
                 buffer.copy_(whole.get_buffer(name))
@@ -152,7 +152,8 @@ def _called(path: str, model: nn.Module) -> str:
     return f"{path or 'the root'} ({type(model.get_submodule(path)).__name__})"
 
 
-def _fill(param: nn.Parameter, full: torch.Tensor, packing: Packing | None) -> None:
+def fill(param: torch.Tensor, full: torch.Tensor, packing: Packing | None) -> None:
+    """Give a local shard, or a plain tensor, its part of the full one, which is in the original order. No communication."""
     if packing is not None:
         full = packing.pack(full)
     if isinstance(param, DTensor):

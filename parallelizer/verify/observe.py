@@ -22,11 +22,12 @@ from parallelizer.context.order import order_of
 from parallelizer.initialize import materialize
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.plan import Plan
-from parallelizer.state import restore_buffers, state_of
+from parallelizer.state import restore_buffers
 from parallelizer.step import forward, train_step
 from parallelizer.verify.recording import Tensors, local_part, recording
 from parallelizer.verify.rounding import least_norm, norm_of, terms_of
 from parallelizer.verify.subject import Subject
+from parallelizer.whole_state import whole_tensor
 
 STEPS = 2
 UNCLIPPED = 1e30
@@ -106,7 +107,7 @@ def _observe(
     if nudge:
         _nudge_first_step(optimizer, nudge, subject.tokens)
     params = dict(model.named_parameters())
-    seen.start = {n: full(p, model, n) for n, p in params.items()}
+    seen.start = {n: whole_tensor(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
     for step in range(STEPS):
         whole = subject.batch(seed + step)
@@ -119,8 +120,10 @@ def _observe(
         seen.losses.append(done.loss.item())
         seen.norms.append(done.grad_norm.item())
         gradients = _on_all_ranks({n: p.grad for n, p in params.items() if p.grad is not None}, params, mesh)
-        seen.gradients.append({n: full(gradients[n], model, n) if n in gradients else None for n in params})
-        seen.parameters.append({n: full(p, model, n) for n, p in params.items()})
+        seen.gradients.append(
+            {n: whole_tensor(gradients[n], model, n) if n in gradients else None for n in params}
+        )
+        seen.parameters.append({n: whole_tensor(p, model, n) for n, p in params.items()})
         seen.bits.append(_digests(params))
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
@@ -186,14 +189,6 @@ def _unsharded(logits: torch.Tensor, batch: Tensors, mesh: DeviceMesh) -> torch.
     return unshard(logits, mesh, like=like)
 
 
-def full(tensor: torch.Tensor, model: nn.Module, name: str) -> torch.Tensor:
-    """The whole tensor in its original order. Collective for a DTensor."""
-    whole = tensor.full_tensor().detach() if isinstance(tensor, DTensor) else tensor.detach()
-    state = state_of(model)
-    packing = state.packed.get(name) if state else None
-    return (packing.unpack(whole) if packing else whole).clone()
-
-
 def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh | None) -> Tensors:
     params, found = dict(model.named_parameters()), {}
     for name, param in params.items():
@@ -202,7 +197,7 @@ def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh
                 found[f"{name}:{key}"] = value.detach()
     states = _on_all_ranks(found, params, mesh)
     return {
-        key: full(value, model, key.partition(":")[0]) if value.ndim else value.clone()
+        key: whole_tensor(value, model, key.partition(":")[0]) if value.ndim else value.clone()
         for key, value in states.items()
     }
 
