@@ -17,6 +17,7 @@ from parallelizer import interrupts
 from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
 from parallelizer.override_mistakes import OverrideSyntaxError
+from parallelizer.propose import command as init_command
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.torch_import import import_torch
 from parallelizer.verify import command as verify_command
@@ -69,6 +70,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         ("export", _export, "print the plan as plain Python on torch's public APIs"),
         ("import-plan", _import_plan, "print the plan that a transformers model's own tp_plan comes to"),
         ("schema", _schema, "print the JSON Schema of plan files, for editors"),
+        ("init", _init, "propose a plan for a model that has none, from what its forward does"),
     ):
         command = commands.add_parser(name, help=doc, description=doc + ".")
         command.add_argument(
@@ -90,7 +92,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
                 metavar="FILE",
                 help="compare a plan with what would be written now: exit 1 with what differs",
             )
-        if name not in ("export", "import-plan", "schema"):
+        if name not in ("export", "import-plan", "schema", "init"):
             command.add_argument(
                 "--json", action="store_true", help="one JSON document on stdout, nothing else"
             )
@@ -120,6 +122,8 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
             )
         if name == "verify":
             verify_command.add_options(command)
+        if name == "init":
+            init_command.add_options(command)
         command.set_defaults(run=run)
     _add_explain(commands)
     return parser, commands.choices
@@ -362,6 +366,11 @@ def _import_plan(arguments: argparse.Namespace) -> int:
     return import_plan.run(arguments, lambda: _setup(arguments, planless=True))
 
 
+def _init(arguments: argparse.Namespace) -> int:
+    import_torch()
+    return init_command.run(arguments, lambda more: _setup(arguments, more))
+
+
 def _schema(arguments: argparse.Namespace) -> int:
     from parallelizer.compose import compose_config
     from parallelizer.config import import_styles
@@ -378,11 +387,11 @@ def _schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _setup(arguments: argparse.Namespace, *, planless: bool = False) -> Setup:
+def _setup(arguments: argparse.Namespace, more: Sequence[str] = (), *, planless: bool = False) -> Setup:
     from parallelizer.compose import compose_config
     from parallelizer.config import from_config
 
-    composed = compose_config(arguments.overrides, arguments.config_dir, arguments.config_name)
+    composed = compose_config([*arguments.overrides, *more], arguments.config_dir, arguments.config_name)
     return from_config(*composed, planless=planless)
 
 

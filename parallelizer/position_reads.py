@@ -74,16 +74,16 @@ def position_sources(
     made = {name: torch.empty(2, length, dtype=torch.int64, device="meta") for name in given}
     batch = inputs_of(model, made | workload.example(2, length, "meta"))
     short, run = short_copy(applications, model)
-    used = _used(short, batch, length, given)
+    used = used_positions(short, batch, length, given)
     if used is None and run is not None:  # a forward may count its layers
-        used = _used(copy.deepcopy(model), batch, length, given)
+        used = used_positions(copy.deepcopy(model), batch, length, given)
         run = None
     if run is None:
         return tuple(used or ())
     return tuple(each for source in used or () for each in _in_every_layer(source, run))
 
 
-def _used(
+def used_positions(
     model: nn.Module, batch: Mapping[str, torch.Tensor], length: int, given: Iterable[str]
 ) -> list[Source] | None:
     """What one forward uses; None when it does not run. Its forward may leave things behind in the model."""

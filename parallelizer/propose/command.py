@@ -1,0 +1,181 @@
+"""`python -m parallelizer init`: exit status 0 when a plan was written, 1 when the configuration is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.propose.facts import Facts
+    from parallelizer.propose.positions import Carriers
+    from parallelizer.propose.rules import Choice
+    from parallelizer.setup import Setup
+    from parallelizer.workload import Workload
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """The options that `init` has beside those of every command."""
+    command.add_argument("--output", metavar="FILE", help="where to write the plan; stdout unless said")
+    command.add_argument("--force", action="store_true", help="write over a file that is there")
+    command.add_argument(
+        "--unproven", action="store_true", help="do not run the plan on ranks: it is validated only"
+    )
+
+
+def run(arguments: argparse.Namespace, setup_of: Callable[[list[str]], Setup]) -> int:
+    """Propose a plan for the configured model, and write it. `setup_of` reads the configuration with some overrides."""
+    from parallelizer.show import diagnostics as show_diagnostics
+
+    try:
+        _check_target(arguments.output, arguments.force)
+        text = propose(setup_of, arguments)
+        if arguments.output is None:
+            sys.stdout.write(text)
+        else:
+            _write(arguments.output, text)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
+    return 0
+
+
+def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> str:
+    """The text of the plan. Raises PlanError when the model cannot be built."""
+    import torch
+
+    from parallelizer.propose import retreat
+    from parallelizer.propose.rules import Choice, units
+    from parallelizer.propose.trial import Trials
+    from parallelizer.propose.write import WIDTH, plan_text
+
+    torch.set_num_threads(1)  # everything is tried in forked children
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+        path = Path(folder) / "plan.yaml"
+        path.write_text('rules: {"": fsdp}\n')
+        # The plan that the model config names is what is to be written: it need not be there yet.
+        setup = setup_of([f"plan={path}"])
+    model = setup.build_model()
+    facts, found, failure = _look(setup, model)
+    batch = {
+        name: f"{{dim: {dim}, pad: {entry.ignore}}}" if entry.ignore is not None else str(dim)
+        for name, entry in setup.workload.entries.items()
+        if (dim := entry.sequence_dim()) is not None
+    }
+    if found.input:
+        batch[found.input] = "positions"
+    said: list[str] = []
+    if failure:
+        said.append(f"its forward could not be watched ({failure}): nothing but fsdp is proposed")
+    context = bool(facts.attentions) and any(v != "positions" for v in batch.values())
+    if not context and not failure:
+        said.append(
+            "there is no context parallelism: "
+            + ("no entry of the batch has a sequence" if facts.attentions else "no attention call was seen")
+        )
+    full = Choice(
+        units=frozenset(units(facts)),
+        context=context,
+        batch=batch if context or found.input else {},
+        buffers=found.buffers if context else {},
+    )
+    title = _title(model, arguments.overrides, WIDTH)
+
+    def text(choice: Choice) -> str:
+        return plan_text(facts, choice, title)
+
+    settled = retreat.Retreat(facts, Trials(setup, model), text, retreat.to_stderr).settle(
+        full, prove=not arguments.unproven
+    )
+    said += settled.said
+    said += _left(facts, settled.choice)
+    for sentence in said:
+        retreat.to_stderr(sentence)
+    return plan_text(facts, settled.choice, title, said)
+
+
+def _title(model: nn.Module, overrides: Sequence[str], width: int) -> str:
+    command = ["python", "-m", "parallelizer", "init"]
+    for words in ([*command, *overrides], command):
+        title = f"{type(model).__name__}, as `{shlex.join(words)}` proposes it: by what its forward does, not by names."
+        if len(title) <= width:
+            break
+    return title
+
+
+def _left(facts: Facts, choice: Choice) -> list[str]:
+    """Sentences on modules that stay whole because of what the forward does with them."""
+    from parallelizer.propose.rules import unsplit
+
+    whole: dict[str, list[str]] = {}
+    if not choice.units:
+        return []
+    for path, why in unsplit(facts).items():
+        whole.setdefault(why, []).append(path)
+    return [
+        f"{', '.join(paths)} stay{'s' * (len(paths) == 1)} whole over tp: {why}"
+        for why, paths in whole.items()
+    ]
+
+
+def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
+    """What the model does, and what of it carries the sequence, from children; why nothing is known, if nothing is."""
+    from parallelizer.propose.facts import Facts
+    from parallelizer.propose.positions import Carriers, carriers
+    from parallelizer.propose.roles import blocks
+    from parallelizer.simulate.world import WorldError, in_children
+    from parallelizer.verify.tiny import shrink
+
+    try:
+        small = shrink(setup)[0].build_model()
+    except PlanError:
+        small = None
+    try:
+        (found,) = in_children([(carriers, model, setup.workload, small)])
+        (facts,) = in_children([(_facts, model, setup.workload, found.input)])
+    except WorldError as error:
+        names = tuple(path for path, _ in model.named_modules())
+        reason = str(error).strip().splitlines()[-1]
+        return Facts(modules=names, blocks=tuple(blocks(model, names))), Carriers(), reason
+    return facts, found, None
+
+
+def _facts(model: nn.Module, workload: Workload, positions: str | None) -> Facts:
+    from parallelizer.propose.observe import watch
+    from parallelizer.propose.roles import roles
+
+    return roles(model, watch(model, workload, positions))
+
+
+def _check_target(path: str | None, force: bool) -> None:
+    if path is None:
+        return
+    if os.path.exists(path) and not force:
+        message = f"{path} is there already"
+        raise PlanError(
+            [Diagnostic("file-unwritable", message, None, "name another file, or write over it with --force")]
+        )
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        message = f"{path} cannot be written: there is no folder {folder}"
+        raise PlanError(
+            [Diagnostic("file-unwritable", message, None, "make the folder, or name another file")]
+        )
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror or error}"
+        raise PlanError([Diagnostic("file-unwritable", message, None, "name another file")]) from None
+    sys.stderr.write(f"{path}: written\n")

@@ -1,0 +1,68 @@
+"""What was found in a model, as plain data: what a plan is written from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Region:
+    """Linears that are split together: what `sources` make is split, and `consumers` sum over it.
+
+    `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
+    whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
+    work on what is split. `divide` are attributes of modules that state how many heads there are.
+    """
+
+    kind: str
+    sources: Mapping[str, tuple[int, ...]]
+    consumers: tuple[str, ...]
+    gates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bare: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding: `tokens` says whether it is looked up by an entry of the batch, `sequence_dim` where the tokens are in what
+    it hands on, `rows` how many it has.
+    """
+
+    module: str
+    tokens: bool
+    sequence_dim: int | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module that was called: the first tensor that it takes, if that is of three dimensions, whether it has parameters of
+    its own and in it, whether tokens meet each other in it, and in which modules operators read what it hands on.
+    """
+
+    path: str
+    argument: str | None
+    own: bool
+    inner: bool
+    mixes: bool
+    read_in: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
+    `tied` that a head is an embedding's table.
+    """
+
+    regions: tuple[Region, ...] = ()
+    tables: tuple[Table, ...] = ()
+    heads: Mapping[str, bool] = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+    attentions: tuple[str, ...] = ()
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+    tied: bool = False

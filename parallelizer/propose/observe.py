@@ -1,0 +1,287 @@
+"""One forward of a model, watched: which linears make what, where it goes, and what stands between."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from parallelizer import torch_private
+from parallelizer.initialize import allocate
+from parallelizer.propose import operators
+from parallelizer.propose.atoms import (
+    BATCH,
+    FEATURE,
+    SEQUENCE,
+    Atom,
+    Dim,
+    contract_all,
+    fresh,
+    leaves,
+    refuse,
+    size_of,
+    tie,
+)
+from parallelizer.propose.modes import Functions, Operators
+from parallelizer.propose.seen import Attention, Dims, Lookup, Passage, Projection, Seen, Use
+from parallelizer.propose.stated import stated
+from parallelizer.step import forward
+from parallelizer.styles.base import forward_names
+from parallelizer.torch_private import tree_leaves
+from parallelizer.workload import Entry, Workload
+
+LENGTHS = (13, 11, 17, 19, 23, 12, 8, 16)
+"""Lengths of the sequence to try, which seldom are a size of the model."""
+
+
+def watch(model: nn.Module, workload: Workload, positions: str | None = None) -> Seen:
+    """Run `model`, which is on meta and is used up, once, on two short rows of fake tensors. `positions` is the argument that
+    takes the tokens' positions, if one does. Raises what its forward raises, at the last length that was tried.
+    """
+    if positions is not None:
+        entries = {**workload.entries, positions: Entry(("batch", "sequence"))}
+        workload = dataclasses.replace(workload, entries=entries)
+    lengths = [n for n in LENGTHS if n <= workload.seq_len] or [workload.seq_len]
+    fake = torch_private.FakeTensors()
+    with fake:
+        allocate(model, "cpu")
+    model.eval()  # dropout acts element by element, and would say nothing of its own
+    for length in (*lengths, workload.seq_len):
+        watcher = _Watcher(model, workload, positions)
+        try:
+            with fake, stated(model):
+                return watcher.run(workload.example(2, length, "cpu"))
+        except (Exception, SystemExit):
+            if length == workload.seq_len:
+                raise
+        finally:
+            watcher.close()
+    raise AssertionError
+
+
+class _Watcher:
+    def __init__(self, model: nn.Module, workload: Workload, positions: str | None) -> None:
+        self.model, self.workload, self.positions = model, workload, positions
+        self.seen = Seen()
+        self.held: list[torch.Tensor] = []  # so that nothing else gets an id
+        self.inside = [""]
+        self.clock = 0
+        self.quiet = 0
+        self.owners: dict[int, list[tuple[str, str]]] = {}
+        for path, module in model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                self.owners.setdefault(id(parameter), []).append((path, name))
+        self.transposed: dict[int, int] = {}
+        self.derived: dict[int, tuple[str, str]] = {}
+        self.batch: set[int] = set()
+        self.hooks: list[Any] = []
+        self.open: list[Passage] = []
+
+    @property
+    def where(self) -> str:
+        return self.inside[-1]
+
+    def run(self, batch: dict[str, torch.Tensor]) -> Seen:
+        self._adopt(batch)
+        for path, module in self.model.named_modules():
+            signature = inspect.signature(module.forward)
+            self.hooks += [
+                module.register_forward_pre_hook(self._enter(path, signature), with_kwargs=True),
+                module.register_forward_hook(self._leave, always_call=True),
+            ]
+        functions = Functions(self)
+        with torch.no_grad(), Operators(self), functions:
+            output = forward(self.model, batch)
+        self.seen.output = [id(t) for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
+        return self.seen
+
+    def close(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+
+    def dims(self, tensor: torch.Tensor) -> Dims:
+        if id(tensor) not in self.seen.dims:
+            names = self.owners.get(id(tensor))
+            origin = (
+                f"the parameter {'.'.join(names[0]).lstrip('.')}, which is whole"
+                if names
+                else "what is whole"
+            )
+            self.note(tensor, [fresh(n, origin=origin) for n in tensor.shape])
+        return self.seen.dims[id(tensor)]
+
+    def note(self, tensor: torch.Tensor, dims: Dims) -> None:
+        """Remember what a tensor is made of."""
+        self.held.append(tensor)
+        self.seen.dims[id(tensor)] = list(dims)
+        self.seen.shapes[id(tensor)] = tuple(tensor.shape)
+
+    def _adopt(self, batch: dict[str, torch.Tensor]) -> None:
+        names = forward_names(self.model)
+        words: dict[str, Dim] = {}
+        for name, tensor in batch.items():
+            if names is not None and name not in names:
+                continue
+            entry = self.workload.entries[name]
+            dims: Dims = []
+            for word, size in zip(entry.shape, tensor.shape, strict=True):
+                if isinstance(word, str):
+                    kind = BATCH if word == "batch" else SEQUENCE
+                    dims.append(words.setdefault(word, fresh(size, kind, f"the {word} of the batch")))
+                else:
+                    dims.append(fresh(size))
+            self.note(tensor, dims)
+            if name != self.positions:
+                self.batch.add(id(tensor))
+
+    def _enter(self, path: str, signature: inspect.Signature) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.clock += 1
+            given: dict[str, int] = {}
+            try:
+                bound = signature.bind(*args, **kwargs).arguments
+            except TypeError:
+                bound = {}
+            for name, value in bound.items():
+                if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                    continue
+                if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                    continue
+                if isinstance(value, torch.Tensor):
+                    given[name] = id(value)
+                    self.dims(value)
+            passage = Passage(path, given, self.clock)
+            self.seen.passages.append(passage)
+            self.open.append(passage)
+            self.inside.append(path)
+
+        return hook
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.clock += 1
+        self.inside.pop()
+        passage = self.open.pop()
+        passage.ended = self.clock
+        found = [t for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
+        self.held += found
+        passage.results = tuple(map(id, found))
+
+    # what is looked at as a whole
+
+    def linear(self, result: torch.Tensor, given: torch.Tensor, weight: torch.Tensor) -> None:
+        """A product with a weight: what it takes is summed over, what it makes is new."""
+        self.clock += 1
+        self.seen.read_in.setdefault(id(given), set()).add(self.where)
+        dims = self.dims(given)
+        owner = self._owner(weight)
+        if owner is None:
+            refuse([dims[-1]], "it is multiplied by what is no parameter", self.where)
+            self.note(result, [*dims[:-1], fresh(result.shape[-1])])
+            return
+        made = Atom(result.shape[-1], FEATURE, f"the output of {owner or 'the root'}")
+        self.seen.projections.append(
+            Projection(owner, id(given), made, dims[-1], dims[:-1], self.clock, id(result))
+        )
+        for atom in leaves(dims[-1])[1:]:
+            atom.refuse(f"{owner} sums over it", owner)
+        self.note(result, [*dims[:-1], (made,)])
+
+    def lookup(self, result: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> None:
+        """Rows of a table."""
+        owner = self._owner(weight)
+        dims = [*self.dims(ids), fresh(result.shape[-1], origin="the residual stream, which is whole")]
+        if owner is not None:
+            self.seen.lookups.append(Lookup(owner, dims, id(ids) in self.batch, id(result)))
+        self.note(result, dims)
+
+    def attention(
+        self, result: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masks: Sequence[Any]
+    ) -> None:
+        """Attention by head: heads of queries, keys and values go together, the rest is needed whole."""
+        dq, dk, dv = self.dims(q), self.dims(k), self.dims(v)
+        heads: tuple[Atom | None, ...] = ()
+        if q.ndim == 4:
+            tops = [leaves(d[1])[:1] for d in (dq, dk, dv)]
+            found = [t[0] for t in tops if t]
+            for other in found[1:]:
+                tie(found[0], other)
+            if len(found) < 3:  # a single head cannot be split
+                for atom in found:
+                    atom.refuse("there is a single key head", self.where)
+            heads = tuple(t[0] if t else None for t in tops)
+        for dims in (dq, dk, dv):
+            contract_all(dims[-1], "the attention sums over it", self.where)
+        for mask in masks:
+            if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] != 1:
+                for atom in leaves(self.dims(mask)[1]):
+                    for head in heads:
+                        if head is not None and atom.kind != "uniform":
+                            head.refuse("a mask for each head is added, which is whole", self.where)
+        self.seen.attentions.append(Attention(self.where, heads))
+        self.seen.mixing.add(self.where)
+        self.note(result, [*dq[:-1], dv[-1]])
+
+    def _owner(self, weight: torch.Tensor) -> str | None:
+        """The module that a weight belongs to; of several, the one that is running."""
+        names = self.owners.get(self.transposed.get(id(weight), id(weight)), [])
+        inside = next((path for path, _ in names if path == self.where), None)
+        return inside
+
+    def operator(self, func: Any, result: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """One operator of aten."""
+        packet = func.overloadpacket
+        aten = torch.ops.aten
+        if packet in (aten.t, aten.transpose) and id(args[0]) in self.owners:
+            self.transposed[id(result)] = id(args[0])
+        if packet in (aten.mm, aten.addmm):
+            *_, given, weight = args[:3] if packet is aten.addmm else args[:2]
+            if self._owner(weight) is not None:
+                self.linear(result, given, weight)
+                return
+        self.note_uses(args, kwargs)
+        if packet is aten._softmax:
+            self.seen.weighed += [atom for dim in self.dims(args[0]) for atom in leaves(dim)]
+        given = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]
+        if given and isinstance(result, torch.Tensor):
+            if all(self._parameter(t) for t in given):
+                self.derived[id(result)] = self._parameter(given[0]) or ("", "")
+            if all(id(t) in self.batch for t in given):
+                self.batch.add(id(result))
+        if packet in operators.PARTS:
+            for each, dims in zip(result, operators.parts(self, func, result, args, kwargs), strict=True):
+                self.note(each, dims)
+            return
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                dims = operators.handed_on(self, func, tensor, args, kwargs)
+                if len(dims) != tensor.ndim or any(
+                    size_of(d) != n for d, n in zip(dims, tensor.shape, strict=True)
+                ):
+                    for each in given:
+                        refuse(self.dims(each), f"it goes through {packet.__name__}", self.where)
+                    dims = [fresh(n) for n in tensor.shape]
+                self.note(tensor, dims)
+
+    def note_uses(self, args: Any, kwargs: Any) -> None:
+        tensors = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]
+        for tensor in tensors:
+            self.seen.read_in.setdefault(id(tensor), set()).add(self.where)
+            owner = self._parameter(tensor)
+            if owner is not None:
+                self.seen.uses += [Use(*owner, self.dims(t)) for t in tensors if self._parameter(t) is None]
+
+    def _parameter(self, tensor: torch.Tensor) -> tuple[str, str] | None:
+        """The parameter that a tensor is, or is computed from alone."""
+        owners = self.owners.get(id(tensor), [])
+        return owners[0] if owners else self.derived.get(id(tensor))
+
+
+def _plain(output: Any) -> Any:
+    """An output with the entries of a dataclass or a mapping as a dict."""
+    if isinstance(output, dict):
+        return dict(output)
+    return output

@@ -1,0 +1,301 @@
+"""From what a forward did to the roles that modules play in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from parallelizer.propose.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.facts import Facts, Part, Region, Table
+from parallelizer.propose.seen import Passage, Projection, Seen
+
+
+def roles(model: nn.Module, seen: Seen) -> Facts:
+    """What every module does, by what was seen."""
+    finder = _Finder(model, seen)
+    regions = tuple(finder.regions())
+    return Facts(
+        regions,
+        tuple(finder.tables()),
+        finder.heads(regions),
+        tuple(blocks(model, {p.module for p in seen.passages})),
+        tuple(dict.fromkeys(a.module for a in seen.attentions)),
+        finder.parts(),
+        finder.left(regions),
+        tuple(path for path, _ in model.named_modules()),
+        tuple(name for name, _ in model.named_buffers()),
+        finder.tied(),
+    )
+
+
+def blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
+    """The repeated blocks: children of one list that are of one class, have parameters and modules in them, and are called;
+    those of the outermost lists.
+    """
+    ran = set(called)
+    found: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            continue
+        if any(path.startswith(f"{block}.") for block in found):
+            continue
+        prefix = f"{path}." if path else ""
+        children = [(f"{prefix}{name}", child) for name, child in module.named_children()]
+        kinds = {type(child) for _, child in children}
+        if len(kinds) == 1 and all(
+            name in ran and any(True for _ in child.children()) and any(True for _ in child.parameters())
+            for name, child in children
+        ):
+            found += [name for name, _ in children]
+    return found
+
+
+class _Finder:
+    def __init__(self, model: nn.Module, seen: Seen) -> None:
+        self.model, self.seen = model, seen
+        self.modules = dict(model.named_modules())
+        self.refusals: dict[int, tuple[str, str]] = {}
+        self.bonds: dict[int, Bond] = {}  # held, so that nothing else gets an id
+        for dims in seen.dims.values():
+            for dim in dims:
+                self._judge(leaves(dim))
+        for projection in seen.projections:
+            for segment in _segments(projection.made):
+                self._judge(segment)
+        self.by_module: dict[str, list[Projection]] = {}
+        for projection in seen.projections:
+            self.by_module.setdefault(projection.module, []).append(projection)
+        self.why: dict[str, str] = {}
+
+    def _judge(self, atoms: Iterable[Atom]) -> None:
+        for atom in atoms:
+            bond = atom.group()
+            self.bonds[id(bond)] = bond
+            if atom.refused and id(bond) not in self.refusals:
+                self.refusals[id(bond)] = (atom.refused, atom.where)
+
+    def regions(self) -> list[Region]:
+        """What can be split together, in order of execution; a linear has one part in one region."""
+        made: dict[int, list[Projection]] = {}
+        taken: dict[int, list[Projection]] = {}
+        for projection in self.seen.projections:
+            for bond in {id(a.group()) for s in _segments(projection.made) for a in s}:
+                made.setdefault(bond, []).append(projection)
+            first = leaves(projection.taken)[:1]
+            if first:
+                taken.setdefault(id(first[0].group()), []).append(projection)
+        heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
+        heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
+        found: list[Region] = []
+        used: set[str] = set()
+        for bond, sources in made.items():
+            consumers = taken.get(bond, [])
+            names = {p.module for p in sources} | {p.module for p in consumers}
+            if not consumers:
+                self._say(sources, bond, "no linear takes what it makes")
+                continue
+            if self._reason(bond):
+                self._say([*sources, *consumers], bond, "")
+                continue
+            parts = {p.module: _parts(p, bond) for p in sources}
+            partial = [name for name, sizes in parts.items() if sizes is None]
+            if partial or names & used or {p.module for p in sources} & {p.module for p in consumers}:
+                reason = "only a part of what it makes can be split" if partial else "it is split otherwise"
+                self._say([p for p in sources if p.module not in used], None, reason)
+                continue
+            if not all(self._always(p.module, bond) for p in (*sources, *consumers)):
+                self._say([*sources, *consumers], None, "it is called in several ways")
+                continue
+            used |= names
+            kind = "attention" if bond in heads else "gated" if _distinct(sources) > 1 else "mlp"
+            found.append(self._region(kind, bond, sources, consumers, parts))
+        return found
+
+    def _region(self, kind: str, bond: int, sources: Sequence[Projection], consumers: Sequence[Projection],
+                parts: dict[str, tuple[int, ...] | None]) -> Region:  # fmt: skip
+        ends = {met[1] for p in consumers if (met := p.made.met()) is not None}
+        gates: dict[str, dict[str, None]] = {}
+        bare: list[str] = []
+        for source in sources:
+            gate = self._gate(source, ends)
+            if gate is None:
+                bare.append(source.module)
+            else:
+                gates.setdefault(gate[0], {})[gate[1]] = None
+        own = {p.module for p in (*sources, *consumers)}
+        inside: dict[str, None] = {}
+        for use in self.seen.uses:
+            if use.module not in own and any(id(a.group()) == bond for d in use.dims for a in leaves(d)):
+                inside[use.module] = None
+        for p in self.seen.projections:
+            if p.module not in own and any(id(a.group()) == bond for d in p.lead for a in leaves(d)):
+                inside[p.module] = None
+        divide: dict[str, dict[str, None]] = {}
+        for written in self.seen.written:
+            own_atoms = leaves(written.dim)
+            if own_atoms and id(own_atoms[0].group()) == bond:
+                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
+                for (path, name), value in written.names.items():
+                    if value in sizes:
+                        divide.setdefault(path or written.module, {})[name] = None
+        return Region(
+            kind,
+            {name: sizes or () for name, sizes in parts.items()},
+            tuple(dict.fromkeys(p.module for p in consumers)),
+            {path: tuple(names) for path, names in gates.items()},
+            tuple(dict.fromkeys(bare)),
+            tuple(inside),
+            {path: tuple(names) for path, names in divide.items()},
+        )
+
+    def _gate(self, source: Projection, ends: set[str]) -> tuple[str, str] | None:
+        """The outermost module around a source through one of whose arguments its input comes, and that argument. What is added
+        to the stream again is added outside.
+        """
+        around = [p for p in self.seen.passages if p.begun < source.order < p.ended]
+        own = next((p for p in reversed(around) if p.module == source.module), None)
+        given = next(iter(own.given.values()), source.given) if own else source.given
+        for passage in around:
+            if passage.module in ("", source.module) or any(_is_inside(end, passage.module) for end in ends):
+                continue
+            name = next((n for n, tensor in passage.given.items() if tensor == given), None)
+            if name is not None:
+                return passage.module, name
+        return None
+
+    def _always(self, module: str, bond: int) -> bool:
+        """Whether every call of a module makes or takes what is split."""
+        return all(
+            any(id(a.group()) == bond for s in _segments(p.made) for a in s)
+            or any(id(a.group()) == bond for a in leaves(p.taken)[:1])
+            for p in self.by_module[module]
+        )
+
+    def _reason(self, bond: int) -> str | None:
+        if bond not in self.refusals:
+            return None
+        reason, where = self.refusals[bond]
+        return f"{reason}, in {where}" if where and where not in reason else reason
+
+    def _say(self, projections: Iterable[Projection], bond: int | None, reason: str) -> None:
+        """Note why linears are in no region: what became of their own output, or of what it meets, or else `reason`."""
+        for projection in projections:
+            met = projection.made.met() if bond is not None else None
+            own = self._reason(bond) if bond is not None else None
+            if met is not None:
+                why = f"{met[0]}, in {met[1] or 'the root'}"
+            elif own is not None:
+                why = f"what it makes goes with what cannot be split: {own}"
+            else:
+                why = reason
+            self.why.setdefault(projection.module, why)
+
+    def heads(self, regions: Sequence[Region]) -> dict[str, bool]:
+        """Linears whose features the model returns as they are; whether each takes one row for each token."""
+        in_regions = {n for r in regions for n in (*r.sources, *r.consumers)}
+        returned = {
+            id(a.group())
+            for each in self.seen.output
+            for d in self.seen.dims.get(each, ())[-1:]
+            for a in leaves(d)
+        }
+        return {
+            p.module: self.seen.shapes.get(p.given, ()).__len__() == 3
+            for p in self.seen.projections
+            if p.module not in in_regions
+            and p.made.root().kind == FEATURE
+            and not p.made.root().children
+            and not p.made.root().cuts
+            and id(p.made.group()) in returned
+            and id(p.made.group()) not in self.refusals
+            and len(self.by_module[p.module]) == 1
+        }
+
+    def tables(self) -> list[Table]:
+        """The embeddings, each once."""
+        found: dict[str, Table] = {}
+        for lookup in self.seen.lookups:
+            dims = lookup.dims[:-1]
+            at = [d for d, dim in enumerate(dims) if any(a.kind != UNIFORM for a in leaves(dim))]
+            weight = getattr(self.modules[lookup.module], "weight", None)
+            rows = 0 if weight is None else weight.shape[0]
+            found.setdefault(
+                lookup.module, Table(lookup.module, lookup.of_batch, at[-1] if at else None, rows)
+            )
+        return list(found.values())
+
+    def tied(self) -> bool:
+        """Whether a table is the weight of a linear too."""
+        tables = {id(getattr(self.modules[lookup.module], "weight", None)) for lookup in self.seen.lookups}
+        return any(
+            id(getattr(self.modules[p.module], "weight", None)) in tables for p in self.seen.projections
+        )
+
+    def parts(self) -> dict[str, Part]:
+        """Every module that was called."""
+        found: dict[str, Part] = {}
+        for passage in self.seen.passages:
+            module = self.modules[passage.module]
+            found.setdefault(passage.module, self._part(passage, module))
+        return found
+
+    def _part(self, passage: Passage, module: nn.Module) -> Part:
+        argument = next((n for n, t in passage.given.items() if len(self.seen.shapes.get(t, ())) == 3), None)
+        return Part(
+            passage.module,
+            argument,
+            any(True for _ in module.parameters(recurse=False)),
+            any(True for _ in module.parameters()),
+            any(_is_inside(m, passage.module) for m in self.seen.mixing),
+            frozenset(m for result in passage.results for m in self.seen.read_in.get(result, ())),
+        )
+
+    def left(self, regions: Sequence[Region]) -> dict[str, str]:
+        """Why linears are in no region."""
+        in_regions = {n for r in regions for n in (*r.sources, *r.consumers)}
+        why = {name: reason for name, reason in self.why.items() if name not in in_regions}
+        known = {*in_regions, *why, *self.by_module, *(lookup.module for lookup in self.seen.lookups)}
+        for path, module in self.modules.items():
+            if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
+                why[path] = f"{type(module).__name__} is no linear"
+        return why
+
+
+def _segments(made: Atom) -> list[list[Atom]]:
+    """What a linear makes, as the runs that it is cut into, each with its factors."""
+    root = made.root()
+    if not root.cuts or root.children:
+        return [leaves([root])]
+    pieces, at = [], 0
+    for (start, stop), piece in sorted(root.cuts.items(), key=lambda item: item[0]):
+        if start != at:
+            return [[root]]
+        pieces.append(leaves([piece]))
+        at = stop
+    return pieces if at == root.size else [[root]]
+
+
+def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:
+    """The sizes of the parts that each rank has its slice of, none where it is one; None where a part of it is not split."""
+    sizes: list[int] = []
+    for segment in _segments(projection.made):
+        at = next((i for i, atom in enumerate(segment) if id(atom.group()) == bond), None)
+        if at is None:
+            return None
+        outer = math.prod(atom.size for atom in segment[:at])
+        whole = math.prod(atom.size for atom in segment)
+        sizes += [whole // outer] * outer
+    if len(sizes) == 1:
+        return ()
+    common = math.gcd(*sizes)
+    return tuple(size // common for size in sizes)
+
+
+def _distinct(sources: Sequence[Projection]) -> int:
+    return len({p.module for p in sources})
+
+
+def _is_inside(path: str, module: str) -> bool:
+    return path == module or not module or path.startswith(f"{module}.")

@@ -1,0 +1,224 @@
+"""From roles to the rules of a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from parallelizer.propose.facts import Facts, Part, Region
+
+SMALL_TABLE = 16
+"""Rows below which an embedding is left whole: splitting it costs a sum and saves nothing."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A rule for some modules, each style as text, with what is said of it."""
+
+    modules: tuple[str, ...]
+    styles: tuple[str, ...]
+    comment: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
+    `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided.
+    """
+
+    units: frozenset[str] = frozenset()
+    stream: str = "shard(1)"
+    context: bool = True
+    divided: bool = True
+    batch: Mapping[str, str] = field(default_factory=dict)
+    buffers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the stream is split over tp."""
+        return self.stream != "replicate"
+
+
+def pattern(path: str) -> str:
+    """A path with every number in it as a wildcard: what the same module of all layers has in common."""
+    return re.sub(r"(?<![^.])\d+(?![^.])|(?<=\.)\d+(?=\.)", "*", path)
+
+
+def key(region: Region) -> str:
+    """What regions of the same modules in other layers have in common."""
+    return " ".join(sorted(pattern(path) for path in region.sources))
+
+
+TABLES, HEADS = "embeddings", "heads"
+
+
+def units(facts: Facts) -> dict[str, str]:
+    """What can be split over tp or not, each by itself: keys, and in words what it is."""
+    found: dict[str, str] = {}
+    for region in facts.regions:
+        found.setdefault(key(region), _WORDS[region.kind])
+    if any(t.tokens and t.rows >= SMALL_TABLE for t in facts.tables):
+        found[TABLES] = "the token embedding"
+    if facts.heads and facts.tied and TABLES in found:
+        found[TABLES] = "the token embedding, which is the head too,"  # they are split together or not at all
+    elif facts.heads:
+        found[HEADS] = "the head"
+    return found
+
+
+_WORDS = {"attention": "attention", "gated": "gated MLP", "mlp": "MLP"}
+
+
+def lines(facts: Facts, choice: Choice) -> list[Line]:
+    """The rules of a choice, in the order of the model's modules, fsdp last."""
+    order = {path: at for at, path in enumerate(facts.modules)}
+    tensor = list(_tensor(facts, choice)) if choice.units else []
+    context = [
+        Line((path,), ("context-parallel",), "exact attention over a split sequence")
+        for path in facts.attentions
+    ]
+    model = [*tensor, *(context if choice.context else ())]
+    styled = {module for line in model for module in line.modules}
+    blocks = Line(facts.blocks, ("fsdp",), "one block at a time")
+    root = Line(("",), ("fsdp",), "the root: what is in no block" if facts.blocks else "the whole model")
+    # A module has one rule: a block that has another style has fsdp beside it.
+    beside = [
+        Line((m,), ("fsdp",), line.comment) for line in (blocks, root) for m in line.modules if m in styled
+    ]
+    merged = _together([*model, *beside])
+    merged.sort(key=lambda line: min(order[m] for m in line.modules))
+    data = [
+        Line(tuple(m for m in line.modules if m not in styled), ("fsdp",), line.comment)
+        for line in (blocks, root)
+    ]
+    return [*merged, *(line for line in data if line.modules)]
+
+
+def _together(single: list[Line]) -> list[Line]:
+    """The styles of one module in one line, and modules of one parent, alike in styles and comment, as one line."""
+    by_module: dict[str, list[Line]] = {}
+    for line in single:
+        for module in line.modules:
+            by_module.setdefault(module, []).append(line)
+    groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
+    for module, own in by_module.items():
+        styles = tuple(dict.fromkeys(style for line in own for style in line.styles))
+        comment = ", ".join(dict.fromkeys(line.comment for line in own if line.comment))
+        parent = pattern(module).rpartition(".")[0]
+        groups.setdefault((parent, styles, comment), []).append(module)
+    return [Line(tuple(modules), styles, comment) for (_, styles, comment), modules in groups.items()]
+
+
+def _tensor(facts: Facts, choice: Choice) -> Iterator[Line]:
+    chosen = [r for r in facts.regions if key(r) in choice.units]
+    for table in facts.tables:
+        if table.tokens and table.rows >= SMALL_TABLE and TABLES in choice.units:
+            style = "{style: rowwise, input: replicate, output: stream}"
+            yield Line((table.module,), (style,), "rows of tokens")
+        elif choice.is_sharded and table.sequence_dim is not None:
+            laid = "stream" if table.sequence_dim == 1 else f"shard({table.sequence_dim})"
+            style = f"{{style: prepare-output, output: replicate -> {laid}}}"
+            yield Line((table.module,), (style,), "whole, and each rank takes its part of the stream")
+    for region in chosen:
+        yield from _region(facts, region, choice)
+    heads = _head_unit(facts)
+    if heads in choice.units:
+        for head, by_token in facts.heads.items():
+            arrives = "stream" if by_token else "replicate"
+            style = f"{{style: colwise, input: {arrives}, output: replicate}}"
+            yield Line((head,), (style,), "what the model returns")
+    yield from _beside(facts, chosen, choice)
+
+
+def _region(facts: Facts, region: Region, choice: Choice) -> Iterator[Line]:
+    for gate, names in region.gates.items():
+        plain = any(
+            part.own
+            and path.startswith(f"{gate}.")
+            and path not in (*region.sources, *region.consumers, *region.inside)
+            for path, part in facts.parts.items()
+        )
+        inputs = ", ".join(f"{name}: stream -> replicate" for name in names)
+        local = ", local: true" if plain else ""
+        style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
+        yield Line((gate,), (style,), "takes the whole stream")
+    divided = region.divide if choice.divided else {}
+    for source, parts in region.sources.items():
+        options = ["style: colwise"]
+        if source in region.bare:
+            options.append("input: stream")
+        if parts:
+            options.append(f"packed: [{', '.join(map(str, parts))}]")
+        comment = {"attention": "feeds the attention", "gated": "gate and up", "mlp": "up"}[region.kind]
+        if parts:
+            comment = f"{comment}, {len(parts)} parts in one"
+        style = "colwise" if len(options) == 1 else f"{{{', '.join(options)}}}"
+        yield Line((source,), (style,), comment)
+    for module in region.inside:
+        yield Line((module,), ("replicate",), "whole, on a rank's heads: gradients are summed")
+    for module, names in divided.items():
+        if module not in (*region.sources, *region.consumers):  # these know their own sizes
+            style = f"{{style: shard-params, divide: [{', '.join(names)}]}}"
+            yield Line((module,), (style,), "its forward counts heads: a rank has its share")
+    for consumer in region.consumers:
+        comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
+        yield Line((consumer,), ("{style: rowwise, output: stream}",), comment)
+
+
+def _head_unit(facts: Facts) -> str:
+    return TABLES if TABLES in units(facts) and facts.tied else HEADS
+
+
+def _beside(facts: Facts, chosen: list[Region], choice: Choice) -> Iterator[Line]:
+    """What stands on the stream between the regions: it runs on a part of the sequence where it can, and is given the whole
+    where it cannot.
+    """
+    if not choice.is_sharded:
+        return
+    taken = {name for r in chosen for name in (*r.sources, *r.consumers, *r.inside)}
+    taken |= {t.module for t in facts.tables}
+    taken |= set(facts.heads) if _head_unit(facts) in choice.units else set()
+    gates = {gate for r in chosen for gate in r.gates}
+    around = {outer for path in taken | gates for outer in _lineage(path)}
+    for path, part in facts.parts.items():
+        if (
+            not path
+            or path in around
+            or not part.inner
+            or part.argument is None
+            or gates.intersection(_lineage(path))
+        ):
+            continue  # it has a style, or what is in it has one
+        outer = (p for each in _lineage(path) if (p := facts.parts.get(each)) is not None)
+        if any(p.path != path and p.argument is not None and p.path not in around for p in outer):
+            continue  # it is in one that is left whole
+        if part.mixes or not part.own or _has_children(facts, path):
+            name = part.argument
+            flows = f"input: {{{name}: stream -> replicate}}, output: replicate -> stream, local_input: true"
+            style = f"{{style: prepare-io, {flows}}}"
+            yield Line((path,), (style,), "left whole: every rank computes all of it")
+        else:
+            # What code of no rule reads must be a plain tensor, as the stream is.
+            plain = any(not (gates | taken).intersection(_lineage(m)) for m in part.read_in)
+            local = ", local: true" if plain else ""
+            style = f"{{style: sequence, layout: stream{local}}}"
+            yield Line((path,), (style,), "each rank on its part of the sequence")
+
+
+def _lineage(path: str) -> list[str]:
+    """A module's path and those of the modules around it, outermost first, without the root."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)] if path else []
+
+
+def _has_children(facts: Facts, path: str) -> bool:
+    return any(other.startswith(f"{path}.") and part.own for other, part in facts.parts.items())
+
+
+def unsplit(facts: Facts) -> dict[str, str]:
+    """Modules of the model that stay whole over tp because of what its forward does, each with why, by pattern."""
+    return {pattern(path): pattern(why) for path, why in facts.left.items() if path not in facts.heads}
+
+
+__all__ = ["Choice", "Line", "Part", "key", "lines", "pattern", "units"]

@@ -1,0 +1,100 @@
+"""What one forward did, as it was seen: calls of linears, tables, attention and modules, with the atoms of their tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parallelizer.propose.atoms import Atom, Dim
+
+Dims = list[Dim]
+
+
+@dataclass
+class Projection:
+    """A call of a linear: `module` owns the weight, `given` is the input's id, `made` the atom of its output features, `taken`
+    the input's last dimension. `order` counts calls.
+    """
+
+    module: str
+    given: int
+    made: Atom
+    taken: Dim
+    lead: Dims
+    order: int
+    output: int = 0
+
+
+@dataclass
+class Lookup:
+    """A call of an embedding: its module, how many indices it was given along each dimension, and whether these are the tokens
+    of the batch.
+    """
+
+    module: str
+    dims: Dims
+    of_batch: bool
+    output: int
+
+
+@dataclass
+class Attention:
+    """An attention call, of the innermost module around it; `heads` are the atoms of its queries' and keys' heads."""
+
+    module: str
+    heads: tuple[Atom | None, ...]
+
+
+@dataclass
+class Passage:
+    """A call of a module: the tensors that it is given, by argument, those that it gives back, and when it began and ended."""
+
+    module: str
+    given: dict[str, int]
+    begun: int
+    results: tuple[int, ...] = ()
+    ended: int = 0
+
+
+@dataclass
+class Use:
+    """A parameter of `module`, which is no linear and no embedding, met `dims` in an operator."""
+
+    module: str
+    name: str
+    dims: Dims
+
+
+@dataclass
+class Meeting:
+    """Where something of a linear met what is whole."""
+
+    module: str
+
+
+@dataclass
+class Written:
+    """A view in `module` of a dimension of these atoms, whose size comes from attributes: their values by (module, name), the
+    module empty for what a configuration holds.
+    """
+
+    module: str
+    names: dict[tuple[str, str], int]
+    dim: Dim
+
+
+@dataclass
+class Seen:
+    """What one forward did."""
+
+    projections: list[Projection] = field(default_factory=list)
+    lookups: list[Lookup] = field(default_factory=list)
+    attentions: list[Attention] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    written: list[Written] = field(default_factory=list)
+    mixing: set[str] = field(default_factory=set)
+    dims: dict[int, Dims] = field(default_factory=dict)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    output: list[int] = field(default_factory=list)
+    read_in: dict[int, set[str]] = field(default_factory=dict)
+    weighed: list[Atom] = field(default_factory=list)

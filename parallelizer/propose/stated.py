@@ -1,0 +1,81 @@
+"""Whole numbers that know which attribute they were read from, so that a `view(b, s, self.heads, -1)` tells which one it
+would have divided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+
+class Stated(int):
+    """A number that is made of attributes alone, by products and sums: their values by (module, name)."""
+
+    names: Mapping[tuple[str, str], int]
+
+    def __new__(cls, value: int, names: Mapping[tuple[str, str], int]) -> Stated:
+        number = super().__new__(cls, value)
+        number.names = names
+        return number
+
+    def __mul__(self, other: Any) -> Any:
+        return self._with(int(self) * other, other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._with(int(self) + other, other)
+
+    __rmul__, __radd__ = __mul__, __add__
+
+    def _with(self, value: Any, other: Any) -> Any:
+        # What comes from a tensor's shape is that of a rank's part already: of such a mixture nothing is known.
+        return Stated(value, {**self.names, **other.names}) if isinstance(other, Stated) else value
+
+    def __deepcopy__(self, memo: Any) -> int:
+        return int(self)
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+@contextmanager
+def stated(model: nn.Module) -> Iterator[None]:
+    """Let the whole numbers that modules hold know their names, and those of the objects called `config` that they hold."""
+    changed: list[tuple[dict[str, Any], str, int]] = []
+    try:
+        for path, module in model.named_modules():
+            _name(vars(module), path, "", changed)
+            for name, value in list(vars(module).items()):
+                if (
+                    hasattr(value, "__dict__")
+                    and not isinstance(value, nn.Module | type)
+                    and name == "config"
+                ):
+                    _name(vars(value), "", f"{name}.", changed)
+        yield
+    finally:
+        for holder, name, value in changed:
+            holder[name] = value
+
+
+def _name(
+    holder: dict[str, Any], path: str, prefix: str, changed: list[tuple[dict[str, Any], str, int]]
+) -> None:
+    for name, value in list(holder.items()):
+        if type(value) is int and not name.startswith("_") and value > 1:
+            changed.append((holder, name, value))
+            holder[name] = Stated(value, {(path, f"{prefix}{name}"): value})
+
+
+def names_in(value: Any) -> dict[tuple[str, str], int]:
+    """The attributes in a number, a slice, or a sequence of them."""
+    if isinstance(value, Stated):
+        return dict(value.names)
+    if isinstance(value, slice):
+        value = (value.start, value.stop)
+    found: dict[tuple[str, str], int] = {}
+    for each in value if isinstance(value, tuple | list) else ():
+        found.update(names_in(each))
+    return found

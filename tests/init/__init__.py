@@ -1,0 +1,1 @@
+"""Architectures that `init` is tried on: own models, and tiny ones of transformers."""

@@ -1,0 +1,3 @@
+from tests.init.survey import main
+
+raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""The architectures of the survey: what the command line says of each."""
+
+from __future__ import annotations
+
+SMALL = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+"""Sizes that most of transformers' configurations call so."""
+
+_GATED = {**SMALL, "intermediate_size": 48, "max_position_embeddings": 256}
+_GROUPED = {**_GATED, "num_key_value_heads": 2}
+
+OWN = {
+    "Llama of the recipes": "llama_debug",
+    "GPT, fused qkv, tied head": "gpt",
+    "norms over heads, fused gate": "qwen_like",
+    "parallel residual": "parallel",
+    "post-norm encoder": "encoder",
+    "linears in the block itself": "flat",
+    "T5-like encoder and decoder": "t5_like",
+    "ViT": "vit",
+    "MLP mixer": "mixer",
+    "nanoGPT": "nanogpt",
+}
+"""Modules of one's own: their model configs, in `CONF` or shipped."""
+
+CONF = "tests/init/conf"
+
+_NO_DROPOUT = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+_SHARED_HEADS = {**_GROUPED, "head_dim": 8}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+
+HUGGING_FACE: dict[str, dict[str, object]] = {
+    "llama": _GROUPED,
+    "qwen2": _GROUPED,
+    "qwen3": _SHARED_HEADS,
+    "mistral": {**_GROUPED, "sliding_window": 8},
+    "gemma2": {**_SHARED_HEADS, "sliding_window": 8},
+    "gemma3_text": {**_SHARED_HEADS, "sliding_window": 8},
+    "phi3": {**_GROUPED, "pad_token_id": 0, "original_max_position_embeddings": 256},
+    "gpt2": {
+        "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, **_NO_DROPOUT,
+        "bos_token_id": 0, "eos_token_id": 0,
+    },
+    "gpt_neox": _GATED,
+    "opt": {
+        **SMALL, "ffn_dim": 64, "max_position_embeddings": 256, "word_embed_proj_dim": 32, "pad_token_id": 1,
+        "dropout": 0, "attention_dropout": 0,
+    },
+    "bloom": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {**_SHARED_HEADS, "num_experts": 4, **_EXPERTS},
+    "deepseek_v3": {
+        **_GATED, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 4,
+        "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    },
+    "olmo2": _GROUPED,
+    "granite": _GROUPED,
+    "cohere": _GROUPED,
+    "stablelm": _GROUPED,
+    "starcoder2": {**_GROUPED, "sliding_window": None, "residual_dropout": 0, "embedding_dropout": 0},
+    "falcon": {**SMALL, "alibi": False, "hidden_dropout": 0, "attention_dropout": 0},
+    "glm4": {**_SHARED_HEADS, "pad_token_id": 0},
+    "smollm3": {**_GROUPED, "pad_token_id": 0},
+    "phi": {**_GATED, "resid_pdrop": 0},
+    "helium": _SHARED_HEADS,
+    "bert": {**_GATED, "is_decoder": True, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0},
+}  # fmt: skip
+"""Configurations of transformers, by model_type; without dropout, which would make two runs differ."""
+
+
+def overrides(name: str) -> list[str]:
+    """The overrides that configure an architecture, without its plan."""
+    sizes = ["train.batch_size=8", "train.seq_len=64"]
+    if name in OWN:
+        return [f"model={OWN[name]}", *sizes]
+    config = ", ".join(f"{key}: {_word(value)}" for key, value in HUGGING_FACE[name].items())
+    return ["model=hf", f"model.config={{model_type: {name}, {config}}}", *sizes]
+
+
+def _word(value: object) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+NAMES = (*OWN, *HUGGING_FACE)

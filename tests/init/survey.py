@@ -1,0 +1,196 @@
+"""How many architectures `init` writes a plan for that is proven as it stands: `python -m tests.init.survey`.
+
+For each architecture, in a process of its own: `init` proposes a plan, and `verify` proves it, untouched, on every mesh
+below in float64. A mesh whose axis the plan leaves out, and says why, has that reason instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import io
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.init.architectures import CONF, NAMES, overrides
+
+MESHES: dict[str, dict[str, int]] = {
+    "tp2": {"tp": 2},
+    "cp2": {"cp": 2},
+    "fsdp2": {"dp_shard": 2},
+    "fsdp2_tp2": {"dp_shard": 2, "tp": 2},
+}
+PAGE = Path("docs/init.md")
+BEGIN, END = "<!-- survey:begin -->", "<!-- survey:end -->"
+
+
+def survey(name: str) -> dict[str, Any]:
+    """One architecture: the plan, what was said of it, and how it went on every mesh.
+
+    What `init --unproven` writes is proven here. Where that fails, what `init` writes is: it runs such a proof itself, and
+    takes back what fails there.
+    """
+    references: dict[tuple[int, int], Any] = {}
+    row: dict[str, Any] = {}
+    for unproven in (True, False):
+        started = time.perf_counter()
+        text = _proposed(name, unproven)
+        row = {
+            "name": name,
+            "seconds": time.perf_counter() - started,
+            "unproven": unproven,
+            "plan": text,
+            "said": _said(text),
+            "cells": _cells(name, text, references),
+        }
+        if passed(row):
+            break
+    return row
+
+
+def _proposed(name: str, unproven: bool) -> str:
+    from parallelizer.propose import command
+
+    given = overrides(name)
+    arguments = argparse.Namespace(overrides=given, unproven=unproven, output=None, force=False)
+    with contextlib.redirect_stderr(io.StringIO()):
+        return command.propose(lambda more: _setup([*given, *more]), arguments)
+
+
+def _setup(given: list[str]) -> Any:
+    from parallelizer.compose import compose_config
+    from parallelizer.config import from_config
+
+    return from_config(*compose_config(given, CONF))
+
+
+def _cells(name: str, text: str, references: dict[tuple[int, int], Any]) -> dict[str, str]:
+    from parallelizer.diagnostics import PlanError
+    from parallelizer.plan import Mesh
+
+    cells: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="init-") as folder:
+        path = Path(folder) / "plan.yaml"
+        path.write_text(text)
+        setup = _setup([*overrides(name), f"plan={path}"])
+        for label, mesh in MESHES.items():
+            if not set(mesh) <= {"dp_shard", *_axes(text)}:
+                cells[label] = "left out"
+                continue
+            try:
+                proven = _passes(dataclasses.replace(setup, mesh=Mesh(mesh)), references)
+                cells[label] = "proven" if proven else "differs"
+            except PlanError as error:
+                cells[label] = f"refused: {error.diagnostics[0].code}"
+            except Exception as error:
+                cells[label] = f"failed: {type(error).__name__}"
+    return cells
+
+
+def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
+    """As `verify`; what is unsharded is run once for meshes that are given the same batch."""
+    from parallelizer.verify.prove import prove_subject, references_of
+    from parallelizer.verify.tiny import shrink, subject_of
+
+    setup.compile(setup.build_model())
+    subject = subject_of(shrink(setup)[0])
+    key = subject.rows, subject.seq_len
+    if key not in references:
+        references[key] = references_of(subject)
+    return prove_subject(subject, references=references[key]).passed
+
+
+def _axes(text: str) -> set[str]:
+    """The model axes that a plan stands on."""
+    words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel",)}
+    return {axis for axis, styles in words.items() if any(style in text for style in styles)}
+
+
+def _said(text: str) -> list[str]:
+    """The sentences above the rules, without the title."""
+    lines = text.splitlines()
+    head = lines[1 : next(i for i, line in enumerate(lines) if line.startswith("version"))]
+    sentences: list[str] = []
+    for line in head:
+        if line.startswith("#   ") and sentences:
+            sentences[-1] += " " + line[4:]
+        else:
+            sentences.append(line[2:])
+    return sentences
+
+
+def passed(row: dict[str, Any]) -> bool:
+    """Whether nothing failed, and something was proven."""
+    cells = row["cells"].values()
+    return all(c in ("proven", "left out") for c in cells) and "proven" in cells
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The page's part that is made."""
+    good = sum(map(passed, rows))
+    text = [f"{good} of {len(rows)} architectures verify untouched, by `python -m tests.init.survey`.", ""]
+    text.append(f"| architecture | {' | '.join(MESHES)} | left alone, in `init`'s words |")
+    text.append("|---|" + "---|" * (len(MESHES) + 1))
+    for row in rows:
+        said = "<br>".join(s.replace("|", "\\|").replace("<", "&lt;") for s in row["said"])
+        text.append(f"| {row['name']} | {' | '.join(row['cells'].values())} | {said} |")
+    return "\n".join(text)
+
+
+def _child(name: str, queue: Any) -> None:
+    try:
+        queue.put(survey(name))
+    except BaseException as error:
+        queue.put(
+            {
+                "name": name,
+                "cells": dict.fromkeys(MESHES, f"failed: {error}"),
+                "seconds": 0,
+                "plan": "",
+                "said": [],
+            }
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status 0 if all architectures pass."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="architectures; all unless said")
+    parser.add_argument(
+        "--results", default="/tmp/init-survey.json", help="where rows are kept, to go on later"
+    )
+    parser.add_argument("--again", action="store_true", help="do not take rows from there")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    arguments = parser.parse_args(argv)
+    kept = Path(arguments.results)
+    rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
+    context = multiprocessing.get_context("spawn")
+    for name in arguments.names or NAMES:
+        if name in rows and not arguments.again:
+            continue
+        queue = context.Queue()
+        child = context.Process(target=_child, args=(name, queue))
+        child.start()
+        rows[name] = queue.get()
+        child.join()
+        kept.write_text(json.dumps(list(rows.values()), indent=1))
+        print(f"{name}: {rows[name]['cells']} ({rows[name]['seconds']:.0f} s)", flush=True)
+        for sentence in rows[name]["said"]:
+            print(f"    {sentence}", flush=True)
+    chosen = [rows[name] for name in arguments.names or NAMES]
+    if arguments.write:
+        page = PAGE.read_text()
+        start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+        PAGE.write_text(f"{page[:start]}\n{table(chosen)}\n{page[end:]}")
+    print(f"{sum(map(passed, chosen))} of {len(chosen)}")
+    return 0 if all(map(passed, chosen)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

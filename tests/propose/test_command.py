@@ -1,0 +1,71 @@
+"""`python -m parallelizer init` as somebody runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from parallelizer.cli import main
+from tests.init.models import Gpt
+
+CONF = ["--config-dir", "tests/init/conf", "train.batch_size=8", "train.seq_len=64"]
+
+
+def test_a_plan_that_the_model_config_names_and_that_is_not_there_is_written_and_validates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "qwen.yaml"
+    assert main(["init", *CONF, "model=qwen_like", "--unproven", "--output", str(target)]) == 0
+    assert capsys.readouterr().out == ""
+    assert "packed: [1, 1]" in target.read_text()
+    assert main(["validate", *CONF, "model=qwen_like", f"plan={target}", "parallel=tp2"]) == 0
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "mine.yaml"
+    target.write_text("mine")
+    assert main(["init", *CONF, "model=gpt", "--output", str(target)]) == 1
+    assert target.read_text() == "mine"
+    assert "--force" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", *CONF, "model=gpt", "--output", str(tmp_path / "none" / "mine.yaml")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_built_is_a_diagnostic(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", *CONF, "model=gpt", "+model.places=many"]) == 1
+    assert "model-build" in capsys.readouterr().err
+
+
+def test_a_forward_that_cannot_be_watched_gives_fsdp_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A value that fake tensors do not have decides its course."""
+    assert (
+        main(["init", *CONF, "model=gpt", "model._target_=tests.propose.test_command.Peeking", "--unproven"])
+        == 0
+    )
+    answer = capsys.readouterr()
+    assert "could not be watched" in answer.out
+    assert "could not be watched" in answer.err
+    assert "rules:\n" in answer.out and "fsdp" in answer.out
+
+
+@pytest.mark.slow
+def test_what_is_proposed_is_proven_on_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "t5.yaml"
+    assert main(["init", *CONF, "model=t5_like", "--output", str(target)]) == 0
+    assert main(["verify", *CONF, "model=t5_like", f"plan={target}", "parallel=fsdp2_tp2"]) == 0
+
+
+class Peeking(Gpt):
+    """A GPT that asks for a value."""
+
+    def forward(self, input_ids: Tensor, where: Tensor | None = None) -> Tensor:
+        return super().forward(input_ids if input_ids.sum().item() > 0 else -input_ids, where)

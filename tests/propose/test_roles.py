@@ -1,0 +1,118 @@
+"""What is found in models whose names say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from parallelizer.propose.facts import Facts, Region
+from parallelizer.propose.observe import watch
+from parallelizer.propose.roles import roles
+from parallelizer.workload import Entry, Workload
+from tests.findings import on_meta
+from tests.init import models
+
+TOKENS = {"input_ids": Entry(("batch", "sequence"), range=(0, 128))}
+
+
+def found(build: Callable[[], nn.Module], **entries: Entry) -> Facts:
+    model = on_meta(build)
+    return roles(model, watch(model, Workload({**TOKENS, **entries}, 4, 64)))
+
+
+def region(facts: Facts, kind: str) -> Region:
+    return next(r for r in facts.regions if r.kind == kind)
+
+
+def test_a_fused_projection_is_found_with_its_parts_and_the_module_that_takes_the_stream() -> None:
+    facts = found(models.Gpt)
+    attention = region(facts, "attention")
+    assert dict(attention.sources) == {"trunk.0.look.mix": (1, 1, 1)}
+    assert attention.consumers == ("trunk.0.look.back",)
+    assert dict(attention.gates) == {"trunk.0.look": ("z",)}
+    assert dict(region(facts, "mlp").sources) == {"trunk.0.think.a": ()}
+    assert facts.tied
+    assert dict(facts.heads) == {"read": True}
+    assert facts.blocks == ("trunk.0", "trunk.1")
+    assert [(t.module, t.tokens) for t in facts.tables] == [("words", True), ("places", False)]
+
+
+def test_grouped_heads_their_norms_and_the_numbers_that_count_them_are_found() -> None:
+    attention = region(found(models.Qwen), "attention")
+    assert list(attention.sources) == ["stack.0.core.ask", "stack.0.core.tell", "stack.0.core.give"]
+    assert set(attention.inside) == {"stack.0.core.even_q", "stack.0.core.even_k"}
+    assert dict(attention.divide) == {"stack.0.core": ("n", "groups")}
+
+
+def test_queries_of_one_sequence_and_keys_of_another_go_together() -> None:
+    facts = found(models.T5, source=Entry(("batch", "sequence"), range=(0, 128)))
+    across = next(r for r in facts.regions if "dec.0.other.wq" in r.sources)
+    assert dict(across.gates) == {"dec.0.other": ("x", "memory")}
+    assert facts.blocks == ("enc.0", "enc.1", "dec.0", "dec.1")
+
+
+def test_linears_of_a_block_itself_are_found_without_a_module_around_them() -> None:
+    facts = found(models.Flat)
+    attention = region(facts, "attention")
+    assert dict(attention.sources) == {"hs.0.kv": (1, 1), "hs.0.q": ()}
+    assert set(attention.bare) == {"hs.0.kv", "hs.0.q"}
+
+
+class Around(nn.Module):
+    """Something between two linears."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(128, 32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.between = between
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.down(self.between(self.up(self.words(input_ids))))
+
+
+def turned_and_back(t: Tensor) -> Tensor:
+    return t.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [F.relu, lambda t: t * torch.sigmoid(t), lambda t: (t + 1).double().float(), F.dropout, turned_and_back],
+    ids=["relu", "silu by hand", "casts", "dropout", "transposes"],
+)
+def test_what_acts_on_each_feature_alone_may_stand_between(between: Callable[[Tensor], Tensor]) -> None:
+    (mlp,) = found(lambda: Around(between)).regions
+    assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))
+
+
+@pytest.mark.parametrize(
+    ("between", "reason"),
+    [
+        (lambda t: F.layer_norm(t, t.shape[-1:]), "a sum is taken over it"),
+        (lambda t: t.softmax(-1), "all of it is needed at once"),
+        (lambda t: t.cumsum(-1), "all of it is needed at once"),
+        (lambda t: t + torch.arange(64, device=t.device), "it meets what is whole"),
+        (lambda t: t.flip(-1), "all of it is needed at once"),
+        (lambda t: t[..., torch.arange(63, -1, -1, device=t.device)], "it goes through index"),
+        (lambda t: torch.cat((t[..., 32:], t[..., :32]), -1), "it is put beside something else"),
+    ],
+    ids=["norm", "softmax", "running sum", "a table", "flip", "gather", "swapped halves"],
+)
+def test_what_needs_all_features_may_not(between: Callable[[Tensor], Tensor], reason: str) -> None:
+    facts = found(lambda: Around(between))
+    assert facts.regions == ()
+    assert reason in facts.left["up"]
+
+
+def test_features_in_another_order_are_split_by_what_is_outermost_where_they_are_summed() -> None:
+    turned = lambda t: t.view(*t.shape[:-1], 8, 8).transpose(-1, -2).reshape(t.shape)  # noqa: E731
+    (mlp,) = found(lambda: Around(turned)).regions
+    assert dict(mlp.sources) == {"up": (1,) * 8}
+
+
+def test_an_operator_that_nobody_knows_needs_the_whole() -> None:
+    facts = found(lambda: Around(lambda t: torch.linalg.qr(t)[0]))
+    assert facts.regions == ()

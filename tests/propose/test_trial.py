@@ -1,0 +1,35 @@
+"""What a trial says of a plan."""
+
+from __future__ import annotations
+
+from parallelizer.compose import compose_config
+from parallelizer.config import from_config
+from parallelizer.propose.trial import Trials
+
+GIVEN = ["model=gpt", "plan=llama", "train.batch_size=8", "train.seq_len=64"]
+
+
+def trials() -> Trials:
+    setup = from_config(*compose_config(GIVEN, "tests/init/conf"))
+    return Trials(setup, setup.build_model())
+
+
+def test_a_plan_that_holds_is_not_refused() -> None:
+    assert trials().refusal('rules: {"trunk.*": fsdp, "": fsdp}', {"dp_shard": 2}) is None
+
+
+def test_a_refusal_is_one_sentence_with_its_code() -> None:
+    tried = trials()
+    assert "[unmatched-glob]" in (tried.refusal('rules: {"nowhere": colwise, "": fsdp}', {"tp": 2}) or "")
+    assert "[yaml-syntax]" in (tried.refusal("rules: {", {"tp": 2}) or "")
+    # Split features that meet the whole stream: only following the step shows it.
+    wrong = 'rules: {"trunk.*.think.b": colwise, "": fsdp}'
+    assert tried.refusal(wrong, {"tp": 2}) is not None
+
+
+def test_the_same_plan_is_tried_once() -> None:
+    tried = trials()
+    text = 'rules: {"": fsdp}'
+    first = tried.refusal(text, {"dp_shard": 2})
+    tried.setup = None  # type: ignore[assignment]  # whatever is asked of it now would fail
+    assert tried.refusal(text, {"dp_shard": 2}) == first
