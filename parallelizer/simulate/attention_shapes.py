@@ -81,7 +81,8 @@ class Rank:
             and seen.rows in self.rows(whole.rows)
             and seen.key_rows in self.rows(whole.key_rows)
             and any(
-                seen.queries * n == whole.queries and seen.keys in (max(1, whole.keys // n), seen.queries)
+                # Of fewer key heads than ranks, each has the one that its query heads share.
+                seen.queries * n == whole.queries and seen.keys == max(1, whole.keys // n)
                 for n in self.splits
             )
         )

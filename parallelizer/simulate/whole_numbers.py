@@ -65,8 +65,9 @@ def whole_numbers_of(
 def heads_read(
     path: str, module: nn.Module, heads: Iterable[int], size: int, degree: int
 ) -> WholeNumbers | None:
-    """The numbers that the forward of the module at `path` reads and that are one of these numbers of heads; None if it reads none. Where
-    a head's `size` is the same number, a name that says so is not taken for a number of heads.
+    """The numbers that the forward of the module at `path` reads and that are one of these numbers of heads; None if it
+    reads none. Where a head's `size` is the same number, a name that says so is not taken for a number of
+    heads.
     """
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     if code is None or degree < 2:
