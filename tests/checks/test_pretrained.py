@@ -67,7 +67,7 @@ def test_positions_must_be_given(text: str, mesh: Any) -> None:
 
 
 def test_positions_counted_from_ids_need_not_be_given_over_tp() -> None:
-    text = "rules: {bert.embeddings.word_embeddings: {style: rowwise, output: shard(1)}, bert.encoder.layer.*.output.dense: rowwise}\n"
+    text = "rules: {bert.embeddings.word_embeddings: {style: rowwise, output: shard(1)}}\n"
     config = {"model_type": "bert", **SIZES}
     every = findings(text + LEFT_OUT, lambda: causal_lm(config=config, auto="AutoModelForMaskedLM"), TP)
     assert "local-positions" not in [d.code for d in every]

@@ -1,4 +1,4 @@
-"""Models that somebody made with transformers, in a loop of their own: parallel in float64 they compute what they compute alone."""
+"""Models that somebody made with transformers, in a loop of their own: parallel, in float64, they compute what they do alone."""
 
 from __future__ import annotations
 
