@@ -24,7 +24,7 @@ from parallelizer.context.buffers import LocalBuffers
 from parallelizer.context.order import static_order
 from parallelizer.context.sequence import CurrentOrder
 from parallelizer.forwards import wrap_forward
-from parallelizer.hugging_face import masks
+from parallelizer.hugging_face import layout, masks
 from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.load import load_plan
 from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
@@ -87,8 +87,15 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
     buffers = LocalBuffers(model, program.plan, mesh, sequence)
     if is_pretrained(model):
-        sizes = program.mesh.sizes
-        masks.follow(model, sequence, mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0, sizes["tp"])
+        layout.switch(model, program)
+        made = program.plan.batch.get("position_ids")
+        masks.follow(
+            model,
+            sequence,
+            mesh.get_local_rank("cp") if program.mesh.sizes["cp"] > 1 else 0,
+            program.mesh.sizes["tp"],
+            positions_made=made is not None and made.make is not None,
+        )
     names = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
     remember(model, ParallelState(program, mesh, packed, buffers, groups, names))
     return model

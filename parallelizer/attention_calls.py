@@ -29,6 +29,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class CallShape:
+    """The sizes of one attention call: query [batch, queries, rows, size], key [batch, keys, key_rows, size] and value
+    [batch, keys, key_rows, value_size].
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    rows: int
+    key_rows: int
+    size: int
+    value_size: int
+
+    @classmethod
+    def of(cls, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> CallShape | None:
+        """Of tensors of four dimensions; None of others."""
+        if not query.ndim == key.ndim == value.ndim == 4:
+            return None
+        batch, queries, rows, size = query.shape
+        return cls(batch, queries, key.shape[1], rows, key.shape[2], size, value.shape[3])
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """One attention call, of the innermost module that it was made in, over whole sequences and all heads.
 
@@ -36,13 +59,22 @@ class AttentionCall:
     """
 
     path: str
-    queries: int
-    keys: int
+    shape: CallShape
     is_causal: bool
     masked: bool
     key_bytes: int
     dtype: str
     begun: Mapping[str, int]
+
+    @property
+    def queries(self) -> int:
+        """The number of query heads."""
+        return self.shape.queries
+
+    @property
+    def keys(self) -> int:
+        """The number of key-value heads."""
+        return self.shape.keys
 
 
 def attention_calls(
@@ -55,8 +87,15 @@ def attention_calls(
     calls = _calls_of(short, work)
     if calls is None and run is not None:  # a forward may count its layers
         calls, run = _calls_of(copy.deepcopy(model), work), None
-    for call in calls or ():
-        yield call, (call.path,) if run is None else tuple(run.stands_for(call.path))
+    for path, (call, *_) in (calls or {}).items():
+        yield call, (path,) if run is None else tuple(run.stands_for(path))
+
+
+def every_call(model: nn.Module, work: Workload, rows: int) -> dict[str, list[AttentionCall]]:
+    """All attention calls of each module in one forward of `rows` sequences on meta, in order; nothing when the model does
+    not run there. The model is left as it is.
+    """
+    return _calls_of(copy.deepcopy(model), work, rows) or {}
 
 
 def split_projections(applications: Iterable[Application]) -> dict[str, Application]:
@@ -90,14 +129,14 @@ def is_inside(path: str, module: str) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """Notes attention calls, the first of each module."""
+    """Notes the attention calls of each module, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []
         self.clock = 0
         self.begun: dict[str, int] = {}
-        self.found: dict[str, AttentionCall] = {}
+        self.found: dict[str, list[AttentionCall]] = {}
         self.flex = FlexCalls(self._flex)
 
     def __exit__(self, *error: Any) -> None:
@@ -134,12 +173,13 @@ class _Calls(TorchFunctionMode):
         is_causal: bool = False,
         **_: Any,
     ) -> None:
-        if query.ndim == 4 and self.inside and self.inside[-1] not in self.found:
-            path = self.inside[-1]
+        shape = CallShape.of(query, key, value)
+        if shape is not None and self.inside:
+            path, masked = self.inside[-1], attn_mask is not None
             size = sum(t[0].numel() * t.element_size() for t in (key, value))
             dtype = str(key.dtype).removeprefix("torch.")
-            heads, masked = (query.shape[1], key.shape[1]), attn_mask is not None
-            self.found[path] = AttentionCall(path, *heads, is_causal, masked, size, dtype, dict(self.begun))
+            call = AttentionCall(path, shape, is_causal, masked, size, dtype, dict(self.begun))
+            self.found.setdefault(path, []).append(call)
 
 
 def _hands_on_parts(a: Application) -> bool:
@@ -152,10 +192,10 @@ def _on_tp(placements: Mapping[str, Placement]) -> bool:
     return placements.get("tp", REPLICATE).dim is not None
 
 
-def _calls_of(model: nn.Module, work: Workload) -> list[AttentionCall] | None:
-    """The calls of one forward, which may leave things behind in the model; None when it does not run."""
+def _calls_of(model: nn.Module, work: Workload, rows: int = 1) -> dict[str, list[AttentionCall]] | None:
+    """The calls of each module in one forward, which may leave things behind in the model; None when it does not run."""
     calls = _Calls()
-    batch = inputs_of(model, work.example(1, work.seq_len, "meta"))
+    batch = inputs_of(model, work.example(rows, work.seq_len, "meta"))
     try:
         for path, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
@@ -166,4 +206,4 @@ def _calls_of(model: nn.Module, work: Workload) -> list[AttentionCall] | None:
         # A model that cannot run on meta tensors is reported by the trace; here it only means that heads stay
         # unknown.
         return None
-    return list(calls.found.values())
+    return calls.found

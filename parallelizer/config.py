@@ -166,9 +166,10 @@ def _check(reading: Reading) -> None:
 
 def _plan(reading: Reading) -> Plan | None:
     before = len(reading.findings.items)
-    name = reading.get("plan") or _own_plan(reading)
+    written = reading.get("plan")
+    name = written or _own_plan(reading)
     if not isinstance(name, str | int) or name == "":
-        if len(reading.findings.items) == before:
+        if len(reading.findings.items) == before and not (not name and _no_own_plan(reading)):
             message = "no plan is chosen" if not name else f"{quoted(str(name))} is not the name of a plan"
             reading.error("plan-not-found", message, "plan", "set plan=<name or path>")
         return None
@@ -176,8 +177,22 @@ def _plan(reading: Reading) -> Plan | None:
         find = find_along([*reading.origins.folders, config_folder()])
         return load(str(name), find, reading.span("plan"))
     except PlanError as error:
-        reading.findings.items.extend(error.diagnostics)
+        missing = not written and error.diagnostics[0].code == "plan-not-found"
+        if not (missing and _no_own_plan(reading)):
+            reading.findings.items.extend(error.diagnostics)
         return None
+
+
+def _no_own_plan(reading: Reading) -> bool:
+    """Report why a transformers model has no plan of its own; False for other models."""
+    from parallelizer.hugging_face.architecture import unplanned
+
+    model = reading.get("model")
+    why = unplanned(model) if isinstance(model, Mapping) else None
+    if why is not None:
+        code, message, help_text, key = why
+        reading.error(code, message, key, help_text)
+    return why is not None
 
 
 def _own_plan(reading: Reading) -> str | None:

@@ -19,6 +19,7 @@ from parallelizer.checks.lazy_modules import lazy_modules
 from parallelizer.checks.nested_attention import nested_attention
 from parallelizer.checks.placed_twice import placed_twice
 from parallelizer.checks.positions import positions
+from parallelizer.checks.pretrained import pretrained
 from parallelizer.checks.running_statistics import running_statistics
 from parallelizer.checks.sequence_length import sequence_length
 from parallelizer.checks.tied_parameters import tied_parameters
@@ -48,6 +49,7 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     attention_heads,
     ulysses_degree,
     positions,
+    pretrained,
     running_statistics,
     unsharded_share,
     attention_covered,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics import Diagnostic, Related
 from parallelizer.glob import parse_glob
+from parallelizer.hugging_face.recognise import WHOLE, is_pretrained
 from parallelizer.plan import Buffer
 from parallelizer.styles.base import forward_names
 from parallelizer.suggest import nearest, suggest
@@ -53,6 +54,8 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         return
     for name, entry in (entries or {}).items():
         dim = entry.sequence_dim()
+        if name in WHOLE and is_pretrained(state.model) and len(entry.shape) == 2:
+            continue
         if dim is not None and name not in state.plan.batch:
             yield Diagnostic(
                 "missing-buffers",

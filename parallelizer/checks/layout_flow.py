@@ -11,7 +11,8 @@ from parallelizer.checks.left_out import MIXED, left_out
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
 from parallelizer.matching import taken_away
-from parallelizer.simulate.whole_numbers import advised
+from parallelizer.simulate.modules import within
+from parallelizer.simulate.whole_numbers import advised, heads_read
 from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.wording import SHARDED_LOSS
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from parallelizer.program import Application, Program
     from parallelizer.setup import Setup
+    from parallelizer.simulate.attention_shapes import OtherShape
     from parallelizer.simulate.flow import Arrival, Failure, Flow, Unreduced
     from parallelizer.simulate.varying import EqualSum, Operand
     from parallelizer.simulate.whole import WholeNeeded
@@ -70,7 +72,7 @@ def layout_flow(
     """
     report = _Report(program, model, flow)
     found = [*report.arrivals(), *report.sums(), *report.attentions(), *report.positions(), *report.fused()]
-    found += [*report.unpacked(), *report.wholes()]
+    found += [*report.unpacked(), *report.wholes(), *report.shapes()]
     draws = tuple(report.draws())
     if flow.failure is not None:
         # A tensor that lies otherwise than it is taken to lie fails somewhere further on: one finding, not two.
@@ -234,6 +236,27 @@ class _Report:
                 tuple(r for r in began if r.span != span),
             )
 
+    def shapes(self) -> Iterator[Diagnostic]:
+        def alike(o: OtherShape) -> Hashable:
+            return self._key(o.module, "tp"), o.seen, o.whole
+
+        for same in _grouped(self.flow.shapes, alike):
+            first, where = same[0], self._folded(o.module for o in same)
+            path = self._one(first.module)
+            module, tp = self.model.get_submodule(path), self.program.mesh.sizes["tp"]
+            numbers = heads_read(path, module, first.heads, first.whole.size, tp)
+            otherwise = (
+                "tensor parallelism splits heads and context parallelism rows, and nothing else: see how forward makes "
+                "heads of features, and what splits its projections"
+            )
+            help_text, near = advised(self.program, numbers, otherwise)
+            yield Diagnostic(
+                "attention-shape",
+                f"attention in {where} {first.described()}",
+                near.rule.span if near else self._span(first.module, None, ()) or self._span_inside(path),
+                help_text,
+            )
+
     def fused(self) -> Iterator[Diagnostic]:
         for same in _grouped(self.flow.taken_apart, lambda t: (self._rule_of(t.projection), t.sizes)):
             first, where = same[0], self._folded(t.projection for t in same)
@@ -380,6 +403,11 @@ class _Report:
             if not path:
                 return None
             path = path.rpartition(".")[0]
+
+    def _span_inside(self, path: str) -> Span | None:
+        """The first rule that stands inside a module; else that of context parallelism."""
+        inside = (a for a in self.program.of_slot("params", "io") if within(a.module, path))
+        return next((a.rule.span for a in inside), None) or self._context_span()
 
     def _application(self, module: str, axis: str | None) -> Application | None:
         path = self._one(module)

@@ -65,7 +65,18 @@ def model(target: str) -> str:
     )
 
 
+_POSITIONS = "+model.batch.position_ids={shape: [batch, sequence]}"
+_MASK = "+model.batch.attention_mask={shape: [batch, sequence], dtype: bool}"
+
 CODES: tuple[Code, ...] = (
+    Code(
+        "attention-implementation",
+        "a transformers model makes masks that know a part of the sequence alone",
+        """A transformers model makes its masks from the length of its embedded tokens. Where the sequence is split before, by
+        context parallelism or by sequence parallelism, that is a rank's part, and causal masks, windows and padding are wrong.
+        On transformers' `sdpa`, the masks are made for the whole sequence instead; other implementations make their own.""",
+        Example(overrides=["model=hf_llama", "parallel=cp2", "model.attention=eager"]),
+    ),
     Code(
         "attention-left-out",
         "some layers' attention has no context-parallel, where that of others has it",
@@ -124,6 +135,20 @@ CODES: tuple[Code, ...] = (
             """,
             ["model=counting", "parallel=cp2"],
             {"conf/model/counting.yaml": model("counting.Counting"), "counting.py": _COUNTING},
+        ),
+    ),
+    Code(
+        "lost-documents",
+        "packed documents that a transformers model would tell by their positions",
+        """Given positions and no mask, a transformers model takes every jump in them for the beginning of another document.
+        Dealt out over ranks, positions jump elsewhere, so that it is not left to guess; documents that only their positions
+        tell would then see each other. Number them, and let the mask be made of that.""",
+        Example(
+            """
+            extends: hf_llama
+            buffers: {batch: {position_ids: 1}}
+            """,
+            ["model=hf_llama", "parallel=cp2", _POSITIONS],
         ),
     ),
     Code(
@@ -271,6 +296,19 @@ CODES: tuple[Code, ...] = (
             'rules: {"": fsdp}',
             ["model=normed", "parallel=fsdp2"],
             {"conf/model/normed.yaml": f"{model('torch.nn.BatchNorm1d')}num_features: 8"},
+        ),
+    ),
+    Code(
+        "split-mask",
+        "a padding mask of a transformers model is split with the sequence",
+        """`attention_mask` says of every key whether it is padding. Under context parallelism a rank has some of the rows and
+        sees all keys: the mask stays whole, and the masks that the model makes of it are made for a rank's rows.""",
+        Example(
+            """
+            extends: hf_llama
+            buffers: {batch: {attention_mask: 1}}
+            """,
+            ["model=hf_llama", "parallel=cp2", _MASK],
         ),
     ),
     Code(

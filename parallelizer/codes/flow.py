@@ -92,7 +92,46 @@ _TWICE = """
 """
 
 
+_HEADS = """
+    from torch import nn
+    from torch.nn.functional import scaled_dot_product_attention
+
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.qkv = nn.Embedding(256, 32), nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+            self.out, self.head, self.num_heads = nn.Linear(32, 32), nn.Linear(32, 256), 4
+
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            q = self.qkv[0](x).view(len(x), -1, self.num_heads, 8).transpose(1, 2)
+            k = self.qkv[1](x).view(len(x), -1, self.num_heads, 8).transpose(1, 2)
+            v = self.qkv[2](x).view(len(x), -1, self.num_heads, 8).transpose(1, 2)
+            x = scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            return self.head(self.out(x.reshape(*input_ids.shape, -1)))
+"""
+
+
 CODES: tuple[Code, ...] = (
+    Code(
+        "attention-shape",
+        "attention on a rank has other sizes than its heads and rows",
+        """Tensor parallelism gives a rank some of the heads, context parallelism some of the rows, and a head keeps its
+        size. A forward that says `view(batch, -1, self.num_heads, size)` reads the heads of the whole model, and takes the
+        features that a rank lacks for rows that it lacks: every size fits, the step runs, and attention is among wrong rows.
+        The calls of the step are compared with those of the model as it was.""",
+        Example(
+            """
+            rules:
+              qkv.*: colwise
+              out: rowwise
+            """,
+            ["model=heads", "parallel=tp2", "train.seq_len=32", "train.batch_size=8"],
+            {"conf/model/heads.yaml": model("heads.Heads"), "heads.py": _HEADS},
+            followed=True,
+        ),
+    ),
     Code(
         "does-not-run",
         "the step fails under the plan, and without it does not",

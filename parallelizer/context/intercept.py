@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, NoReturn
@@ -134,6 +135,27 @@ class _Region:
 
 _running = threading.local()
 """`region`: whose forward runs in this thread, if one does; `calls`: its attention calls so far."""
+
+
+_observers: list[Callable[[Tensor, Tensor, Tensor], None]] = []
+# A plain global: what observes runs a step in a process of its own.
+
+
+@contextmanager
+def observed(see: Callable[[Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+    """Show `see` this rank's query, key and value of every attention call that context parallelism takes meanwhile, as the
+    module made them. Other function modes do not see these calls.
+    """
+    _observers.append(see)
+    try:
+        yield
+    finally:
+        _observers.remove(see)
+
+
+def is_running() -> bool:
+    """Whether the forward of a context-parallel module runs in this thread, which takes every attention call."""
+    return getattr(_running, "region", None) is not None
 
 
 def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any]:
@@ -280,6 +302,8 @@ def _attend(
     region: _Region, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
     call = _Call(*args, **kwargs)
+    for see in _observers:
+        see(call.query, call.key, call.value)
     if not (call.is_causal or region.sequence.known):
         region.refuse(f"{UNKNOWN}, and its padding would be seen", PASS_DEVICE)
     tensors = (call.query, call.key, call.value)
@@ -325,6 +349,8 @@ def _attend(
 
 def _attend_flex(region: _Region, call: torch_private.FlexCall) -> torch_private.FlexAnswer:
     tensors = (call.query, call.key, call.value)
+    for see in _observers:
+        see(*tensors)
     local, rewrap = _to_local(region, *tensors)
     q, k, v = (_as_autocast(t) for t in local)
     try:

@@ -4,6 +4,6 @@ Nothing here imports `transformers` until a model of it is asked for; the rest o
 `recognise.is_pretrained`.
 """
 
-from parallelizer.hugging_face.build import causal_lm
+from parallelizer.hugging_face.build import causal_lm, register
 
-__all__ = ["causal_lm"]
+__all__ = ["causal_lm", "register"]

@@ -9,6 +9,13 @@ from typing import Any
 
 TARGET = "parallelizer.hugging_face.causal_lm"
 
+NOTHING = "no model of transformers is chosen: it needs a name, or a config with a model_type"
+CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
+WRITE = (
+    "`python -m parallelizer import-plan model=hf ...` makes one of transformers' own plan, `init` proposes one; then set "
+    "plan=<name or path>"
+)
+
 
 def plan_name(model: Mapping[str, Any]) -> str | None:
     """The name of the plan for a model config's architecture, `hf_<model_type>`; None for other models, and where only
@@ -33,3 +40,39 @@ def model_type(model: Mapping[str, Any]) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return None if found is None else str(found)
+
+
+def unplanned(model: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
+    """Why a transformers model has no plan of its own: a code, a message, a help line and the key that it is about. None
+    for other models.
+    """
+    if model.get("_target_") != TARGET:
+        return None
+    kind, name, config = model_type(model), model.get("name"), model.get("config")
+    if kind is None and name:
+        message = f"which plan {name} takes is not known before its configuration is read"
+        return "plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "plan"
+    if kind is None:
+        where = "model.config" if isinstance(config, Mapping) else "model"
+        return "model-build", NOTHING, CHOOSE, where
+    wrong = _unknown(kind)
+    if wrong is not None:
+        return "model-build", wrong[0], wrong[1], "model.name" if name else "model.config"
+    return "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
+
+
+def _unknown(kind: str) -> tuple[str, str] | None:
+    """What is wrong with an architecture that transformers does not have, and what it may be; None where nobody knows."""
+    from parallelizer.suggest import nearest
+
+    try:
+        import transformers
+    except ImportError:
+        return None
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if kind in known:
+        return None
+    near = nearest(kind, known, 1)
+    listing = "`python -c 'import transformers; print(*transformers.CONFIG_MAPPING)'` lists them"
+    help_text = f"did you mean {near[0]}?" if near else listing
+    return f"transformers {transformers.__version__} has no model_type {kind!r}", help_text

@@ -58,12 +58,15 @@ def _capped(
     key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     scale = query.size(-1) ** -0.5 if scaling is None else scaling
     scores = torch.tanh(query @ key.transpose(-2, -1) * scale / softcap) * softcap
+    hidden = torch.finfo(
+        scores.dtype
+    ).min  # not -inf: a row that sees padding alone is no NaN, as in transformers' eager
     if mask is None:
         if getattr(module, "is_causal", True):
             allowed = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
-            scores = scores.masked_fill(~allowed, float("-inf"))
+            scores = scores.masked_fill(~allowed, hidden)
     elif mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores = scores.masked_fill(~mask, hidden)
     else:
         scores = scores + mask
     weights = nn.functional.dropout(scores.softmax(-1), dropout, module.training)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from torch import nn
+
+from parallelizer.hugging_face.architecture import NOTHING
+from parallelizer.suggest import nearest
 
 IMPLEMENTATION = "parallelizer"
 """The name under which our attention and masks are registered with transformers."""
@@ -28,42 +37,126 @@ def causal_lm(
     sequence. `experts` is how a mixture of experts computes: `batched_mm` can be traced. The cache of keys and values,
     of no use in training, is switched off.
 
-    Raises ValueError when neither or an unknown architecture is given, or an attention that the model does not have,
-    and ImportError without transformers.
+    Raises ValueError when neither or an unknown architecture is given, a folder or id that has no configuration, or
+    an attention or class that the model does not have, and ImportError without transformers.
     """
     transformers = _transformers()
     register()
-    settings = dict(config or {})
-    if name is not None:
-        built = transformers.AutoConfig.from_pretrained(name, **settings)
-    else:
-        kind = settings.pop("model_type", None)
-        if kind is None:
-            raise ValueError("a model needs a name, or a config with a model_type, as in model.name=./folder")
-        built = _config(transformers, str(kind), settings)
+    with _quiet(transformers):
+        return _build(transformers, name, dict(config or {}), auto, attention, experts, dtype)
+
+
+def _build(
+    transformers: Any,
+    name: str | None,
+    settings: dict[str, Any],
+    auto: str,
+    attention: str,
+    experts: str,
+    dtype: str,
+) -> nn.Module:
+    import torch
+
+    built = _config(transformers, name, settings)
     if getattr(built, "use_cache", None):
         built.use_cache = False
     cls = getattr(transformers, auto, None)
-    if cls is None:
-        raise ValueError(f"transformers has no class {auto}")
-    import torch
-
-    chosen = _attention(cls, built, attention)
+    if cls is None or not hasattr(cls, "_model_mapping"):
+        near = nearest(auto, [n for n in dir(transformers) if n.startswith("AutoModel")], 1)
+        raise ValueError(f"transformers has no class {auto}" + (f"; did you mean {near[0]}?" if near else ""))
+    if cls._model_mapping.get(type(built), None) is None:
+        kind = getattr(built, "model_type", type(built).__name__)
+        raise ValueError(
+            f"transformers has no {auto} for model_type {kind!r}; another class is set by model.auto"
+        )
+    precision = getattr(torch, dtype, None)
+    if not isinstance(precision, torch.dtype):
+        raise ValueError(f"torch has no dtype {dtype!r}")
     model: nn.Module = cls.from_config(
-        built, attn_implementation=chosen, experts_implementation=experts, dtype=getattr(torch, dtype)
+        built,
+        attn_implementation=_attention(cls, built, attention),
+        experts_implementation=experts,
+        dtype=precision,
     )
     return model
 
 
-def _config(transformers: Any, kind: str, settings: Mapping[str, Any]) -> Any:
-    try:
-        return transformers.AutoConfig.for_model(kind, **settings)
-    except ValueError:
-        from parallelizer.suggest import did_you_mean
+def _config(transformers: Any, name: str | None, settings: dict[str, Any]) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
 
-        known = sorted(transformers.CONFIG_MAPPING.keys())
+    try:
+        if name is not None:
+            return _of_name(transformers, name, settings)
+        kind = settings.pop("model_type", None)
+        if kind is None:
+            raise ValueError(NOTHING)
+        return _of_type(transformers, str(kind), settings)
+    except StrictDataclassError as error:
+        text = " ".join(str(error).split())
+        raise ValueError(f"model.config: {text}") from None
+
+
+def _of_type(transformers: Any, kind: str, settings: Mapping[str, Any]) -> Any:
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if kind not in known:
+        near = nearest(kind, known, 1)
         message = f"transformers {transformers.__version__} has no model_type {kind!r}"
-        raise ValueError(f"{message}; {did_you_mean(kind, known, 'for example')}") from None
+        raise ValueError(message + (f"; did you mean {near[0]}?" if near else ""))
+    return transformers.AutoConfig.for_model(kind, **settings)
+
+
+def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
+    """The configuration in a folder, or of a hub id: of the copy that is here where the hub cannot be reached, so that
+    nobody waits for it.
+    """
+    folder = Path(name)
+    if not folder.is_dir() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise ValueError(f"there is no folder {name}")
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"the folder {name} has no config.json")
+    here = folder.is_dir() or not _hub_answers()
+    try:
+        return transformers.AutoConfig.from_pretrained(name, local_files_only=here, **settings)
+    except OSError as error:
+        if folder.is_dir():
+            raise ValueError(f"the config.json in {name} cannot be read: {_first_line(error)}") from None
+        if here:
+            message = (
+                f"there is no folder {name}, and no copy of it here; the Hugging Face hub cannot be reached"
+            )
+            raise ValueError(message) from None
+        raise ValueError(f"there is no folder {name}, and the hub says: {_first_line(error)}") from None
+
+
+def _hub_answers() -> bool:
+    """Whether the hub's name is known here, or a proxy's business; it is asked several times, with pauses, otherwise."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without transformers' remarks on configurations, about tokens that a small vocabulary does not have."""
+    before = transformers.logging.get_verbosity()
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _attention(auto: Any, config: Any, wanted: str) -> str:

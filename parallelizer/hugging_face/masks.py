@@ -9,6 +9,7 @@ of positions, and is asked for this rank's rows against all columns.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,24 +46,31 @@ _here: _Here | None = None
 # A plain global: a checkpoint's recomputation may run in a thread of its own, and masks are made outside of it.
 
 
-def follow(model: nn.Module, sequence: CurrentOrder, rank: int, stream_ranks: int) -> None:
+def follow(
+    model: nn.Module, sequence: CurrentOrder, rank: int, stream_ranks: int, *, positions_made: bool = True
+) -> None:
     """From now on let the masks of this transformers model know how its sequence was dealt out.
 
     A model that is given no `attention_mask` gets one of ones, one column for each token of the whole sequence: it says
-    how many keys there are, and keeps transformers from guessing documents from positions.
+    how many keys there are, and keeps transformers from guessing documents from positions. Where a rank has all tokens,
+    and its positions are the batch's own, not ours (`positions_made`), it may guess.
     """
+    signature = inspect.signature(model.forward)
 
     def enter(
         model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         global _here
-        tokens = _tokens(args, kwargs)
+        bound = dict(signature.bind_partial(*args, **kwargs).arguments)
+        given = bound | bound.get("kwargs", {})
+        tokens = _tokens(given)
         marker = None
         rows = tokens.size(1)
-        if kwargs.get("attention_mask") is None:
+        guessing = sequence.order.ranks == 1 and not positions_made and given.get("position_ids") is not None
+        if given.get("attention_mask") is None and not guessing:
             whole = _Here(sequence, rank, rows, stream_ranks, None).whole
             marker = torch.ones(tokens.size(0), whole, dtype=torch.bool, device=tokens.device)
-            kwargs = {**kwargs, "attention_mask": marker}
+            args, kwargs = _with_mask(signature, args, kwargs, marker)
         _here = _Here(sequence, rank, rows, stream_ranks, marker)
         return args, kwargs
 
@@ -74,10 +82,21 @@ def follow(model: nn.Module, sequence: CurrentOrder, rank: int, stream_ranks: in
     model.register_forward_hook(leave, always_call=True)
 
 
-def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    for value in (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")):
-        if isinstance(value, Tensor):
-            return value
+def _with_mask(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], mask: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with a mask, also where None was passed by its place."""
+    place = list(signature.parameters).index("attention_mask")
+    if place < len(args):
+        return (*args[:place], mask, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "attention_mask": mask}
+
+
+def _tokens(given: dict[str, Any]) -> Tensor:
+    for name in ("input_ids", "inputs_embeds"):
+        if isinstance(given.get(name), Tensor):
+            tokens: Tensor = given[name]
+            return tokens
     raise ValueError("a transformers model needs input_ids or inputs_embeds")
 
 
@@ -109,6 +128,8 @@ def mask(
     if here is not None and attention_mask is here.marker:
         attention_mask = None
     if here is not None:
+        if here.sequence.order.ranks == 1 and attention_mask is None:
+            kv_length = here.rows  # nothing said so, and the model took what is left of its stream
         _check(here, q_length, kv_length)
         q_length = here.rows  # of a stream that is split over tp too, attention sees all rows
     if here is None or here.sequence.order.ranks == 1:

@@ -16,6 +16,11 @@ OURS_ALONE = frozenset({"labels"})
 already, inside of each rank's part of the sequence, and take a mean that is not the batch's.
 """
 
+WHOLE = frozenset({"attention_mask"})
+"""Entries of a batch, [batch, sequence], that a transformers model is given whole under context parallelism: what they say
+is of keys, of which attention sees all.
+"""
+
 
 def is_pretrained(model: nn.Module) -> bool:
     """Whether the model is a `transformers.PreTrainedModel`."""

@@ -30,6 +30,7 @@ from parallelizer.phase import current as current_phase
 from parallelizer.phase import phase
 from parallelizer.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.program import Application, Program
+from parallelizer.simulate.attention_shapes import OtherShape, watch_attention, whole_attention
 from parallelizer.simulate.failure import hush, remedy, written_at
 from parallelizer.simulate.features import TakenApart, watch_features
 from parallelizer.simulate.flex import FlexAttention
@@ -105,7 +106,8 @@ class Failure:
 @dataclass
 class Flow:
     """What is not as it should be, each in order of execution; `loss` are the axes over which the loss varies,
-    `attentions` the modules whose attention sees a part of the sequence. `folded` is the run of layers of which only
+    `attentions` the modules whose attention sees a part of the sequence, `shapes` those that it has in another shape than
+    that of a rank's heads and rows. `folded` is the run of layers of which only
     SHORT were followed.
     """
 
@@ -118,6 +120,7 @@ class Flow:
     taken_apart: list[TakenApart] = field(default_factory=list)
     unpacked: list[Unpacked] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
+    shapes: list[OtherShape] = field(default_factory=list)
     failure: Failure | None = None
     draws: list[EqualDraw] = field(default_factory=list)
     folded: Run | None = None
@@ -143,7 +146,7 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
     step = _Step(program, model, flow)
     hush()
     try:
-        step.run(workload.example(max(1, rows), workload.seq_len, "cpu"), loss)
+        step.run(workload, max(1, rows), loss)
     except (Exception, SystemExit) as error:  # whatever torch, or the model, raises
         flow.failure = step.failure(error)
     return flow
@@ -159,7 +162,9 @@ class _Step:
         self.varying: Varying | None = None
         self.inputs: dict[str, Tags] = {}
 
-    def run(self, batch: dict[str, torch.Tensor], loss: Loss) -> None:
+    def run(self, workload: Workload, rows: int, loss: Loss) -> None:
+        whole = workload.example(rows, workload.seq_len, "cpu")
+        attention = whole_attention(self.program, self.model, workload, rows)
         enter_fake_world(self.program.mesh.world_size, 0)
         mesh = build_mesh(self.program.mesh, "cpu")
         apply(self.program, self.model, mesh)
@@ -170,13 +175,14 @@ class _Step:
         fake = torch_private.FakeTensors()
         with fake:
             allocate(self.model, "cpu")
-            batch = shard_batch({k: torch.empty_like(v) for k, v in batch.items()}, self.program.plan, mesh)
+            batch = shard_batch({k: torch.empty_like(v) for k, v in whole.items()}, self.program.plan, mesh)
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor, name.rpartition(".")[0])
         with FlexAttention(), fake, varying:
             with (
                 self._staged("forward"),
+                watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
                 watch_features(self.program, self.model, varying) as taken_apart,
                 watch_wholes(self.program, self.model, batch, varying) as wholes,

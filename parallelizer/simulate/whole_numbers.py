@@ -7,9 +7,10 @@ one rank. What it read is told by its code, and what failed by the sizes in the 
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,22 @@ def whole_numbers_of(
         found = _told_apart(read_here, str(error), frozenset(named_in(code, line)))
         return WholeNumbers(path, *found) if found[0] else None
     return None
+
+
+def heads_read(
+    path: str, module: nn.Module, heads: Iterable[int], size: int, degree: int
+) -> WholeNumbers | None:
+    """The numbers that the forward of the module at `path` reads and that are one of these numbers of heads; None if it
+    reads none. Where a head's `size` is the same number, a name that says so is not taken for a number of
+    heads.
+    """
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    if code is None or degree < 2:
+        return None
+    counts = {n for n in heads if n > 1 and n % degree == 0}
+    found = {name: value for name, value in _read_by(code, module).items() if value in counts}
+    counting = {n: v for n, v in found.items() if v != size or not n.endswith(("dim", "size"))}
+    return WholeNumbers(path, counting or found, True) if found else None
 
 
 def advised(program: Program, found: WholeNumbers | None, otherwise: str) -> tuple[str, Application | None]:

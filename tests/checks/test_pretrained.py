@@ -1,0 +1,91 @@
+"""Transformers models whose sequence is cut: their masks, positions and documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallelizer.diagnostics import Diagnostic
+from parallelizer.hugging_face import causal_lm
+from tests.findings import findings, mesh_of
+
+pytest.importorskip("transformers", reason="the optional extra `hf`")
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0,
+}  # fmt: skip
+CP, TP = mesh_of(cp=2), mesh_of(tp=2)
+EMBEDDED = "rules: {model.embed_tokens: {style: rowwise, output: shard(1)}, model.layers.*.self_attn.o_proj: rowwise}\n"
+CONTEXT = 'rules: {model.layers.*.self_attn: context-parallel, "": fsdp}\n'
+MADE = "buffers: {batch: {input_ids: 1, labels: 1, position_ids: positions}}\n"
+LEFT_OUT = "buffers: {batch: {input_ids: 1, labels: 1}}\n"
+
+
+def found(text: str, mesh: Any, attention: str = "sdpa", kind: str = "llama") -> tuple[Diagnostic, ...]:
+    """Errors alone, and without a workload, as in one's own loop."""
+    config = {"model_type": kind, **SIZES}
+    every = findings(text, lambda: causal_lm(config=config, attention=attention), mesh)
+    return tuple(d for d in every if d.severity == "error")
+
+
+@pytest.mark.parametrize("attention", ["eager", "flex_attention"])
+@pytest.mark.parametrize(
+    ("text", "mesh", "seen"),
+    [(CONTEXT + MADE, CP, "one rank of cp=2 alone"), (EMBEDDED + MADE, TP, "split over tp")],
+)
+def test_attention_that_makes_its_own_masks_is_refused(
+    attention: str, text: str, mesh: Any, seen: str
+) -> None:
+    [one] = found(text, mesh, attention)
+    assert one.code == "attention-implementation" and one.span is not None
+    assert f"`{attention}`" in one.message and seen in one.message
+    assert 'set_attn_implementation("sdpa")' in (one.help or "")
+
+
+def test_capped_scores_have_ours_alone() -> None:
+    [one] = found(CONTEXT + MADE, CP, "eager", "gemma2")
+    assert one.code == "attention-implementation" and "hugging_face.register()" in (one.help or "")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "parallelizer"])
+def test_sdpa_and_ours_are_fine(attention: str) -> None:
+    assert found(CONTEXT + MADE, CP, attention) == found(EMBEDDED + MADE, TP, attention) == ()
+
+
+def test_any_is_fine_where_every_rank_has_the_whole_sequence() -> None:
+    text = EMBEDDED.replace("shard(1)", "replicate") + LEFT_OUT
+    assert found(text, TP, "eager") == found(CONTEXT + LEFT_OUT, mesh_of(dp_shard=2), "eager") == ()
+
+
+@pytest.mark.parametrize(("text", "mesh"), [(CONTEXT, CP), (EMBEDDED, TP)])
+def test_positions_must_be_given(text: str, mesh: Any) -> None:
+    [one] = found(text + LEFT_OUT, mesh)
+    assert one.code == "local-positions" and "LlamaForCausalLM counts positions from 0" in one.message
+    assert "add `position_ids: positions` to buffers.batch of " in (one.help or "")
+
+
+def test_positions_counted_from_ids_need_not_be_given_over_tp() -> None:
+    text = "rules: {bert.embeddings.word_embeddings: {style: rowwise, output: shard(1)}}\n"
+    config = {"model_type": "bert", **SIZES}
+    every = findings(text + LEFT_OUT, lambda: causal_lm(config=config, auto="AutoModelForMaskedLM"), TP)
+    assert "local-positions" not in [d.code for d in every]
+
+
+def test_documents_that_positions_alone_tell_are_refused() -> None:
+    own = CONTEXT + LEFT_OUT.replace("labels: 1", "labels: 1, position_ids: 1")
+    [one] = found(own, CP)
+    assert one.code == "lost-documents" and one.span is not None and one.span.line == 2
+    assert "documents: true" in (one.help or "") and "attention_mask: document-mask" in (one.help or "")
+    more = "labels: 1, documents: {dim: 1, documents: true}, attention_mask: document-mask,"
+    assert found(own.replace("labels: 1,", more), CP) == ()
+    tp = EMBEDDED + LEFT_OUT.replace("labels: 1", "labels: 1, position_ids: 1")
+    assert found(tp, TP) == ()  # every rank has all positions, and transformers may guess
+
+
+def test_a_padding_mask_stays_whole() -> None:
+    text = CONTEXT + MADE.replace("labels: 1", "labels: 1, attention_mask: DIM")
+    [one] = found(text.replace("DIM", "1"), CP)
+    assert one.code == "split-mask" and "leave attention_mask out of buffers.batch" in (one.help or "")
+    assert found(text.replace("DIM", "2"), CP) == ()  # rows of a mask of four dimensions
