@@ -23,6 +23,7 @@ def pretrained(state: Compilation) -> Iterator[Diagnostic]:
     if context is not None or stream is not None:
         yield from _implementation(state, context, stream)
     yield from _positions(state, context, stream)
+    yield from _window(state)
     if context is not None:
         yield from _documents(state, context)
         yield from _mask(state)
@@ -118,3 +119,15 @@ def _mask(state: Compilation) -> Iterator[Diagnostic]:
         mask.span,
         f"leave {MASK} out of buffers.batch: it stays whole (a mask of four dimensions is split in its rows, dimension 2)",
     )
+
+
+def _window(state: Compilation) -> Iterator[Diagnostic]:
+    mask = state.plan.batch.get(MASK)
+    if mask is not None and mask.make is not None and layout.has_windows(state.model):
+        yield Diagnostic(
+            "lost-window",
+            f"{type(state.model).__name__} has layers with a window, and lays none over a mask of four dimensions: they "
+            "would see whole documents",
+            mask.span,
+            f"leave out `{MASK}: {mask.make}`, and pack no documents; or set sliding_window=null in model.config",
+        )

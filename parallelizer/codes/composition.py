@@ -66,6 +66,7 @@ def model(target: str) -> str:
 
 
 _POSITIONS = "+model.batch.position_ids={shape: [batch, sequence]}"
+_DOCUMENTS = "+model.batch.documents={shape: [batch, sequence]}"
 _MASK = "+model.batch.attention_mask={shape: [batch, sequence], dtype: bool}"
 
 CODES: tuple[Code, ...] = (
@@ -149,6 +150,19 @@ CODES: tuple[Code, ...] = (
             buffers: {batch: {position_ids: 1}}
             """,
             ["model=hf_llama", "parallel=cp2", _POSITIONS],
+        ),
+    ),
+    Code(
+        "lost-window",
+        "a mask of packed documents, for a transformers model whose attention has a window",
+        """A transformers model takes a mask of four dimensions as it is, and lays no window of its own over it: with a
+        `document-mask`, a layer with a sliding window or chunks would see whole documents, on one device too.""",
+        Example(
+            """
+            extends: hf_mistral
+            buffers: {batch: {documents: {dim: 1, documents: true}, attention_mask: document-mask}}
+            """,
+            ["model=hf_mistral", "parallel=cp2", _DOCUMENTS],
         ),
     ),
     Code(

@@ -57,7 +57,8 @@ def _build(
 ) -> nn.Module:
     import torch
 
-    built = _config(transformers, name, settings)
+    built = _config(transformers, name, dict(settings))
+    _check_settings(built, settings)
     if getattr(built, "use_cache", None):
         built.use_cache = False
     cls = getattr(transformers, auto, None)
@@ -94,6 +95,19 @@ def _config(transformers: Any, name: str | None, settings: dict[str, Any]) -> An
     except StrictDataclassError as error:
         text = " ".join(str(error).split())
         raise ValueError(f"model.config: {text}") from None
+
+
+def _check_settings(built: Any, settings: Mapping[str, Any]) -> None:
+    """A configuration of transformers keeps a name that it does not know, and nobody reads it. Raises ValueError."""
+    try:
+        usual = type(built)()
+    except Exception:  # a configuration without usual values
+        return
+    for name in settings:
+        if name in vars(built) and not hasattr(usual, name):
+            near = nearest(name, [n for n in vars(usual) if not n.startswith("_")], 1)
+            advice = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{type(built).__name__} has no {name!r}{advice}")
 
 
 def _of_type(transformers: Any, kind: str, settings: Mapping[str, Any]) -> Any:

@@ -95,3 +95,12 @@ def switch(model: Any, applications: Iterable[Application]) -> None:
     if cut is not None and implementation(model) == PLAIN:
         register()
         model.set_attn_implementation(IMPLEMENTATION)
+
+
+def has_windows(model: nn.Module) -> bool:
+    """Whether a layer sees a part of the sequence only, by a sliding window or in chunks."""
+    config: Any = model.config
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return any(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    return getattr(config, "sliding_window", None) is not None

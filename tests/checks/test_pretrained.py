@@ -89,3 +89,12 @@ def test_a_padding_mask_stays_whole() -> None:
     [one] = found(text.replace("DIM", "1"), CP)
     assert one.code == "split-mask" and "leave attention_mask out of buffers.batch" in (one.help or "")
     assert found(text.replace("DIM", "2"), CP) == ()  # rows of a mask of four dimensions
+
+
+def test_a_mask_of_documents_would_lose_a_window() -> None:
+    own = CONTEXT + MADE.replace(
+        "labels: 1", "labels: 1, documents: {dim: 1, documents: true}, attention_mask: document-mask"
+    )
+    [one] = found(own, CP, kind="mistral")
+    assert one.code == "lost-window" and one.span is not None and "sliding_window=null" in (one.help or "")
+    assert found(own, CP) == ()

@@ -146,3 +146,8 @@ def test_nothing_but_json_is_printed_where_json_is_asked_for() -> None:
     )
     assert json.loads(done.stdout)["valid"] is True, done.stderr
     assert done.stderr == ""
+
+
+def test_a_size_that_the_configuration_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="LlamaConfig has no 'hiden_size'; did you mean hidden_size"):
+        causal_lm(config={"model_type": "llama", "hiden_size": 64})
