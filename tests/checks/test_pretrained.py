@@ -25,7 +25,8 @@ LEFT_OUT = "buffers: {batch: {input_ids: 1, labels: 1}}\n"
 
 def found(text: str, mesh: Any, attention: str = "sdpa", kind: str = "llama") -> tuple[Diagnostic, ...]:
     """Errors alone, and without a workload, as in one's own loop."""
-    config = {"model_type": kind, **SIZES}
+    known = {k: v for k, v in SIZES.items() if kind != "bert" or k != "num_key_value_heads"}
+    config = {"model_type": kind, **known}
     every = findings(text, lambda: causal_lm(config=config, attention=attention), mesh)
     return tuple(d for d in every if d.severity == "error")
 
