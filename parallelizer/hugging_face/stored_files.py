@@ -234,7 +234,8 @@ def _fill(fd: int, at: int, target: torch.Tensor) -> None:
 
 def _memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU."""
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # of one element, a stride may be anything
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class Writer:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from parallelizer.config import Setup
 
 
+MATRICES = ("llama", "families")
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that `verify` has beside those of every command."""
     parser.add_argument(
@@ -32,11 +35,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--matrix",
         nargs="?",
-        const="llama",
-        choices=("llama", "families"),
+        const=MATRICES[0],
+        type=_matrix,
+        metavar="|".join(MATRICES),
         help="a table of proofs: the shipped Llamas on every preset that fits (llama), or every other shipped family of models",
     )
     parser.add_argument("--write", metavar="PAGE", help="the page that --matrix writes its table into")
+
+
+def _matrix(text: str) -> str:
+    """Which matrix."""
+    if "=" in text:
+        raise argparse.ArgumentTypeError("it proves what is shipped, and takes no overrides")
+    if text not in MATRICES:
+        raise argparse.ArgumentTypeError(f"there is no matrix {text!r}; there are {' and '.join(MATRICES)}")
+    return text
 
 
 def _seed(text: str) -> int:

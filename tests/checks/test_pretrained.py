@@ -25,8 +25,7 @@ LEFT_OUT = "buffers: {batch: {input_ids: 1, labels: 1}}\n"
 
 def found(text: str, mesh: Any, attention: str = "sdpa", kind: str = "llama") -> tuple[Diagnostic, ...]:
     """Errors alone, and without a workload, as in one's own loop."""
-    known = {k: v for k, v in SIZES.items() if kind != "bert" or k != "num_key_value_heads"}
-    config = {"model_type": kind, **known}
+    config = {"model_type": kind, **SIZES}
     every = findings(text, lambda: causal_lm(config=config, attention=attention), mesh)
     return tuple(d for d in every if d.severity == "error")
 
@@ -69,7 +68,7 @@ def test_positions_must_be_given(text: str, mesh: Any) -> None:
 
 def test_positions_counted_from_ids_need_not_be_given_over_tp() -> None:
     text = "rules: {bert.embeddings.word_embeddings: {style: rowwise, output: shard(1)}}\n"
-    config = {"model_type": "bert", **SIZES}
+    config = {"model_type": "bert", **{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}}
     every = findings(text + LEFT_OUT, lambda: causal_lm(config=config, auto="AutoModelForMaskedLM"), TP)
     assert "local-positions" not in [d.code for d in every]
 

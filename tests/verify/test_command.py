@@ -61,7 +61,7 @@ def test_a_refused_plan_exits_with_1_and_its_diagnostics(
     ("options", "words"),
     [
         (["--write", "docs/proving.md"], "--write is for --matrix"),
-        (["--matrix", "parallel=tp2"], "takes no overrides"),
+        (["--matrix", "llama", "parallel=tp2"], "takes no overrides"),
         (["--matrix", "--force", "--seed", "3"], "takes no --force or --seed"),
     ],
 )
@@ -70,6 +70,13 @@ def test_options_that_do_not_go_together_exit_with_2(
 ) -> None:
     assert main(["verify", *options]) == 2
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("which", ["parallel=tp2", "lama"])
+def test_a_matrix_that_is_none_exits_with_2(which: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", "--matrix", which])
+    assert ended.value.code == 2 and "argument --matrix: " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("seed", ["99999999999999999999", "one"])
