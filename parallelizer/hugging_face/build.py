@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -104,10 +106,18 @@ def _check_settings(built: Any, settings: Mapping[str, Any]) -> None:
     except Exception:  # a configuration without usual values
         return
     for name in settings:
-        if name in vars(built) and not hasattr(usual, name):
+        if name in vars(built) and not hasattr(usual, name) and not _is_read(type(built), name):
             near = nearest(name, [n for n in vars(usual) if not n.startswith("_")], 1)
             advice = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{type(built).__name__} has no {name!r}{advice}")
+
+
+def _is_read(config: type, name: str) -> bool:
+    """Whether the architecture's own files have the name: some sizes are read where a configuration has them, and are no
+    field of it.
+    """
+    folder = Path(inspect.getfile(config)).parent
+    return any(re.search(rf"\b{re.escape(name)}\b", file.read_text()) for file in folder.glob("*.py"))
 
 
 def _of_type(transformers: Any, kind: str, settings: Mapping[str, Any]) -> Any:

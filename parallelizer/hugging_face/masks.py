@@ -125,13 +125,22 @@ def mask(
     if capped(kwargs.get("config")):
         allow_is_causal_skip = allow_is_bidirectional_skip = False  # such attention is written out
     function: Callable[..., Any] = mask_function or causal_mask_function
-    if here is not None and attention_mask is here.marker:
+    if attention_mask is not None and (attention_mask.is_meta or (here and attention_mask is here.marker)):
         attention_mask = None
     if here is not None:
         if here.sequence.order.ranks == 1 and attention_mask is None:
             kv_length = here.rows  # nothing said so, and the model took what is left of its stream
         _check(here, q_length, kv_length)
         q_length = here.rows  # of a stream that is split over tp too, attention sees all rows
+    if here is None and torch.device(device).type == "meta":
+        # No values: a shape will do, and whoever watches for positions that a model counts must not see ours.
+        narrow = local_size is not None and kv_length >= local_size
+        skipped = not narrow and (allow_is_causal_skip or allow_is_bidirectional_skip)
+        return (
+            None
+            if skipped
+            else torch.empty(batch_size, 1, q_length, kv_length, dtype=torch.bool, device=device)
+        )
     if here is None or here.sequence.order.ranks == 1:
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset,

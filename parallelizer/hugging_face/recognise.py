@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +32,17 @@ def is_pretrained(model: nn.Module) -> bool:
 def inputs_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     """The batch entries that the model is given: those that its forward takes, of a transformers model without labels."""
     names, hidden = forward_names(model), OURS_ALONE if is_pretrained(model) else frozenset()
-    return {k: v for k, v in batch.items() if (names is None or k in names) and k not in hidden}
+    given = {k: v for k, v in batch.items() if (names is None or k in names) and k not in hidden}
+    tokens, asked = given.get("input_ids"), inspect.signature(model.forward).parameters
+    if (
+        hidden
+        and isinstance(tokens, torch.Tensor)
+        and tokens.is_meta
+        and "attention_mask" in {*asked} - {*given}
+    ):
+        # Without values it cannot guess documents from positions, which it does where it has no mask.
+        given["attention_mask"] = torch.ones(tokens.shape, dtype=torch.bool, device="meta")
+    return given
 
 
 def logits_of(output: Any) -> Any:
