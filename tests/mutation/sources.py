@@ -14,8 +14,12 @@ SHIPPED = Path(__file__).parents[2] / "configs" / "plans"
 
 
 def sources() -> list[Source]:
-    """Every shipped plan, and one of a model with biases, LayerNorm, a fused projection and tied weights."""
+    """The plans of the Llama that is written here, and one of a model with biases, LayerNorm, a fused projection and tied
+    weights.
+    """
     llama = [o for o in LLAMA if not o.startswith("train.")]
     gpt = [o for o in GPT if not o.startswith(("train.", "plan="))]
-    found = [Source(path.stem, read_tree(path), (*llama, *SMALL)) for path in sorted(SHIPPED.glob("*.yaml"))]
+    found = [
+        Source(path.stem, read_tree(path), (*llama, *SMALL)) for path in sorted(SHIPPED.glob("llama*.yaml"))
+    ]
     return [*found, Source("gpt", read_tree(CONFIGS / "plans" / "gpt.yaml"), (*gpt, *SMALL), has_cp=False)]
