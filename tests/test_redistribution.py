@@ -96,7 +96,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) ->
         return number, cheaper
 
     [(number, cheaper)] = {*run_ranks(worker, 4)}
-    assert number == 48 and cheaper > 5
+    assert number in (144 // TURNS, 144 // TURNS + 1) and cheaper > 3
 
 
 def _planned(mode: str) -> list[Move]:

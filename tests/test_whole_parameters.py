@@ -137,8 +137,8 @@ def test_mixed_precision_holds_for_them_too() -> None:
         / token_batch()["labels"].numel()
     )
     for result in run_ranks(worker, 2):
-        assert len(result) == 4
-        assert result == {name: pytest.approx(expected, rel=2e-3) for name in result}
+        assert len(result) == 4  # within a step of bfloat16, in which the loss is computed
+        assert result == {name: pytest.approx(expected, rel=2**-7) for name in result}
 
 
 def test_only_the_owners_of_the_named_parameters_see_them_cast() -> None:

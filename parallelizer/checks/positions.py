@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.checks.pretrained import lacks_positions
+from parallelizer.checks.pretrained import lacks_positions, masks_refused
 from parallelizer.diagnostics import Diagnostic
 from parallelizer.fold import fold_paths
 from parallelizer.glob import parse_glob
@@ -23,7 +23,12 @@ def positions(state: Compilation) -> Iterator[Diagnostic]:
     from the length that a rank sees.
     """
     work = state.workload
-    if work is None or lacks_positions(state) or not any(p.is_meta for p in state.parameters.values()):
+    if (
+        work is None
+        or lacks_positions(state)
+        or masks_refused(state)
+        or not any(p.is_meta for p in state.parameters.values())
+    ):
         return
     given = [name for name, buffer in state.plan.batch.items() if buffer.make == "positions"]
     sources = position_sources(state.model, work, given, state.applications)

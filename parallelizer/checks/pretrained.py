@@ -20,8 +20,7 @@ def pretrained(state: Compilation) -> Iterator[Diagnostic]:
     if not is_pretrained(state.model):
         return
     context, stream = _cuts(state)
-    if context is not None or stream is not None:
-        yield from _implementation(state, context, stream)
+    yield from _implementation(state, context, stream)
     yield from _positions(state, context, stream)
     yield from _window(state)
     if context is not None:
@@ -36,6 +35,11 @@ def lacks_positions(state: Compilation) -> bool:
     return any(_positions(state, *_cuts(state)))
 
 
+def masks_refused(state: Compilation) -> bool:
+    """Whether `pretrained` says that the model's masks are made for a part of the sequence: then so are their positions."""
+    return is_pretrained(state.model) and any(_implementation(state, *_cuts(state)))
+
+
 def _cuts(state: Compilation) -> tuple[Application | None, Application | None]:
     """What splits the sequence over cp, and what splits the embedded tokens over tp."""
     context = layout.splits_context(state.applications) if state.mesh.sizes["cp"] > 1 else None
@@ -45,6 +49,8 @@ def _cuts(state: Compilation) -> tuple[Application | None, Application | None]:
 def _implementation(
     state: Compilation, context: Application | None, stream: Application | None
 ) -> Iterator[Diagnostic]:
+    if context is None and stream is None:
+        return
     name, model = layout.implementation(state.model), state.model
     settable = layout.is_settable(model)
     if name == layout.IMPLEMENTATION or (name == layout.PLAIN and settable):

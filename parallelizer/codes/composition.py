@@ -154,7 +154,7 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "lost-window",
-        "a mask of packed documents, for a transformers model whose attention has a window",
+        "a mask of packed documents, for a transformers model with a window",
         """A transformers model takes a mask of four dimensions as it is, and lays no window of its own over it: with a
         `document-mask`, a layer with a sliding window or chunks would see whole documents, on one device too.""",
         Example(
