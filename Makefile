@@ -18,7 +18,7 @@ test-all: $(STAMP)  ## the slow matrices too
 parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
 	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""
 
-matrix: $(STAMP)  ## every shipped model on every preset that fits, proven; written into the docs
+matrix: $(STAMP)  ## every shipped Llama on every preset that fits, proven; written into the docs
 	$(BIN)/python -m parallelizer verify --matrix --write docs/proving.md
 
 lint: $(STAMP)

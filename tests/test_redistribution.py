@@ -93,6 +93,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) ->
             assert all(sent(m.cheaper) < sent(m.path) for m in known if m.cheaper)
             number += 1
             cheaper += bool(known)
+        assert number == len(some)
         return number, cheaper
 
     [(number, cheaper)] = {*run_ranks(worker, 4)}

@@ -100,6 +100,11 @@ def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
     assert all((gradient == 520).all() for gradient in run_ranks(worker, 4))
 
 
+def wide_loss(output: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss in float32, of logits in whatever the model computes in: a sum in bfloat16 would be off by its last digit."""
+    return token_loss(output.float(), batch)
+
+
 @pytest.mark.ranks
 def test_mixed_precision_holds_for_them_too() -> None:
     """Every parameter left whole, computing in bfloat16: as a model in bfloat16 with weights in float32."""
@@ -121,7 +126,7 @@ def test_mixed_precision_holds_for_them_too() -> None:
                 index, count = pz.batch_rank(mesh)
                 rows = {k: v.chunk(count)[index] for k, v in token_batch().items()}
                 done = pz.train_step(
-                    model, rows, token_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+                    model, rows, wide_loss, torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
                 )
                 assert seen == [torch.bfloat16]
                 assert all(
@@ -133,12 +138,12 @@ def test_mixed_precision_holds_for_them_too() -> None:
 
     reference = pz.materialize(on_meta(llama()), device="cpu", seed=5).bfloat16()
     expected = (
-        token_loss(reference(token_batch()["input_ids"]), token_batch())[0].item()
+        wide_loss(reference(token_batch()["input_ids"]), token_batch())[0].item()
         / token_batch()["labels"].numel()
     )
     for result in run_ranks(worker, 2):
-        assert len(result) == 4  # within a step of bfloat16, in which the loss is computed
-        assert result == {name: pytest.approx(expected, rel=2**-7) for name in result}
+        assert len(result) == 4
+        assert result == {name: pytest.approx(expected, rel=2e-3) for name in result}
 
 
 def test_only_the_owners_of_the_named_parameters_see_them_cast() -> None:

@@ -60,7 +60,7 @@ def initializer_of(model: nn.Module) -> Callable[[nn.Module], None] | None:
     owners: list[Any] = [m for m in model.modules() if is_pretrained(m)]
 
     def fill(module: nn.Module) -> None:
-        # The innermost model that the module belongs to knows it; all of one family share one method.
+        # The innermost model, which all that a causal model is made of belongs to, and whose family shares one method.
         owners[-1]._init_weights(module)
 
     return fill
