@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.hugging_face.recognise import is_pretrained
-from parallelizer.hugging_face.shares import share
 from parallelizer.hugging_face.transformers_private import fill_own_buffers, plain
 from parallelizer.plan import full_name
+from parallelizer.shares import share
 from parallelizer.state import state_of
 
 

@@ -30,21 +30,14 @@ from parallelizer.hugging_face import transformers_private
 from parallelizer.hugging_face.checkpoint import INDEX, SINGLE, Checkpoint
 from parallelizer.hugging_face.placed import Placed, regions, stored
 from parallelizer.hugging_face.recognise import is_pretrained
-from parallelizer.hugging_face.shares import Share, holders, original_shape, share
 from parallelizer.hugging_face.stored_files import Reader, Writer, described
 from parallelizer.hugging_face.transformers_private import ConversionError
-from parallelizer.hugging_face.weights import (
-    Pretrained,
-    check_complete,
-    conversion_failed,
-    original_shapes,
-    packings,
-    pretrained_of,
-    state_tensors,
-    together,
-)
+from parallelizer.hugging_face.weights import Pretrained, check_complete, conversion_failed, pretrained_of
+from parallelizer.shares import Share, holders, original_shape, share
 from parallelizer.state import restore_buffers, state_of
+from parallelizer.state_tensors import original_shapes, packings, state_tensors
 from parallelizer.styles.packing import Packing
+from parallelizer.together import together
 
 PART = 16 << 20
 """Bytes of a tensor that are sent and written at once: what the writing rank needs beside its own shards."""

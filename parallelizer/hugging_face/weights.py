@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -24,14 +23,14 @@ from parallelizer.hugging_face.buffers import compute_buffers
 from parallelizer.hugging_face.checkpoint import Checkpoint, open_checkpoint
 from parallelizer.hugging_face.placed import Placed, regions, stored
 from parallelizer.hugging_face.recognise import is_pretrained
-from parallelizer.hugging_face.shares import original_shape, share
 from parallelizer.hugging_face.stored_files import Entry, Reader, StoredFile
 from parallelizer.hugging_face.transformers_private import ConversionError, WeightMap
 from parallelizer.initialize import allocate
-from parallelizer.plan import full_name
-from parallelizer.state import state_of
+from parallelizer.shares import share
+from parallelizer.state_tensors import original_shapes, packings, state_tensors
 from parallelizer.styles.packing import Packing
 from parallelizer.tied_parameters import parameter_names, tied_names
+from parallelizer.together import together
 
 T = TypeVar("T")
 
@@ -99,59 +98,6 @@ def pretrained_of(model: nn.Module) -> Pretrained | None:
 def remember(model: nn.Module, pretrained: Pretrained) -> None:
     """Attach it to the model, outside its parameters, buffers and modules."""
     model.__dict__[_ATTRIBUTE] = pretrained
-
-
-def together(action: Callable[[], T]) -> T:
-    """Do what may fail on some ranks only, and fail on all of them then: with PlanError where one of them raises it.
-
-    Collective where ranks are initialised.
-    """
-    value: T | None = None
-    found: tuple[Diagnostic, ...] = ()
-    failure: Exception | None = None
-    try:
-        value = action()
-    except PlanError as error:
-        found = error.diagnostics
-    except Exception as error:  # it is raised again below, when the other ranks know
-        failure = error
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        told: list[tuple[tuple[Diagnostic, ...], str | None]] = [((), None)] * dist.get_world_size()
-        dist.all_gather_object(told, (found, None if failure is None else repr(failure)))
-        found = tuple(diagnostic for diagnostics, _ in told for diagnostic in diagnostics)
-        others = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text is not None]
-    else:
-        others = []
-    if failure is not None:
-        raise failure
-    if found:
-        raise PlanError(found)
-    if others:
-        raise RuntimeError("; ".join(others))
-    return value  # type: ignore[return-value]
-
-
-def original_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The state dict's names, and the shapes that they have in the unsharded model."""
-    packed = packings(model)
-    return {name: original_shape(tensor, packed.get(name)) for name, tensor in state_tensors(model).items()}
-
-
-def packings(model: nn.Module) -> Mapping[str, Packing]:
-    """The packed parameters of a parallel model by name."""
-    state = state_of(model)
-    return state.packed if state else {}
-
-
-def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters under all their names, and the buffers that are saved: what a state dict has, as it lies."""
-    buffers = {
-        full_name(path, name): buffer
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
-    return {**parameter_names(model), **buffers}
 
 
 def conversion_failed(error: ConversionError | str, place: Span) -> Diagnostic:

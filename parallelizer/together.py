@@ -1,0 +1,48 @@
+"""What may fail on some ranks, and must then fail on all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from parallelizer.diagnostics import Diagnostic, PlanError
+
+T = TypeVar("T")
+
+
+def together(action: Callable[[], T], group: dist.ProcessGroup | None = None) -> T:
+    """Do what may fail on some ranks only, and fail on all of them then: with PlanError where one of them raises it.
+
+    Collective over `group` (by default over all ranks) where ranks are initialised.
+    """
+    value: T | None = None
+    found: tuple[Diagnostic, ...] = ()
+    failure: Exception | None = None
+    try:
+        value = action()
+    except PlanError as error:
+        found = error.diagnostics
+    except Exception as error:  # it is raised again below, when the other ranks know
+        failure = error
+    told = gathered((found, None if failure is None else repr(failure)), group)
+    found = tuple(diagnostic for diagnostics, _ in told for diagnostic in diagnostics)
+    others = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(told) if text is not None]
+    if failure is not None:
+        raise failure
+    if found:
+        raise PlanError(found)
+    if others:
+        raise RuntimeError("; ".join(others))
+    return value  # type: ignore[return-value]
+
+
+def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """The value of each rank in order of rank, on all of them. Collective; values are pickled."""
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+    if ranks == 1:
+        return [value]
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, value, group)
+    return everyone
