@@ -1,0 +1,154 @@
+"""What of a checkpoint a rank holds: parameters, saved buffers, the optimizer's tensors, its random states.
+
+model.<name>               parameters (a shared one under its first name) and saved buffers, whole, in the model's layout
+optimizer.<name>.<key>     the optimizer's state of a parameter
+random.<rank>.<device>     the state of a rank's generator
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from parallelizer.shares import Run, Share, original_shape, share
+from parallelizer.state import restore_buffers, state_of
+from parallelizer.state_tensors import packings, state_tensors
+
+MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor of a checkpoint as this rank has it: `local` holds the `share` of a tensor of `shape`.
+
+    Of the ranks that hold the same share one `writes` it.
+    """
+
+    name: str
+    local: torch.Tensor
+    share: Share
+    shape: tuple[int, ...]
+    writes: bool
+
+    def boxes(self) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+        """Views of `local`, and where they begin in the whole tensor."""
+        for runs, here, _ in self.share.boxes():
+            yield tuple(run.original for run in runs), self.local[here]
+
+
+def held_of_model(model: nn.Module) -> dict[str, Held]:
+    """Parameters and saved buffers by their names in the model. FSDP's are resharded, buffers are put back whole."""
+    restore_buffers(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    seen: set[int] = set()
+    found = {}
+    packed = packings(model)
+    for name, tensor in state_tensors(model).items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = _held(MODEL + name, tensor, tensor, model, packed.get(name))
+    return found
+
+
+def held_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Held]:
+    """The tensors that an optimizer keeps of the model's parameters."""
+    packed, found = packings(model), []
+    for name, param in trained(model, optimizer).items():
+        for key, value in optimizer.state.get(param, {}).items():
+            if isinstance(value, torch.Tensor):
+                packing = packed.get(name) if value.shape == param.shape else None
+                found.append(_held(f"{OPTIMIZER}{name}.{key}", value, param, model, packing))
+    return found
+
+
+def values_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+    """What an optimizer keeps of the model's parameters beside tensors."""
+    kept = {
+        name: {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
+        for name, param in trained(model, optimizer).items()
+    }
+    return {name: values for name, values in kept.items() if values}
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's parameters by their names in the model."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in state_tensors(model).items():
+        if id(tensor) in own:
+            found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+def held_random() -> list[Held]:
+    """Copies of the states of this rank's generators, which each rank writes for itself."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return [
+        Held(f"{RANDOM}{rank}.{device}", state, _whole(state.shape), tuple(state.shape), True)
+        for device, state in states.items()
+    ]
+
+
+def _held(name: str, tensor: torch.Tensor, param: torch.Tensor, model: nn.Module, packing: Any) -> Held:
+    """`tensor` belongs to `param`, whose ranks hold it alike."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    own = share(tensor, packing)
+    return Held(name, local.detach(), own, original_shape(tensor, packing), _writes(name, tensor, model))
+
+
+def _whole(shape: torch.Size) -> Share:
+    return Share(tuple((Run(0, 0, size),) if size else () for size in shape))
+
+
+def _writes(name: str, tensor: torch.Tensor, model: nn.Module) -> bool:
+    """Whether this rank is the one of those with its share that writes it: drawn by the name, so that all have their part
+    of the work.
+    """
+    if not dist.is_initialized():
+        return True
+    state = state_of(model)
+    if state is not None:
+        mesh = state.mesh
+    elif isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+    else:
+        return _drawn(name, dist.get_world_size()) == dist.get_rank()
+    cut = _cut_axes(tensor)
+    place, copies = 0, 1
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    for axis, size, index in zip(mesh.mesh_dim_names or (), mesh.shape, coordinate, strict=True):
+        if axis not in cut:
+            place, copies = place * size + index, copies * size
+    return _drawn(name, copies) == place
+
+
+def _cut_axes(tensor: torch.Tensor) -> set[str]:
+    if not isinstance(tensor, DTensor):
+        return set()
+    names = tensor.device_mesh.mesh_dim_names or ()
+    cut = [n for n, p in zip(names, tensor.placements, strict=True) if not isinstance(p, Replicate)]
+    return {axis for name in cut for axis in name.split("+")}
+
+
+def _drawn(name: str, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % number
+
+
+def by_name(held: Mapping[str, Held] | list[Held]) -> dict[str, Held]:
+    """By their names in the checkpoint."""
+    return {h.name: h for h in (held.values() if isinstance(held, Mapping) else held)}

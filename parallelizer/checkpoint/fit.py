@@ -1,0 +1,118 @@
+"""Whether a checkpoint is one of this model: names, sizes and kinds of numbers, before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from parallelizer.checkpoint.contents import MODEL, OPTIMIZER, trained
+from parallelizer.diagnostics import Diagnostic, Span
+from parallelizer.fold import fold_paths
+from parallelizer.shares import original_shape
+from parallelizer.state_tensors import packings, state_tensors
+
+SHOWN = 3
+"""Names in a message; the others are counted."""
+
+
+def misfits(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    metadata: Metadata,
+    about: Mapping[str, Any],
+    place: Span,
+) -> list[Diagnostic]:
+    """Everything by which a checkpoint is not one of this model, parallel or not, on any device, and of its optimizer."""
+    stored = {
+        name.removeprefix(MODEL): tensor
+        for name, tensor in metadata.state_dict_metadata.items()
+        if name.startswith(MODEL) and isinstance(tensor, TensorStorageMetadata)
+    }
+    found = [*_of_names(model, stored, place), *_of_tensors(model, stored, place)]
+    if not found and optimizer is not None:
+        found += _of_optimizer(model, optimizer, metadata, about, place)
+    return found
+
+
+def _of_names(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Iterator[Diagnostic]:
+    tensors = state_tensors(model)
+    known = {id(tensor) for name, tensor in tensors.items() if name in stored}
+    missing = [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in known]
+    extra = [name for name in stored if name not in tensors]
+    if missing or extra:
+        parts = [f"has no {_some(missing)}"] * bool(missing)
+        parts += [f"has {_some(extra)}, which the model has not"] * bool(extra)
+        help_text = "it was saved from another model: give that one, or start anew in another folder"
+        yield Diagnostic("checkpoint-mismatch", f"the checkpoint {' and '.join(parts)}", place, help_text)
+
+
+def _of_tensors(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Iterator[Diagnostic]:
+    packed = packings(model)
+    shapes, kinds = [], []
+    for name, tensor in state_tensors(model).items():
+        if name in stored:
+            here, there = original_shape(tensor, packed.get(name)), tuple(stored[name].size)
+            if here != there:
+                shapes.append(f"{name} is {list(there)}, and {list(here)} in the model")
+            elif tensor.dtype != stored[name].properties.dtype:
+                kinds.append((name, stored[name].properties.dtype, tensor.dtype))
+    if shapes:
+        more = f", and {len(shapes) - SHOWN} more" if len(shapes) > SHOWN else ""
+        yield Diagnostic(
+            "checkpoint-mismatch",
+            f"the checkpoint is of another size: {'; '.join(shapes[:SHOWN])}{more}",
+            place,
+            "build the model with the sizes that it was saved with",
+        )
+    for old, new in sorted({(a, b) for _, a, b in kinds}, key=str):
+        some = _some([name for name, a, b in kinds if (a, b) == (old, new)])
+        message = f"the checkpoint holds {_called(old)} for {some}, and the model {_called(new)}"
+        yield Diagnostic(
+            "checkpoint-dtype", message, place, "nothing is cast in silence: build the model in its dtype"
+        )
+
+
+def _of_optimizer(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    metadata: Metadata,
+    about: Mapping[str, Any],
+    place: Span,
+) -> Iterator[Diagnostic]:
+    code, saved = "checkpoint-optimizer", about.get("optimizer")
+    if saved is None:
+        help_text = "load the model alone: start from its weights"
+        yield Diagnostic(code, "the checkpoint has a model and no optimizer", place, help_text)
+        return
+    if saved["class"] != type(optimizer).__name__:
+        message = f"the checkpoint's optimizer is {saved['class']}, and this run's {type(optimizer).__name__}"
+        yield Diagnostic(code, message, place, "go on with the same optimizer")
+        return
+    own = trained(model, optimizer)
+    having = {
+        name.removeprefix(OPTIMIZER).rpartition(".")[0]
+        for name in metadata.state_dict_metadata
+        if name.startswith(OPTIMIZER)
+    } | set(saved["values"])
+    missing = [n for n in own if n not in having and n not in saved["without_state"]]
+    extra = sorted((having | set(saved["without_state"])) - set(own))
+    if missing:
+        message = f"the checkpoint's optimizer has never trained {_some(missing)}"
+        yield Diagnostic(code, message, place, "train the same parameters as before")
+    if extra:
+        message = f"the checkpoint's optimizer trained {_some(extra)}, and this run does not"
+        yield Diagnostic(code, message, place, "train the same parameters as before")
+
+
+def _some(found: Iterable[str]) -> str:
+    folded = fold_paths(list(found))
+    more = f" and {len(folded) - SHOWN} more" if len(folded) > SHOWN else ""
+    return ", ".join(folded[:SHOWN]) + more
+
+
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,75 @@
+"""The checkpoints that lie in a folder: their names, the newest, and which of them are kept.
+
+step_40         whole: nothing gets this name before it has been read back
+step_60.tmp     being written, or left by a run that was killed
+step_20.old     being removed
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+UNFINISHED, LEAVING = ".tmp", ".old"
+
+
+def name(step: int) -> str:
+    """The name of the checkpoint behind so many steps."""
+    return f"step_{step}"
+
+
+def step_of(path: Path) -> int | None:
+    """How many steps a checkpoint's folder says that it has; None for any other folder."""
+    match = re.fullmatch(r"step_(\d+)", path.name)
+    return int(match[1]) if match else None
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the finished checkpoints, from the first to the last."""
+    if not folder.is_dir():
+        return []
+    return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None and path.is_dir())
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What runs that were killed left behind: checkpoints half written or half removed."""
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if re.fullmatch(rf"step_\d+({UNFINISHED}|{LEAVING})", p.name))
+
+
+def to_remove(steps: Sequence[int], *, keep_last: int, keep_every: int) -> list[int]:
+    """Which checkpoints may go: not the `keep_last` newest, nor those of a multiple of `keep_every` steps (0: of none).
+
+    The newest one always stays.
+    """
+    newest = set(sorted(steps)[-max(1, keep_last) :])
+    return [s for s in sorted(steps) if s not in newest and not (keep_every and s % keep_every == 0)]
+
+
+def remove(folder: Path, steps: Iterable[int]) -> None:
+    """Remove checkpoints. Each loses its name first, so that none is ever half there under it. OSError as of the system."""
+    for step in steps:
+        leaving = folder / f"{name(step)}{LEAVING}"
+        (folder / name(step)).rename(leaving)
+        shutil.rmtree(leaving)
+
+
+def finish(unfinished: Path) -> Path:
+    """Give a checkpoint its name, and see that onto the disk: files, folder, and the folder's entry."""
+    done = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+    _sync(unfinished)
+    unfinished.rename(done)
+    _sync(done.parent)
+    return done
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,204 @@
+"""Going on from a checkpoint under any plan, on any number of ranks: hashes first, then what this rank holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+
+from parallelizer.checkpoint import folder as names
+from parallelizer.checkpoint import manifest
+from parallelizer.checkpoint.contents import (
+    OPTIMIZER,
+    Held,
+    by_name,
+    held_of_model,
+    held_of_optimizer,
+    held_random,
+    trained,
+)
+from parallelizer.checkpoint.fit import misfits
+from parallelizer.checkpoint.planning import Reading
+from parallelizer.checkpoint.saving import RUN
+from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.shares import original_shape
+from parallelizer.state import state_of
+from parallelizer.state_tensors import packings
+from parallelizer.together import together
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose index has been checked against its hash and read: not its numbers."""
+
+    path: Path
+    step: int
+    about: Mapping[str, Any]
+    metadata: Metadata
+    files: Mapping[str, manifest.Stored]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was given to `save` as `state`."""
+        state: dict[str, Any] = self.about["state"]
+        return state
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes above 1 that it was saved on."""
+        mesh: dict[str, int] = self.about["mesh"]
+        return mesh
+
+
+def open_checkpoint(path: str | Path) -> Opened:
+    """Read what a checkpoint says of itself. Raises PlanError `checkpoint-not-found`, `checkpoint-damaged`."""
+    path = Path(path)
+    if not (path / manifest.NAME).exists() and not (path / METADATA).exists():
+        message = "there is no checkpoint" if not path.exists() else "this folder is no checkpoint"
+        help_text = "a checkpoint is a folder step_<N> with a manifest.json"
+        raise PlanError([Diagnostic("checkpoint-not-found", message, Span(str(path)), help_text)])
+    files = manifest.read(path)
+    for name in (METADATA, RUN):
+        if name not in files:
+            raise manifest.damaged(path, f"its manifest does not name {name}")
+    wrong = manifest.check(path, files, (METADATA, RUN))
+    if wrong:
+        raise PlanError(wrong)
+    about = json.loads((path / RUN).read_bytes())
+    metadata = dcp.FileSystemReader(path).read_metadata()  # a pickle: opened behind its hash
+    return Opened(path, about["step"], about, metadata, files)
+
+
+def newest(folder: str | Path) -> tuple[Opened | None, list[Diagnostic]]:
+    """The newest whole checkpoint in a folder, every file of it read and hashed by one of the ranks, and what is wrong
+    with those that are newer, as warnings. None when there is none. Collective.
+    """
+    passed: list[Diagnostic] = []
+    for step in reversed(together(lambda: names.steps_in(Path(folder)))):
+        path = Path(folder) / names.name(step)
+        try:
+            opened = together(functools.partial(open_checkpoint, path))
+            together(functools.partial(_check_files, opened))
+            return opened, passed
+        except PlanError as error:
+            passed += [
+                dataclasses.replace(d, help="an older one is taken", severity="warning")
+                for d in error.diagnostics
+            ]
+    return None, passed
+
+
+def load_checkpoint(
+    checkpoint: str | Path | Opened, model: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Opened:
+    """Fill a model, whose memory is allocated, and its optimizer. Collective: every rank calls it.
+
+    The ranks hash all files between them before one of them reads a number (`newest` has done so for what it opened). The
+    random states are put back when the checkpoint was saved on this mesh; else they stay as they are. Raises PlanError on
+    all ranks, with model and optimizer untouched, for a checkpoint that is damaged (`checkpoint-damaged`) or of something
+    else (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
+    """
+    if isinstance(checkpoint, Opened):  # by `newest`, which has hashed all of it
+        opened = checkpoint
+    else:
+        opened = together(functools.partial(open_checkpoint, checkpoint))
+        together(lambda: _check_files(opened))
+    together(lambda: _check_fit(opened, model, optimizer))
+    together(lambda: _read(opened, model, optimizer))
+    return opened
+
+
+def same_mesh(opened: Opened, model: nn.Module) -> bool:
+    """Whether a checkpoint was saved on the mesh that the model runs on."""
+    state = state_of(model)
+    sizes = state.program.mesh.sizes if state else {}
+    return opened.mesh == {axis: size for axis, size in sizes.items() if size > 1}
+
+
+def _check_files(opened: Opened) -> None:
+    """This rank's part of the files. Raises PlanError."""
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    found = manifest.check(opened.path, opened.files, sorted(opened.files)[rank::ranks])
+    if found:
+        raise PlanError(found)
+
+
+def _check_fit(opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    if dist.is_initialized() and dist.get_rank() > 0:
+        return  # one rank says it for all
+    found = misfits(model, optimizer, opened.metadata, opened.about, Span(str(opened.path)))
+    if found:
+        raise PlanError(found)
+
+
+def _read(opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    stored = opened.metadata.state_dict_metadata
+    held = {
+        name: one for name, one in by_name(held_of_model(model)).items() if name in stored
+    }  # of a shared parameter the checkpoint has the first name
+    if optimizer is not None:
+        _make_states(model, optimizer, opened)
+        held |= by_name(held_of_optimizer(model, optimizer))
+    random = by_name(held_random()) if same_mesh(opened, model) else {}
+    held |= {name: one for name, one in random.items() if name in stored}
+    _fill(opened, held)
+    for name, one in random.items():
+        if name in stored:
+            (torch.set_rng_state if name.endswith(".cpu") else torch.cuda.set_rng_state)(one.local)
+
+
+@torch.no_grad()
+def _fill(opened: Opened, held: Mapping[str, Held]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        # Without collectives: each rank knows what it wants, and reads where that stands.
+        reader = dcp.FileSystemReader(opened.path)
+        dcp.load({}, storage_reader=reader, planner=Reading(held), no_dist=True)
+
+
+def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Opened) -> None:
+    """Empty states for what the checkpoint has of them: an optimizer makes its own in its first step only."""
+    own, packed = trained(model, optimizer), packings(model)
+    states: dict[str, dict[str, Any]] = {name: {} for name in own}
+    for full, stored in opened.metadata.state_dict_metadata.items():
+        if not full.startswith(OPTIMIZER) or not isinstance(stored, TensorStorageMetadata):
+            continue
+        name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
+        param, size, dtype = own[name], tuple(stored.size), stored.properties.dtype
+        if size == original_shape(param, packed.get(name)):
+            states[name][key] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
+        elif isinstance(param, DTensor) and size:
+            message = f"{key} of {name} is {list(size)}, and nothing says how it lies on the ranks"
+            help_text = (
+                "go on with an optimizer whose states are scalars, or have the shape of their parameter"
+            )
+            place = Span(str(opened.path))
+            raise PlanError([Diagnostic("checkpoint-optimizer", message, place, help_text)])
+        else:
+            states[name][key] = torch.zeros(size, dtype=dtype)
+    for name, values in opened.about["optimizer"]["values"].items():
+        states[name].update(values)
+    numbers = {
+        id(param): number
+        for number, param in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+    optimizer.load_state_dict(
+        {
+            "state": {numbers[id(own[name])]: state for name, state in states.items() if state},
+            "param_groups": optimizer.state_dict()["param_groups"],
+        }
+    )

@@ -1,0 +1,251 @@
+"""Saving beside the training: the numbers are copied, and a thread writes them while the next steps run.
+
+    copy -> step_N.tmp: torch.distributed.checkpoint's files, run.json -> read back -> manifest.json -> step_N -> old ones removed
+
+What fails there, a full disk or a folder that may not be written to, fails on all ranks, leaves the run and the
+checkpoints before it alone, and is told as a diagnostic.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+
+from parallelizer.checkpoint import folder as names
+from parallelizer.checkpoint import manifest
+from parallelizer.checkpoint.contents import (
+    Held,
+    held_of_model,
+    held_of_optimizer,
+    held_random,
+    trained,
+    values_of_optimizer,
+)
+from parallelizer.checkpoint.hashed import HashedFiles
+from parallelizer.checkpoint.planning import Piece, Writing
+from parallelizer.diagnostics import Diagnostic, Span
+from parallelizer.state import state_of
+from parallelizer.together import gathered
+
+RUN = "run.json"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How a save ended: the checkpoint's folder and the seconds that it took beside the training, or what went wrong."""
+
+    step: int
+    path: Path
+    seconds: float
+    failure: Diagnostic | None = None
+
+
+class Checkpoints:
+    """The checkpoints of one run in `folder`, which all ranks see. Made by all ranks together.
+
+    `keep_last` newest ones are kept, and those of every multiple of `keep_every` steps (0: none). `timeout`, in seconds, is
+    for what ranks tell each other while they write.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, keep_last: int = 3, keep_every: int = 0, timeout: float = 1800.0
+    ) -> None:
+        self.folder, self.keep_last, self.keep_every = Path(folder), keep_last, keep_every
+        self.leads = not dist.is_initialized() or dist.get_rank() == 0
+        self._group: dist.ProcessGroup | None = None
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            # Of its own: its collectives run beside the training's, and pass no GPU.
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._thread: threading.Thread | None = None
+        self._ended: list[Saved] = []
+        self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def save(
+        self,
+        step: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Copy everything now, and write it as the checkpoint of `step` beside what follows. Collective.
+
+        `state` is whatever JSON can hold: rank 0's is kept. A save that is still being written is waited for first.
+        Nothing is raised for what cannot be written: see `ended`.
+        """
+        self.wait()
+        held = [*held_of_model(model).values(), *held_random()]
+        about = {"step": step, "torch": torch.__version__, "mesh": _mesh(model), "state": dict(state or {})}
+        if optimizer is not None:
+            of_optimizer = held_of_optimizer(model, optimizer)
+            held += of_optimizer
+            kept = {name for name, param in trained(model, optimizer).items() if optimizer.state.get(param)}
+            about["optimizer"] = {
+                "class": type(optimizer).__name__,
+                "values": values_of_optimizer(model, optimizer),
+                "without_state": [name for name in trained(model, optimizer) if name not in kept],
+            }
+        pieces = self._copied(held)
+        threads = torch.get_num_threads()
+        self._thread = threading.Thread(
+            target=self._write, args=(step, pieces, about, threads), name=f"checkpoint {step}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written any more."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def ended(self) -> list[Saved]:
+        """The saves that ended since this was asked last."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _copied(self, held: Sequence[Held]) -> list[Piece]:
+        """This rank's pieces on the CPU, in memory that is used again for the next save: new memory takes longer to get
+        than to fill.
+        """
+        pieces, on_devices = [], False
+        for one in held:
+            for offset, values in one.boxes() if one.writes else ():
+                key = one.name, offset
+                copy = self._copies.get(key)
+                if copy is None or copy.shape != values.shape or copy.dtype != values.dtype:
+                    pinned = values.device.type == "cuda"
+                    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned)
+                    self._copies[key] = copy
+                copy.copy_(values, non_blocking=True)
+                on_devices |= values.device.type != "cpu"
+                pieces.append(Piece(one.name, one.shape, offset, copy))
+        if on_devices:
+            torch.cuda.synchronize()
+        return pieces
+
+    def _write(self, step: int, pieces: Sequence[Piece], about: Mapping[str, Any], threads: int) -> None:
+        """The thread: everything that takes time."""
+        torch.set_num_threads(
+            threads
+        )  # a thread's first operation would else start as many as there are cores
+        begun = time.monotonic()
+        path = self.folder / names.name(step)
+        failure = None
+        try:
+            self._written(path, pieces, about)
+        except Exception as error:  # whatever the system or another rank raises: the run goes on
+            failure = _told(path, error)
+        self._ended.append(Saved(step, path, time.monotonic() - begun, failure))
+
+    def _written(self, path: Path, pieces: Sequence[Piece], about: Mapping[str, Any]) -> None:
+        unfinished = path.with_name(path.name + names.UNFINISHED)
+        try:
+            self._all(lambda: _make_room(unfinished) if self.leads else None)
+            files = HashedFiles()
+            writer = dcp.FileSystemWriter(unfinished)
+            writer.fs = files
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                dcp.save(
+                    {},
+                    storage_writer=writer,
+                    planner=Writing(pieces),
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+            if self.leads:
+                with files.create_stream(unfinished / RUN, "wb") as stream:
+                    stream.write((json.dumps(about, indent=1) + "\n").encode())
+            everyone = self._all(files.verified)
+            self._all(lambda: self._finish(unfinished, everyone) if self.leads else None)
+        except Exception:
+            if self.leads:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+
+    def _finish(self, unfinished: Path, everyone: Sequence[Mapping[str, manifest.Stored]]) -> None:
+        stored = {name: file for files in everyone for name, file in files.items()}
+        for name in stored:
+            if not (unfinished / name).is_file():
+                raise OSError(f"{name} is not to be seen from rank 0: all ranks must see one folder")
+        manifest.write(unfinished, stored)
+        done = unfinished.with_name(unfinished.name.removesuffix(names.UNFINISHED))
+        if done.exists():
+            names.remove(self.folder, [step for step in [names.step_of(done)] if step is not None])
+        names.finish(unfinished)
+        with suppress(OSError):  # an old one that cannot be removed is no reason to think this one lost
+            here = names.steps_in(self.folder)
+            going = names.to_remove(here, keep_last=self.keep_last, keep_every=self.keep_every)
+            names.remove(self.folder, going)
+
+    def _all(self, action: Callable[[], Any]) -> list[Any]:
+        """Each rank's result, or the error of the first that failed, raised on all."""
+        result: Any = None
+        failed: Exception | None = None
+        try:
+            result = action()
+        except OSError as error:
+            failed = error
+        except Exception as error:  # it need not pickle; the others must not wait for this rank
+            failed = RuntimeError(f"{type(error).__name__}: {error}")
+        told = gathered((result, failed), self._group)
+        for _, other in told:
+            if other is not None:
+                raise other
+        return [value for value, _ in told]
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save one checkpoint into `folder` and wait for it. Returns its folder. Collective. Raises OSError."""
+    checkpoints = Checkpoints(folder, keep_last=2**31)
+    checkpoints.save(step, model, optimizer, state)
+    checkpoints.wait()
+    (saved,) = checkpoints.ended()
+    if saved.failure is not None:
+        raise OSError(saved.failure.message)
+    return saved.path
+
+
+def _mesh(model: nn.Module) -> dict[str, int]:
+    state = state_of(model)
+    if state is not None:
+        return {axis: size for axis, size in state.program.mesh.sizes.items() if size > 1}
+    return {}
+
+
+def _make_room(unfinished: Path) -> None:
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(parents=True)
+
+
+def _told(path: Path, error: Exception) -> Diagnostic:
+    """In words: torch's own says it with a traceback of every rank."""
+    failures = getattr(error, "failures", None)
+    inner = next(iter(failures.values()))[0] if failures else error
+    reason = os.strerror(inner.errno) if isinstance(inner, OSError) and inner.errno else str(inner)
+    message = f"the checkpoint was not written: {reason}"
+    help_text = (
+        "the run goes on, and the checkpoints before it are as they were; make room, or a folder writable"
+    )
+    return Diagnostic("checkpoint-unwritable", message, Span(str(path)), help_text, "warning")
