@@ -31,12 +31,18 @@ Initializer = Callable[[nn.Module], None]
 
 
 def materialize(
-    model: nn.Module, *, device: str | torch.device, seed: int, initializer: Initializer | None = None
+    model: nn.Module,
+    *,
+    device: str | torch.device,
+    seed: int,
+    initializer: Initializer | None = None,
+    skip_saved: bool = False,
 ) -> nn.Module:
     """Allocate a meta model's local shards on `device` and give them values. Returns the model.
 
     `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`, and of a
-    transformers model what that model has for it.
+    transformers model what that model has for it. With `skip_saved` only modules with buffers that a state dict leaves out
+    are filled: a checkpoint has all else.
     No communication. Raises PlanError when a module has values of its own and no initializer, with the model
     still on meta, or an initializer that leaves some of them as they were.
     """
@@ -56,6 +62,8 @@ def materialize(
     filled: set[int] = set()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in owners:
+            if skip_saved and not module._non_persistent_buffers_set:
+                continue
             # The CPU's generator only: torch.manual_seed would change those of the devices too.
             torch.default_generator.manual_seed(derived_seed(seed, path))
             whole = _whole(module, divided.get(path, {}))

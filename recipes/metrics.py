@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
 
@@ -10,11 +11,14 @@ from types import TracebackType
 class MetricsWriter:
     """Appends to `path`, whose folder must exist. Others can read a line once `write` has returned.
 
+    A run that goes on behind `done` steps writes the later ones anew, and what stands there of them goes.
+
     Floats are written so that they read back to the same bits; those that are not finite as Python's `json`
     writes them: NaN, Infinity.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, done: int = 0) -> None:
+        _keep(Path(path), done)
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(
@@ -35,3 +39,20 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _keep(path: Path, done: int) -> None:
+    """Only the lines of the first `done` steps. A line that was cut off is none."""
+    if not path.is_file():
+        return
+    kept = [line for line in path.read_text(encoding="utf-8").splitlines(True) if _step(line) <= done]
+    unfinished = path.with_name(f"{path.name}.tmp")
+    unfinished.write_text("".join(kept), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf

@@ -20,8 +20,8 @@ WIDE = 90
 class Progress:
     """Loss, tokens a second and time to go."""
 
-    def __init__(self, settings: Settings, *, quiet: bool, unit: str = "tokens") -> None:
-        self.settings, self.quiet, self.unit = settings, quiet, unit
+    def __init__(self, settings: Settings, *, quiet: bool, unit: str = "tokens", done: int = 0) -> None:
+        self.settings, self.quiet, self.unit, self.done = settings, quiet, unit, done
         self.bar: Bar | None = None
 
     def __enter__(self) -> Progress:
@@ -43,7 +43,7 @@ class Progress:
             )
             self.bar.start()
             self.task = self.bar.add_task(
-                "", total=self.settings.steps, loss="...", rate="...", validation=""
+                "", total=self.settings.steps, completed=self.done, loss="...", rate="...", validation=""
             )
         return self
 
@@ -65,7 +65,7 @@ class Progress:
 
     def _is_due(self, step: int) -> bool:
         every = self.settings.log_every
-        return bool(every) and (step % every == 0 or step in (1, self.settings.steps))
+        return bool(every) and (step % every == 0 or step in (self.done + 1, self.settings.steps))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -87,9 +87,15 @@ def summary(result: Result, folder: Path) -> None:
     verdict = "below" if result.validation_loss < baseline.loss else "not yet below"
     here = Path.cwd()
     shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    trained = f"no step was left to train: all {result.first} are done"
+    if result.losses:
+        behind = f" behind step {result.first}" if result.first else ""
+        trained = (
+            f"trained {len(result.losses)} steps{behind} in {result.seconds:.1f} s: "
+            f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
+        )
     print(
-        f"\ntrained {len(result.losses)} steps in {result.seconds:.1f} s: "
-        f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}\n"
+        f"\n{trained}\n"
         f"validation loss {result.validation_loss:.4f}, {verdict} {baseline.name}, "
         f"{baseline.loss:.4f} ({baseline.unit})\n"
         f"outputs in {shown}"

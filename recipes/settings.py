@@ -20,6 +20,7 @@ class Settings:
     """A run in numbers: `lr` to `final_ratio` are those of `learning_rate`, timeouts are in seconds.
 
     `pretrained`: a model with weights starts from them. `save`: the folder that the trained model is written to.
+    `checkpoint_every` to `resume`: see the configuration, `train`.
     """
 
     steps: int
@@ -35,12 +36,17 @@ class Settings:
     max_cpu_ranks: int
     pretrained: bool = True
     save: str | None = None
+    checkpoint_every: int = 0
+    checkpoint_dir: str | None = None
+    keep_last: int = 3
+    keep_every: int = 0
+    resume: str = "auto"
 
 
 def read_settings(config: DictConfig, origins: Origins) -> Settings:
     """Settings of a composed configuration. Raises PlanError with every value that is of no use."""
     reading = Reading(config, origins)
-    found = {**_numbers(reading), **_weights(reading)}
+    found = {**_numbers(reading), **_weights(reading), **_checkpoints(reading)}
     if reading.findings.items:
         raise PlanError(reading.findings.items)
     return Settings(**found)
@@ -53,6 +59,7 @@ def check(reading: Reading) -> None:
     """
     _numbers(reading)
     _weights(reading)
+    _checkpoints(reading)
     _check_keys(reading)
 
 
@@ -79,6 +86,18 @@ def _weights(reading: Reading) -> dict[str, Any]:
         help_text = "it is a new folder's name, or null"
         reading.error("wrong-type", f"train.save is {save!r}", "train.save", help_text)
     return {"pretrained": pretrained is not False, "save": save}
+
+
+def _checkpoints(reading: Reading) -> dict[str, Any]:
+    """Where checkpoints go, and which one a run starts from; both may be left out."""
+    folder, resume = reading.get("train.checkpoint_dir"), reading.get("train.resume")
+    if folder is not None and (not isinstance(folder, str) or not folder.strip()):
+        help_text = "it is a folder's name, or null for one in the output folder"
+        reading.error("wrong-type", f"train.checkpoint_dir is {folder!r}", "train.checkpoint_dir", help_text)
+    if resume is not None and (not isinstance(resume, str) or not resume.strip()):
+        help_text = "it is auto, never, or a checkpoint's folder"
+        reading.error("wrong-type", f"train.resume is {resume!r}", "train.resume", help_text)
+    return {"checkpoint_dir": folder, "resume": resume or "auto"}
 
 
 def _check_keys(reading: Reading) -> None:
@@ -135,6 +154,9 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.seed": (_whole(0), "a whole number from 0"),
     "train.eval_every": (_whole(0), "a whole number of steps between evaluations, 0 for one at the end"),
     "train.eval_batches": (_whole(1), "a whole number from 1"),
+    "train.checkpoint_every": (_whole(0), "a whole number of steps between checkpoints, 0 for none"),
+    "train.keep_last": (_whole(1), "a whole number from 1"),
+    "train.keep_every": (_whole(0), "a whole number of steps, 0 to keep the last ones only"),
     "train.log_every": (_whole(0), "a whole number of steps between lines, 0 for none"),
     "optim.lr": (_number, "a number from 0"),
     "optim.warmup": (_whole(0), "a whole number of steps"),
@@ -156,6 +178,7 @@ SECTIONS = {
         *("steps", "batch_size", "accumulate", "seq_len", "dtype", "seed", "clip"),
         *("eval_every", "eval_batches", "log_every"),
         *("pretrained", "save"),
+        *("checkpoint_every", "checkpoint_dir", "keep_last", "keep_every", "resume"),
     ),
     "launch": ("start_timeout", "collective_timeout", "max_cpu_ranks"),
     "optim": ("_target_", "lr", "betas", "eps", "weight_decay", "fused", "warmup", "final_ratio"),

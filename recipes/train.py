@@ -22,8 +22,9 @@ import shlex
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
 from recipes import outcome
 from recipes.batches import Batches, local_device
+from recipes.checkpoint import Keeper, check_start, place_of, record_of
 from recipes.data import Data, Source, build_data
 from recipes.data.entries import check_entries
 from recipes.metrics import MetricsWriter
@@ -59,7 +61,7 @@ from recipes.settings import Settings, read_settings
 @dataclass(frozen=True)
 class Job:
     """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
-    pretrained ones to start from.
+    pretrained ones to start from, `record` is what checkpoints tell of the run.
     """
 
     setup: pz.Setup
@@ -68,6 +70,7 @@ class Job:
     data: Source
     folder: Path | None
     weights: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def train(job: Job) -> Result:
@@ -79,25 +82,35 @@ def train(job: Job) -> Result:
     pz.seed_ranks(mesh, settings.seed)
     device = local_device(setup.device)
     model = pz.apply(job.program, setup.build_model(), mesh)
-    if job.weights is not None:
+    leads = dist.get_rank() == 0
+    keeper = Keeper(place_of(settings, job.folder or Path()), settings, job.record, mesh, leads=leads)
+    begun_from = keeper.find()
+    if begun_from is not None:
+        pz.materialize(model, device=device, seed=settings.seed, skip_saved=True)
+    elif job.weights is not None:
         pz.load_pretrained(model, job.weights, device=device)
     else:
         pz.materialize(model, device=device, seed=settings.seed)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
+    first, samples = 0, 0
+    if begun_from is not None:
+        keeper.load(begun_from, model, optimizer)
+        first, samples = begun_from.step, begun_from.state["samples"]
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
     units = setup.workload.batch_size * job.data.units(setup.workload.seq_len)
 
     started = time.monotonic()
-    losses = []
-    leads = dist.get_rank() == 0
+    losses: list[float] = []
+    validation = None
     with (
-        Progress(settings, quiet=not leads, unit=job.data.unit) as progress,
-        _metrics(job.folder, leads) as metrics,
+        Progress(settings, quiet=not leads, unit=job.data.unit, done=first) as progress,
+        _metrics(job.folder, leads, first) as metrics,
     ):
-        for step in range(settings.steps):
+        for step in range(first, settings.steps):
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)
             done = pz.train_step(model, batches.training(step), loss, optimizer, setup.clip)
+            samples += setup.workload.batch_size
             measured = {
                 "step": step + 1,
                 "loss": done.loss.item(),
@@ -108,15 +121,22 @@ def train(job: Job) -> Result:
             losses.append(measured["loss"])
             last = step + 1 == settings.steps
             if last or (settings.eval_every and (step + 1) % settings.eval_every == 0):
-                measured["validation_loss"] = pz.evaluate(model, batches.validation(), loss).item()
+                validation = pz.evaluate(model, batches.validation(), loss).item()
+                measured["validation_loss"] = validation
             if metrics:
                 metrics.write(**measured)
             progress.step(measured)
+            if keeper.is_due(step + 1):
+                keeper.save(step + 1, samples, model, optimizer)
+            keeper.report()
+        keeper.close()
     pz.restore_buffers(model)
+    if validation is None:
+        validation = pz.evaluate(model, batches.validation(), loss).item()
     seconds = time.monotonic() - started
     if settings.save is not None:
         pz.save_pretrained(model, settings.save)
-    return Result(tuple(losses), measured["validation_loss"], job.data.baseline, seconds)
+    return Result(tuple(losses), validation, job.data.baseline, seconds, first)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, step: int) -> float:
@@ -145,7 +165,11 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     data = build_data(config.data)
     data.check_fits(setup.workload.seq_len)
     check_entries(data, setup, settings.seed)
-    return Job(setup, program, settings, data, folder, weights)
+    if folder is not None:
+        found = check_start(place_of(settings, folder), settings, setup, model)
+        if found:
+            raise PlanError(found)
+    return Job(setup, program, settings, data, folder, weights, record_of(config, setup))
 
 
 def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:
@@ -241,8 +265,10 @@ def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRan
         raise launch.LaunchError(message, "let CPU processes stand in for GPUs: device=cpu")
 
 
-def _metrics(folder: Path | None, leads: bool) -> Any:
-    return MetricsWriter(folder / "metrics.jsonl") if folder is not None and leads else nullcontext()
+def _metrics(folder: Path | None, leads: bool, done: int) -> Any:
+    if folder is None or not leads:
+        return nullcontext()
+    return MetricsWriter(folder / "metrics.jsonl", done=done)
 
 
 @hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="train")

@@ -1,0 +1,63 @@
+"""Checkpoints, faults, and what changes under a run."""
+
+from __future__ import annotations
+
+from parallelizer.codes.declare import Code, Example
+
+_RUN = "python -m recipes.train"
+_RUNNING = "it takes a run, or the checkpoints of one"
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "checkpoint-damaged",
+        "a checkpoint does not hold what was written",
+        """Every file of a checkpoint is hashed before one of its numbers is read: a flipped bit, a file that is cut
+        off, missing or changed. A run that goes on by itself (`train.resume=auto`) takes the newest checkpoint that is
+        whole, and says which it passed over; one that is named must be whole. A hash tells damage, not intent: load
+        checkpoints of people whom you trust.""",
+        Example(command=f"{_RUN} train.resume=runs/a/checkpoints/step_40", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-dtype",
+        "a checkpoint holds another kind of numbers than the model",
+        """The same names and sizes in another dtype. A cast would lose what the run had, in silence; so the model must
+        be built in the dtype that it was saved in.""",
+        Example(command=f"{_RUN} train.resume=runs/a", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-exists",
+        "a run that is to start anew finds checkpoints in its folder",
+        """`train.resume=never` begins with step 1. Its checkpoints would lie among those of another run, and after a
+        restart nobody could tell them apart.""",
+        Example(command=f"{_RUN} train.resume=never hydra.run.dir=runs/a", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-mismatch",
+        "a checkpoint is of another model",
+        """Parameters and saved buffers must have the same names and whole shapes; how they are split may differ. What is
+        missing would stay random, what is too much would be lost, and neither shows in a loss at once.""",
+        Example(command=f"{_RUN} model.dim=512 train.resume=runs/a", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-not-found",
+        "there is no checkpoint where the configuration says",
+        """`train.resume` names a checkpoint (a folder `step_<N>` with a manifest), a folder of them, or the output folder
+        of a run.""",
+        Example(command=f"{_RUN} train.resume=runs/b", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-optimizer",
+        "a checkpoint's optimizer is another than this run's",
+        """Its moments belong to parameters and to one kind of optimizer. Another optimizer would start with none, or
+        read numbers that mean something else; parameters that were frozen then and are trained now have none.""",
+        Example(command=f"{_RUN} optim._target_=mine.build train.resume=runs/a", because=_RUNNING),
+    ),
+    Code(
+        "checkpoint-unwritable",
+        "a checkpoint could not be written",
+        """The disk is full, the folder may not be written to, or the ranks do not see one folder. The run goes on, the
+        checkpoints before it stay as they were, and what was half written is removed; the next one is tried again.""",
+        Example(command=f"{_RUN} train.checkpoint_every=10", because=_RUNNING),
+        "warning",
+    ),
+)

@@ -1,0 +1,179 @@
+"""What a run leaves behind and goes on from: when it saves, where it starts, and what it says of that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import parallelizer as pz
+from parallelizer.checkpoint import folder as names
+from parallelizer.checkpoint.fit import misfits
+from parallelizer.checkpoint.loading import Opened, load_checkpoint, newest, open_checkpoint, same_mesh
+from parallelizer.checkpoint.saving import Checkpoints
+from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.initialize import derived_seed
+from parallelizer.show import diagnostics as show_diagnostics
+from recipes.settings import Settings
+
+SUBFOLDER = "checkpoints"
+"""Where they lie in a run's output folder, if nothing else is said."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's checkpoints go, and the one that it was told to start from."""
+
+    folder: Path
+    given: Path | None = None
+
+
+def place_of(settings: Settings, output: Path) -> Place:
+    """From the settings and the output folder."""
+    folder = Path(settings.checkpoint_dir) if settings.checkpoint_dir else output / SUBFOLDER
+    return Place(folder, Path(settings.resume) if settings.resume not in ("auto", "never") else None)
+
+
+def check_start(place: Place, settings: Settings, setup: pz.Setup, model: nn.Module) -> list[Diagnostic]:
+    """What is wrong with the checkpoint that a run would start from, as far as its index tells. Raises PlanError when
+    there is none, or must not be one.
+    """
+    there = names.steps_in(place.folder)
+    span = setup.origins.span("train.resume")
+    if settings.resume == "never" and there:
+        message = f"{place.folder} holds checkpoints already, up to step {there[-1]}"
+        help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
+        raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
+    opened = _first_that_opens(place.folder) if there or place.given is None else _given(place.given, span)
+    if opened is None:
+        return []
+    return misfits(model, setup.build_optimizer(model), opened.metadata, opened.about, Span(str(opened.path)))
+
+
+def _first_that_opens(folder: Path) -> Opened | None:
+    """The newest of which at least the index is whole; the ranks look at the rest."""
+    for step in reversed(names.steps_in(folder)):
+        try:
+            return open_checkpoint(folder / names.name(step))
+        except PlanError:
+            continue
+    return None
+
+
+def _given(path: Path, span: Span | None) -> Opened:
+    """A checkpoint, or the newest one of a folder of them, or of a run's output folder. Raises PlanError."""
+    return open_checkpoint(_resolved(path, span))
+
+
+def _resolved(path: Path, span: Span | None = None) -> Path:
+    for folder in (path, path / SUBFOLDER):
+        if steps := names.steps_in(folder):
+            return folder / names.name(steps[-1])
+    if not path.exists():
+        message = f"train.resume={path} does not exist"
+        help_text = "give a checkpoint (a folder step_<N>), a folder of them, or the output folder of a run; auto; never"
+        raise PlanError([Diagnostic("checkpoint-not-found", message, span, help_text)])
+    return path
+
+
+class Keeper:
+    """Saves one run, and starts it again. Made by all ranks together."""
+
+    def __init__(
+        self, place: Place, settings: Settings, record: Mapping[str, Any], mesh: DeviceMesh, *, leads: bool
+    ) -> None:
+        self.place, self.settings, self.record, self.mesh = place, settings, dict(record), mesh
+        self.leads = leads
+        self.checkpoints = Checkpoints(
+            place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
+        )
+        self.saved: int | None = None
+
+    def find(self) -> Opened | None:
+        """The checkpoint to start from: the newest whole one of this run, else the one that was given. Collective.
+
+        Raises PlanError on all ranks.
+        """
+        if self.settings.resume == "never" and not _is_restart():
+            return None
+        found, passed = newest(self.place.folder)
+        if self.leads and passed:
+            show_diagnostics.write(passed, sys.stderr)
+        if found is None and self.place.given is not None:
+            return open_checkpoint(_resolved(self.place.given))
+        return found
+
+    def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Go on from a checkpoint. Collective. Raises PlanError on all ranks."""
+        ours = opened.path.parent == self.place.folder
+        load_checkpoint(opened if ours else opened.path, model, optimizer)  # `find` has hashed our own
+        self.saved = opened.step if ours else None
+        if not same_mesh(opened, model):
+            pz.seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
+        if self.leads:
+            mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
+            print(f"going on behind step {opened.step} from {shown(opened.path)}, saved on {mesh}")
+            sys.stdout.flush()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint belongs behind so many steps."""
+        every = self.settings.checkpoint_every
+        return bool(every) and (step % every == 0 or step == self.settings.steps)
+
+    def save(
+        self,
+        step: int,
+        samples: int,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Begin to save, and with `wait` see it through. Collective."""
+        if self.saved != step:
+            self.checkpoints.save(step, model, optimizer, {**self.record, "samples": samples})
+            self.saved = step
+        if wait:
+            self.checkpoints.wait()
+        self.report()
+
+    def report(self) -> None:
+        """Say what could not be written."""
+        for ended in self.checkpoints.ended():
+            if ended.failure is not None and self.leads:
+                show_diagnostics.write([ended.failure], sys.stderr)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self.checkpoints.wait()
+        self.report()
+
+
+def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
+    """What a checkpoint tells of the run that it is of: its configuration, and the text of its plan."""
+    files = {rule.span.file for rule in setup.plan.rules if rule.span is not None}
+    texts = {file: Path(file).read_text() for file in sorted(files) if Path(file).is_file()}
+    return {
+        "config": OmegaConf.to_yaml(config),
+        "plan": {"name": setup.plan.name, "files": texts},
+        "seed": OmegaConf.select(config, "train.seed"),
+    }
+
+
+def shown(path: Path) -> Path:
+    """A path as a person would type it from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _is_restart() -> bool:
+    """Whether these ranks have been started again behind others that died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
