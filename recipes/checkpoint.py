@@ -96,6 +96,7 @@ class Keeper:
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
         self.saved: int | None = None
+        self.goes_on = _is_restart()
 
     def find(self) -> Opened | None:
         """The checkpoint to start from: the newest whole one of this run, else the one that was given. Collective.
@@ -116,6 +117,7 @@ class Keeper:
         ours = opened.path.parent == self.place.folder
         load_checkpoint(opened if ours else opened.path, model, optimizer)  # `find` has hashed our own
         self.saved = opened.step if ours else None
+        self.goes_on = True
         if not same_mesh(opened, model):
             pz.seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
         if self.leads:

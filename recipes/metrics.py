@@ -17,8 +17,9 @@ class MetricsWriter:
     writes them: NaN, Infinity.
     """
 
-    def __init__(self, path: str | Path, *, done: int = 0) -> None:
-        _keep(Path(path), done)
+    def __init__(self, path: str | Path, *, done: int | None = None) -> None:
+        if done is not None:
+            _keep(Path(path), done)
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(

@@ -104,7 +104,7 @@ def train(job: Job) -> Result:
     validation = None
     with (
         Progress(settings, quiet=not leads, unit=job.data.unit, done=first) as progress,
-        _metrics(job.folder, leads, first) as metrics,
+        _metrics(job.folder, leads, first if keeper.goes_on else None) as metrics,
     ):
         for step in range(first, settings.steps):
             begun = time.monotonic()
@@ -265,7 +265,7 @@ def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRan
         raise launch.LaunchError(message, "let CPU processes stand in for GPUs: device=cpu")
 
 
-def _metrics(folder: Path | None, leads: bool, done: int) -> Any:
+def _metrics(folder: Path | None, leads: bool, done: int | None) -> Any:
     if folder is None or not leads:
         return nullcontext()
     return MetricsWriter(folder / "metrics.jsonl", done=done)

@@ -42,6 +42,7 @@ from recipes.data.loader import window_count
 from recipes.data.text import load
 from recipes.optim import build_optimizer
 from recipes.train import prepare
+from tests.checkpoint.broken import report as broken_checkpoint
 
 Found = Iterable[Diagnostic]
 
@@ -125,6 +126,13 @@ def unsayable() -> Found:
 
 
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
+    "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
+    "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
+    "checkpoint-exists": lambda here: broken_checkpoint("checkpoint-exists", here),
+    "checkpoint-mismatch": lambda here: broken_checkpoint("checkpoint-mismatch", here),
+    "checkpoint-not-found": lambda here: broken_checkpoint("checkpoint-not-found", here),
+    "checkpoint-optimizer": lambda here: broken_checkpoint("checkpoint-optimizer", here),
+    "checkpoint-unwritable": lambda here: broken_checkpoint("checkpoint-unwritable", here),
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-mismatch": lambda here: raised(
         lambda: prepare(*compose_config(["model=vit_tiny", "data=images", "data.size=64"]), here)

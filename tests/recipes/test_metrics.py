@@ -52,3 +52,17 @@ def test_a_value_that_is_no_number_writes_nothing(tmp_path: Path) -> None:
     with MetricsWriter(path) as metrics, pytest.raises(TypeError):
         metrics.write(step=0, loss=object(), grad_norm=0.0, tokens_per_second=0.0)  # type: ignore[arg-type]
     assert path.read_text() == ""
+
+
+def test_a_run_that_goes_on_writes_the_later_steps_anew(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as metrics:
+        for step in (1, 2, 3):
+            metrics.write(step=step, loss=1.0, grad_norm=1.0, tokens_per_second=1.0)
+    with path.open("a") as cut_off:
+        cut_off.write('{"step": 2, "lo')
+    with MetricsWriter(path, done=2) as metrics:
+        metrics.write(step=3, loss=2.0, grad_norm=1.0, tokens_per_second=1.0)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    assert list(tmp_path.iterdir()) == [path]
