@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import parallelizer as pz
 from parallelizer.checkpoint import folder as names
 from parallelizer.checkpoint.fit import misfits
-from parallelizer.checkpoint.loading import Opened, load_checkpoint, newest, open_checkpoint, same_mesh
+from parallelizer.checkpoint.loading import Opened, load_checkpoint, newest_checkpoint, open_checkpoint, same_mesh
 from parallelizer.checkpoint.saving import Checkpoints
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed
@@ -105,7 +105,7 @@ class Keeper:
         """
         if self.settings.resume == "never" and not _is_restart():
             return None
-        found, passed = newest(self.place.folder)
+        found, passed = newest_checkpoint(self.place.folder)
         if self.leads and passed:
             show_diagnostics.write(passed, sys.stderr)
         if found is None and self.place.given is not None:

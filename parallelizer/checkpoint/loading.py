@@ -83,7 +83,7 @@ def open_checkpoint(path: str | Path) -> Opened:
     return Opened(path, about["step"], about, metadata, files)
 
 
-def newest(folder: str | Path) -> tuple[Opened | None, list[Diagnostic]]:
+def newest_checkpoint(folder: str | Path) -> tuple[Opened | None, list[Diagnostic]]:
     """The newest whole checkpoint in a folder, every file of it read and hashed by one of the ranks, and what is wrong
     with those that are newer, as warnings. None when there is none. Collective.
     """
@@ -107,12 +107,12 @@ def load_checkpoint(
 ) -> Opened:
     """Fill a model, whose memory is allocated, and its optimizer. Collective: every rank calls it.
 
-    The ranks hash all files between them before one of them reads a number (`newest` has done so for what it opened). The
+    The ranks hash all files between them before one of them reads a number (`newest_checkpoint` has done so for what it opened). The
     random states are put back when the checkpoint was saved on this mesh; else they stay as they are. Raises PlanError on
     all ranks, with model and optimizer untouched, for a checkpoint that is damaged (`checkpoint-damaged`) or of something
     else (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
     """
-    if isinstance(checkpoint, Opened):  # by `newest`, which has hashed all of it
+    if isinstance(checkpoint, Opened):  # by `newest_checkpoint`, which has hashed all of it
         opened = checkpoint
     else:
         opened = together(functools.partial(open_checkpoint, checkpoint))
