@@ -17,7 +17,13 @@ from torch.distributed.device_mesh import DeviceMesh
 import parallelizer as pz
 from parallelizer.checkpoint import folder as names
 from parallelizer.checkpoint.fit import misfits
-from parallelizer.checkpoint.loading import Opened, load_checkpoint, newest_checkpoint, open_checkpoint, same_mesh
+from parallelizer.checkpoint.loading import (
+    Opened,
+    load_checkpoint,
+    newest_checkpoint,
+    open_checkpoint,
+    same_mesh,
+)
 from parallelizer.checkpoint.saving import Checkpoints
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed

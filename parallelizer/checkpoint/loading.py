@@ -107,10 +107,10 @@ def load_checkpoint(
 ) -> Opened:
     """Fill a model, whose memory is allocated, and its optimizer. Collective: every rank calls it.
 
-    The ranks hash all files between them before one of them reads a number (`newest_checkpoint` has done so for what it opened). The
-    random states are put back when the checkpoint was saved on this mesh; else they stay as they are. Raises PlanError on
-    all ranks, with model and optimizer untouched, for a checkpoint that is damaged (`checkpoint-damaged`) or of something
-    else (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
+    The ranks hash all files between them before one of them reads a number (`newest_checkpoint` has done so for what it
+    opened). The random states are put back when the checkpoint was saved on this mesh; else they stay as they are. Raises
+    PlanError on all ranks, with model and optimizer untouched, for a checkpoint that is damaged (`checkpoint-damaged`) or of
+    something else (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
     """
     if isinstance(checkpoint, Opened):  # by `newest_checkpoint`, which has hashed all of it
         opened = checkpoint
