@@ -97,7 +97,9 @@ def train(job: Job) -> Result:
         for step in range(settings.steps):
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)
-            done = pz.train_step(model, batches.training(step), loss, optimizer, setup.clip)
+            done = pz.train_step(
+                model, batches.training(step * setup.workload.batch_size), loss, optimizer, setup.clip
+            )
             measured = {
                 "step": step + 1,
                 "loss": done.loss.item(),
