@@ -11,7 +11,7 @@ from recipes.settings import Settings
 
 
 class Batches:
-    """This rank's part of each global batch, which depends on seed and step only."""
+    """This rank's part of each global batch, which depends on the seed and on how many samples came before."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class Batches:
         self.mesh, self.device = mesh, device
         self.index, self.ranks = pz.batch_rank(mesh)
 
-    def training(self, step: int) -> list[dict[str, torch.Tensor]]:
-        """The parts that gradients are accumulated over."""
+    def training(self, position: int) -> list[dict[str, torch.Tensor]]:
+        """The parts, which gradients are accumulated over, of the batch that `position` samples came before."""
         work, parts = self.workload, []
         rows = work.batch_size // work.accumulate // self.ranks
         for part in range(work.accumulate):
             first = (part * self.ranks + self.index) * rows
             batch = self.data.training_batch(
-                step,
+                position,
                 batch_size=work.batch_size,
                 seq_len=work.seq_len,
                 seed=self.settings.seed,

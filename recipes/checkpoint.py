@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ from parallelizer.checkpoint.saving import Checkpoints
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed
 from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.together import together
+from recipes.data.files import FileRecord, check_unchanged
+from recipes.data.position import Position, check
 from recipes.settings import Settings
 
 SUBFOLDER = "checkpoints"
@@ -48,7 +51,9 @@ def place_of(settings: Settings, output: Path) -> Place:
     return Place(folder, Path(settings.resume) if settings.resume not in ("auto", "never") else None)
 
 
-def check_start(place: Place, settings: Settings, setup: pz.Setup, model: nn.Module) -> list[Diagnostic]:
+def check_start(
+    place: Place, settings: Settings, setup: pz.Setup, model: nn.Module, position: Position
+) -> list[Diagnostic]:
     """What is wrong with the checkpoint that a run would start from, as far as its index tells. Raises PlanError when
     there is none, or must not be one.
     """
@@ -61,7 +66,11 @@ def check_start(place: Place, settings: Settings, setup: pz.Setup, model: nn.Mod
     opened = _first_that_opens(place.folder) if there or place.given is None else _given(place.given, span)
     if opened is None:
         return []
-    return misfits(model, setup.build_optimizer(model), opened.metadata, opened.about, Span(str(opened.path)))
+    optimizer, where = setup.build_optimizer(model), Span(str(opened.path))
+    return [
+        *misfits(model, optimizer, opened.metadata, opened.about, where),
+        *check(Position.from_json(opened.state["position"]), position, setup.origins),
+    ]
 
 
 def _first_that_opens(folder: Path) -> Opened | None:
@@ -94,10 +103,17 @@ class Keeper:
     """Saves one run, and starts it again. Made by all ranks together."""
 
     def __init__(
-        self, place: Place, settings: Settings, record: Mapping[str, Any], mesh: DeviceMesh, *, leads: bool
+        self,
+        place: Place,
+        settings: Settings,
+        record: Mapping[str, Any],
+        position: Position,
+        mesh: DeviceMesh,
+        *,
+        leads: bool,
     ) -> None:
         self.place, self.settings, self.record, self.mesh = place, settings, dict(record), mesh
-        self.leads = leads
+        self.position, self.leads = position, leads
         self.checkpoints = Checkpoints(
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
@@ -118,8 +134,12 @@ class Keeper:
             return open_checkpoint(_resolved(self.place.given))
         return found
 
-    def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Go on from a checkpoint. Collective. Raises PlanError on all ranks."""
+    def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+        """Go on from a checkpoint. Returns the steps that are done, and the samples that were seen in them. Collective.
+
+        Raises PlanError on all ranks.
+        """
+        there = Position.from_json(opened.state["position"])
         ours = opened.path.parent == self.place.folder
         load_checkpoint(opened if ours else opened.path, model, optimizer)  # `find` has hashed our own
         self.saved = opened.step if ours else None
@@ -130,6 +150,7 @@ class Keeper:
             mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
             print(f"going on behind step {opened.step} from {shown(opened.path)}, saved on {mesh}")
             sys.stdout.flush()
+        return opened.step, there.samples
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint belongs behind so many steps."""
@@ -145,13 +166,21 @@ class Keeper:
         *,
         wait: bool = False,
     ) -> None:
-        """Begin to save, and with `wait` see it through. Collective."""
+        """Begin to save, and with `wait` see it through. Collective. Raises PlanError on all ranks when the data's files have
+        changed.
+        """
         if self.saved != step:
-            self.checkpoints.save(step, model, optimizer, {**self.record, "samples": samples})
+            files = together(self._files)
+            self.position = replace(self.position, samples=samples, files=files)
+            state = {**self.record, "position": self.position.to_json()}
+            self.checkpoints.save(step, model, optimizer, state)
             self.saved = step
         if wait:
             self.checkpoints.wait()
         self.report()
+
+    def _files(self) -> tuple[FileRecord, ...]:
+        return check_unchanged(self.position.files) if self.leads else self.position.files
 
     def report(self) -> None:
         """Say what could not be written."""

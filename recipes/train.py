@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import parallelizer as pz
 from parallelizer import launch
@@ -51,6 +51,7 @@ from recipes.batches import Batches, local_device
 from recipes.checkpoint import Keeper, check_start, place_of, record_of
 from recipes.data import Data, Source, build_data
 from recipes.data.entries import check_entries
+from recipes.data.position import Position, position_of
 from recipes.metrics import MetricsWriter
 from recipes.optim import learning_rate
 from recipes.progress import Progress, summary
@@ -61,7 +62,7 @@ from recipes.settings import Settings, read_settings
 @dataclass(frozen=True)
 class Job:
     """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
-    pretrained ones to start from, `record` is what checkpoints tell of the run.
+    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data.
     """
 
     setup: pz.Setup
@@ -71,6 +72,7 @@ class Job:
     folder: Path | None
     weights: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    position: Position = Position(0, 0, 0, "")
 
 
 def train(job: Job) -> Result:
@@ -83,7 +85,8 @@ def train(job: Job) -> Result:
     device = local_device(setup.device)
     model = pz.apply(job.program, setup.build_model(), mesh)
     leads = dist.get_rank() == 0
-    keeper = Keeper(place_of(settings, job.folder or Path()), settings, job.record, mesh, leads=leads)
+    place = place_of(settings, job.folder or Path())
+    keeper = Keeper(place, settings, job.record, job.position, mesh, leads=leads)
     begun_from = keeper.find()
     if begun_from is not None:
         pz.materialize(model, device=device, seed=settings.seed, skip_saved=True)
@@ -92,10 +95,7 @@ def train(job: Job) -> Result:
     else:
         pz.materialize(model, device=device, seed=settings.seed)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
-    first, samples = 0, 0
-    if begun_from is not None:
-        keeper.load(begun_from, model, optimizer)
-        first, samples = begun_from.step, begun_from.state["samples"]
+    first, samples = keeper.load(begun_from, model, optimizer) if begun_from is not None else (0, 0)
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
     units = setup.workload.batch_size * job.data.units(setup.workload.seq_len)
 
@@ -109,7 +109,7 @@ def train(job: Job) -> Result:
         for step in range(first, settings.steps):
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)
-            done = pz.train_step(model, batches.training(step), loss, optimizer, setup.clip)
+            done = pz.train_step(model, batches.training(samples), loss, optimizer, setup.clip)
             samples += setup.workload.batch_size
             measured = {
                 "step": step + 1,
@@ -165,11 +165,13 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     data = build_data(config.data)
     data.check_fits(setup.workload.seq_len)
     check_entries(data, setup, settings.seed)
+    options: Any = OmegaConf.to_container(config.data, resolve=True)
+    position = position_of(data, 0, seed=settings.seed, seq_len=setup.workload.seq_len, options=options)
     if folder is not None:
-        found = check_start(place_of(settings, folder), settings, setup, model)
+        found = check_start(place_of(settings, folder), settings, setup, model, position)
         if found:
             raise PlanError(found)
-    return Job(setup, program, settings, data, folder, weights, record_of(config, setup))
+    return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)
 
 
 def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:

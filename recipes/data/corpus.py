@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from hydra.errors import InstantiationException
@@ -13,6 +16,8 @@ from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data import loader
+from recipes.data.files import FileRecord
+from recipes.data.fingerprint import fingerprint
 from recipes.data.source import ALL, Baseline, Source
 from recipes.data.tokenizer import VOCAB_SIZE
 
@@ -21,13 +26,18 @@ from recipes.data.tokenizer import VOCAB_SIZE
 class Data(Source):
     """A text. `train` and `heldout` are tokens [n] of an integer type below `vocab_size`; they share no text.
 
-    `unigram_entropy` is that of the held-out tokens, in nats per token.
+    `unigram_entropy` is that of the held-out tokens, in nats per token; `files` are those that the text was read
+    from.
     """
+
+    kind: ClassVar[str] = "text"
+    """How batches are made of the tokens: another kind has another fingerprint."""
 
     train: Tensor
     heldout: Tensor
     vocab_size: int
     unigram_entropy: float
+    files: tuple[FileRecord, ...] = ()
 
     @property
     def baseline(self) -> Baseline:
@@ -40,10 +50,10 @@ class Data(Source):
         return seq_len
 
     def training_batch(
-        self, step: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+        self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
         return loader.global_batch(
-            self.train, step=step, batch_size=batch_size, seq_len=seq_len, seed=seed, rows=rows
+            self.train, position=position, batch_size=batch_size, seq_len=seq_len, seed=seed, rows=rows
         )
 
     def heldout_batches(
@@ -52,6 +62,13 @@ class Data(Source):
         return loader.evaluation_batches(
             self.heldout, batch_size=batch_size, seq_len=seq_len, count=count, rows=rows
         )
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.kind, loader.order_probe(), self.train, self.heldout)
 
 
 def build_data(config: DictConfig) -> Source:
@@ -84,14 +101,14 @@ def unbuildable(reason: str) -> PlanError:
     return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
 
 
-def build(train: Tensor, heldout: Tensor, source: str) -> Data:
-    """The two parts of `source` as Data. PlanError if one has nothing to predict."""
+def build(train: Tensor, heldout: Tensor, source: str, files: Iterable[FileRecord] = ()) -> Data:
+    """The two parts of `source`, read from `files`, as Data. PlanError if one has nothing to predict."""
     for name, tokens in (("training", train), ("held-out", heldout)):
         if len(tokens) < 2:
             message = f"the {name} part of {source} has {len(tokens)} tokens"
             help = "give more text, or another held-out share with data.heldout"
             raise PlanError([Diagnostic("data-too-short", message, help=help)])
-    return Data(train, heldout, VOCAB_SIZE, unigram_entropy(heldout))
+    return Data(train, heldout, VOCAB_SIZE, unigram_entropy(heldout), tuple(sorted(files)))
 
 
 def unigram_entropy(tokens: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,14 +19,16 @@ class Halves(Data):
     The decoder is given the last token that the encoder read and those that it has written; `labels` are the next ones.
     """
 
+    kind: ClassVar[str] = "halves"
+
     def check_fits(self, seq_len: int) -> None:
         super().check_fits(2 * seq_len)
 
     def training_batch(
-        self, step: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+        self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
         return halved(
-            super().training_batch(step, batch_size=batch_size, seq_len=2 * seq_len, seed=seed, rows=rows)
+            super().training_batch(position, batch_size=batch_size, seq_len=2 * seq_len, seed=seed, rows=rows)
         )
 
     def heldout_batches(

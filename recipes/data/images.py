@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from parallelizer.initialize import derived_seed
+from recipes.data.fingerprint import fingerprint
 from recipes.data.source import ALL, Baseline, Source
 
 WAVES = 4
@@ -43,9 +44,9 @@ class Images(Source):
         return 1
 
     def training_batch(
-        self, step: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+        self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
-        return self._drawn(f"training {seed}", [step * batch_size + row for row in range(batch_size)[rows]])
+        return self._drawn(f"training {seed}", [position + row for row in range(batch_size)[rows]])
 
     def heldout_batches(
         self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
@@ -54,6 +55,9 @@ class Images(Source):
             self._drawn("heldout", [number * batch_size + row for row in range(batch_size)[rows]])
             for number in range(max(1, count))
         ]
+
+    def fingerprint(self) -> str:
+        return fingerprint("stripes", WAVES, self.size, self.classes, self.noise)
 
     def _drawn(self, part: str, numbers: list[int]) -> dict[str, Tensor]:
         pairs = [self._image(derived_seed(number, part)) for number in numbers]

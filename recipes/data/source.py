@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from recipes.data.files import FileRecord
+
 ALL = slice(None)
 
 
@@ -21,7 +23,12 @@ class Baseline:
 
 
 class Source(ABC):
-    """Batches as a function of the seed and the step. Built once, before the ranks are forked."""
+    """Batches as a function of the seed and of how many samples came before.
+
+    It is built once, before the ranks are forked. A sample is a row of a batch. Its number alone, counted from 0
+    through the whole run, decides what it is: a run may go on with batches of another size, and sees no sample
+    twice and misses none.
+    """
 
     unit: ClassVar[str] = "tokens"
     """What the loss is a mean over."""
@@ -41,12 +48,24 @@ class Source(ABC):
 
     @abstractmethod
     def training_batch(
-        self, step: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+        self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
-        """The `rows` of the global batch of `step` (from 0): its entries by name."""
+        """The `rows` of the global batch that `position` samples came before: its entries by name."""
 
     @abstractmethod
     def heldout_batches(
         self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
     ) -> list[dict[str, Tensor]]:
         """The `rows` of at most `count` batches of what is kept from training, always the same ones; never empty."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """The SHA-256 of what determines the batches beside seed, length and position: see `fingerprint.py`.
+
+        Two sources that give the same one are taken for the same data when a run is resumed.
+        """
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The files that were read. Whoever reads some with `read_document` has their records to give."""
+        return ()

@@ -9,6 +9,7 @@ from pathlib import Path
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data import text
 from recipes.data.corpus import Data, build, stable_hash
+from recipes.data.files import Document, read_document
 from recipes.data.packing import pack
 
 # Folders of what is not the library's own, its tests, and two that hold tables rather than programs.
@@ -33,9 +34,9 @@ def load(*, max_bytes: int, heldout: float, path: str | None = None) -> Data:
             [Diagnostic("data-not-found", message, help="give a text with data.path=FILE_OR_FOLDER")]
         )
     documents = read(root, files, max_bytes)
-    train = pack(documents[name] for name in documents if not is_heldout(name, heldout))
-    held = pack(documents[name] for name in documents if is_heldout(name, heldout))
-    return build(train, held, "the standard library")
+    train = pack(documents[name].content for name in documents if not is_heldout(name, heldout))
+    held = pack(documents[name].content for name in documents if is_heldout(name, heldout))
+    return build(train, held, "the standard library", (document.file for document in documents.values()))
 
 
 def source_files(root: Path) -> list[str]:
@@ -48,19 +49,19 @@ def source_files(root: Path) -> list[str]:
     return sorted(found)
 
 
-def read(root: Path, files: list[str], max_bytes: int) -> dict[str, bytes]:
-    """Files drawn in the order of a hash until the next would pass `max_bytes`; path to content, sorted.
+def read(root: Path, files: list[str], max_bytes: int) -> dict[str, Document]:
+    """Files drawn in the order of a hash until the next would pass `max_bytes`; by path, sorted.
 
     The hash is not the one of `is_heldout`, which would then draw no held-out file, or only those.
     """
-    documents: dict[str, bytes] = {}
+    documents: dict[str, Document] = {}
     total = 0
     for name in sorted(files, key=lambda name: stable_hash("draw " + name)):
-        content = (root / name).read_bytes()
-        total += len(content)
+        document = read_document(root / name)
+        total += document.file.size
         if total > max_bytes:
             break
-        documents[name] = content
+        documents[name] = document
     return dict(sorted(documents.items()))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data.corpus import Data, build, stable_hash
+from recipes.data.files import Document, read_document
 from recipes.data.packing import pack
 from recipes.data.tokenizer import SEPARATOR
 
@@ -18,29 +19,33 @@ def load(*, path: str | None, heldout: float) -> Data:
     """Reads `path` whole, as bytes, its files in the order of a hash; the last share `heldout` is held out.
 
     So one file is enough; the cut may fall inside a document. Hidden and empty files are passed over.
-    PlanError: `data-not-found`, `data-unreadable` (every unreadable file at once), `data-too-short`.
+    PlanError: `data-not-found`, `data-unreadable` (every unreadable file at once), `data-changed` (while it is
+    read), `data-too-short`.
     """
     path = "" if path is None else str(path)  # a folder called 2024 is a number to the configuration
     documents = read(path)
-    tokens = pack(documents[name] for name in sorted(documents, key=stable_hash))
+    tokens = pack(documents[name].content for name in sorted(documents, key=stable_hash))
     cut = len(tokens) - round(heldout * len(tokens))
-    return build(tokens[:cut], tokens[cut:], path)
+    return build(tokens[:cut], tokens[cut:], path, (document.file for document in documents.values()))
 
 
-def read(path: str) -> dict[str, bytes]:
-    """Relative name to content of every file that is not empty. PlanError as in `load`."""
+def read(path: str) -> dict[str, Document]:
+    """Every file that is not empty by its relative name. PlanError as in `load`."""
     problems: list[Diagnostic] = []
     documents = {}
     for name, file in find(path, problems):
         try:
-            content = file.read_bytes()
+            document = read_document(file)
         except OSError as error:
             problems.append(unreadable(file, error.strerror or str(error)))
             continue
-        if SEPARATOR in content:
+        except PlanError as error:
+            problems += error.diagnostics
+            continue
+        if SEPARATOR in document.content:
             problems.append(unreadable(file, "it holds a zero byte, so it is no text"))
-        elif content:
-            documents[name] = content
+        elif document.content:
+            documents[name] = document
     if problems:
         raise PlanError(problems)
     if not documents:

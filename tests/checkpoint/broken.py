@@ -15,6 +15,7 @@ from parallelizer.checkpoint.saving import Checkpoints, save_checkpoint
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.origins import Origins
 from recipes.checkpoint import check_start, place_of
+from recipes.data.position import Position
 from recipes.settings import Settings
 
 
@@ -55,7 +56,7 @@ def _start(here: Path, resume: str) -> Iterable[Diagnostic]:
     settings = Settings(1, 0, 0, 1, 1, 0.1, 1, 0.1, 60.0, 60.0, 64, resume=resume)
     setup: Any = SimpleNamespace(origins=Origins())
     try:
-        return check_start(place_of(settings, here), settings, setup, nn.Linear(3, 2))
+        return check_start(place_of(settings, here), settings, setup, nn.Linear(3, 2), Position(0, 0, 1, ""))
     except PlanError as error:
         return error.diagnostics
 

@@ -25,6 +25,7 @@ from parallelizer.explaining import explain
 from parallelizer.hugging_face.proposal import inexpressible
 from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
 from parallelizer.hugging_face.translate import translate
+from parallelizer.origins import Origins
 from parallelizer.plan import Mesh
 from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
@@ -38,7 +39,9 @@ from parallelizer.verify.compare import Verdict
 from parallelizer.verify.divergence import Divergence
 from parallelizer.verify.prove import Proof, check_ranks
 from recipes.data import build_data
+from recipes.data.files import check_unchanged, read_document
 from recipes.data.loader import window_count
+from recipes.data.position import Position, check
 from recipes.data.text import load
 from recipes.optim import build_optimizer
 from recipes.train import prepare
@@ -125,6 +128,14 @@ def unsayable() -> Found:
     return inexpressible(failed)
 
 
+def overwritten(file: Path) -> Found:
+    """What is said of a text that gets shorter under a run."""
+    file.write_text("a text")
+    record = read_document(file).file
+    file.write_text("a")
+    return raised(lambda: check_unchanged([record]))
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
@@ -134,6 +145,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-optimizer": lambda here: broken_checkpoint("checkpoint-optimizer", here),
     "checkpoint-unwritable": lambda here: broken_checkpoint("checkpoint-unwritable", here),
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
+    "data-changed": lambda here: overwritten(here / "text.txt"),
     "data-mismatch": lambda here: raised(
         lambda: prepare(*compose_config(["model=vit_tiny", "data=images", "data.size=64"]), here)
     ),
@@ -154,6 +166,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
+    "resume-data": lambda here: check(Position(0, 0, 8, ""), Position(0, 1, 8, ""), Origins()),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(

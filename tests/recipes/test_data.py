@@ -20,6 +20,7 @@ from parallelizer.diagnostics import PlanError
 from recipes.data import Data, build_data
 from recipes.data import stdlib as stdlib_source
 from recipes.data.corpus import stable_hash, unigram_entropy
+from recipes.data.files import Document
 from recipes.data.loader import check_fits, evaluation_batches, global_batch
 from recipes.data.packing import pack
 from recipes.data.tokenizer import decode, encode
@@ -111,10 +112,14 @@ def test_tests_and_installed_packages_are_not_the_library(tmp_path: Path) -> Non
     assert stdlib_source.source_files(library(tmp_path)) == ["a.py", "b/c.py"]
 
 
+def contents(documents: dict[str, Document]) -> dict[str, bytes]:
+    return {name: document.content for name, document in documents.items()}
+
+
 def test_a_smaller_cap_takes_fewer_of_the_same_files() -> None:
     root = Path(sysconfig.get_paths()["stdlib"])
     files = stdlib_source.source_files(root)
-    small, large = (stdlib_source.read(root, files, size) for size in (100_000, 400_000))
+    small, large = (contents(stdlib_source.read(root, files, size)) for size in (100_000, 400_000))
     assert 0 < len(small) < len(large)
     assert small.items() <= large.items()
     assert sum(map(len, large.values())) <= 400_000
@@ -249,43 +254,44 @@ def test_each_epoch_has_every_window_once(n: int, seq_len: int, batch_size: int,
     n_windows = (n - 1) // seq_len
     if n_windows == 0:
         with pytest.raises(PlanError) as caught:
-            global_batch(tokens, step=0, batch_size=batch_size, seq_len=seq_len, seed=seed)
+            global_batch(tokens, position=0, batch_size=batch_size, seq_len=seq_len, seed=seed)
         assert diagnostics(caught)[0][0] == "data-too-short"
         return
     starts: list[int] = []
-    step = 0
     while len(starts) < 3 * n_windows:
-        batch = global_batch(tokens, step=step, batch_size=batch_size, seq_len=seq_len, seed=seed)
+        batch = global_batch(tokens, position=len(starts), batch_size=batch_size, seq_len=seq_len, seed=seed)
         assert batch["input_ids"].shape == batch["labels"].shape == (batch_size, seq_len)
         assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
         assert torch.equal(batch["labels"], batch["input_ids"] + 1)
         assert torch.equal(batch["input_ids"], batch["input_ids"][:, :1] + torch.arange(seq_len))
         starts += batch["input_ids"][:, 0].tolist()
-        step += 1
     for epoch in range(3):
         drawn = starts[epoch * n_windows : (epoch + 1) * n_windows]
         assert sorted(drawn) == [w * seq_len for w in range(n_windows)]
 
 
-@given(step=st.integers(0, 50), start=st.integers(0, 8), stop=st.integers(0, 8), stride=st.integers(1, 3))
-def test_rows_are_slices_of_the_whole_batch(step: int, start: int, stop: int, stride: int) -> None:
+@given(
+    position=st.integers(0, 400), start=st.integers(0, 8), stop=st.integers(0, 8), stride=st.integers(1, 3)
+)
+def test_rows_are_slices_of_the_whole_batch(position: int, start: int, stop: int, stride: int) -> None:
     tokens, rows = torch.arange(100, dtype=torch.uint8), slice(start, stop, stride)
-    whole = global_batch(tokens, step=step, batch_size=8, seq_len=4, seed=1)
-    part = global_batch(tokens, step=step, batch_size=8, seq_len=4, seed=1, rows=rows)
+    whole = global_batch(tokens, position=position, batch_size=8, seq_len=4, seed=1)
+    part = global_batch(tokens, position=position, batch_size=8, seq_len=4, seed=1, rows=rows)
     assert part.keys() == whole.keys()
     assert all(torch.equal(part[name], whole[name][rows]) for name in whole)
 
 
-def test_batches_depend_on_seed_and_step_alone() -> None:
+def test_batches_depend_on_seed_and_position_alone() -> None:
     tokens = torch.arange(1000)
 
-    def first(seed: int, step: int) -> list[int]:
-        return global_batch(tokens, step=step, batch_size=4, seq_len=5, seed=seed)["input_ids"][:, 0].tolist()
+    def first(seed: int, position: int) -> list[int]:
+        batch = global_batch(tokens, position=position, batch_size=4, seq_len=5, seed=seed)
+        return batch["input_ids"][:, 0].tolist()
 
     expected = first(0, 7)
     torch.manual_seed(99)
     before = torch.random.get_rng_state()
-    drawn = {(seed, step): first(seed, step) for seed in (1, 0) for step in (70, 3, 7)}
+    drawn = {(seed, at): first(seed, at) for seed in (1, 0) for at in (70, 3, 7)}
     assert drawn[0, 7] == expected
     assert len({tuple(v) for v in drawn.values()}) == 6
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -295,7 +301,7 @@ def test_a_second_epoch_has_another_order_and_no_other_seed_has_it() -> None:
     tokens = torch.arange(401)
 
     def epoch(seed: int, number: int) -> list[int]:
-        batch = global_batch(tokens, step=number, batch_size=100, seq_len=4, seed=seed)
+        batch = global_batch(tokens, position=100 * number, batch_size=100, seq_len=4, seed=seed)
         return batch["input_ids"][:, 0].tolist()
 
     orders = {tuple(epoch(seed, number)) for seed in range(3) for number in range(3)}

@@ -29,14 +29,18 @@ def read() -> Halves:
 @pytest.mark.parametrize("build", [drawn, read])
 def test_ranks_rows_are_those_of_the_global_batch(build) -> None:  # type: ignore[no-untyped-def]
     source: Source = build()
-    whole = source.training_batch(3, seed=1, **BATCH)
-    parts = [source.training_batch(3, seed=1, rows=slice(i, i + 2), **BATCH) for i in (0, 2)]
+    whole = source.training_batch(12, seed=1, **BATCH)
+    parts = [source.training_batch(12, seed=1, rows=slice(i, i + 2), **BATCH) for i in (0, 2)]
     for name, tensor in whole.items():
         assert torch.equal(torch.cat([part[name] for part in parts]), tensor)
     [held, *_], [again, *_] = (source.heldout_batches(count=2, **BATCH) for _ in range(2))
     assert all(torch.equal(held[name], again[name]) for name in held)
     first = next(iter(whole))
-    for other in (source.training_batch(4, seed=1, **BATCH), source.training_batch(3, seed=2, **BATCH), held):
+    for other in (
+        source.training_batch(16, seed=1, **BATCH),
+        source.training_batch(12, seed=2, **BATCH),
+        held,
+    ):
         assert not torch.equal(other[first], whole[first])
 
 

@@ -1,0 +1,135 @@
+"""Where a run is in its data, as a checkpoint keeps it; and whether a run that goes on from there sees the same data.
+
+A sample's number decides what it is: the first run's `seed`, `seq_len` and data map numbers to samples. With any of
+these changed the next number is an arbitrary sample, seen before or not, so a resume is refused. The size of the
+batch, and the mesh, may change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.origins import Origins
+from recipes.data.files import FileRecord, resized
+from recipes.data.source import Source
+
+SHOWN = 5
+"""Files that are told one by one."""
+
+ANEW = "begin anew with train.resume=never"
+
+
+@dataclass(frozen=True)
+class Position:
+    """`samples` were trained on. `seed`, `seq_len` and the data's `fingerprint` say which ones.
+
+    `files` and `options`, the keys of the configuration's `data`, decide nothing: they name what has changed when
+    the fingerprint tells that something has.
+    """
+
+    samples: int
+    seed: int
+    seq_len: int
+    fingerprint: str
+    files: tuple[FileRecord, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `json.dump` takes."""
+        return {
+            "samples": self.samples,
+            "seed": self.seed,
+            "seq_len": self.seq_len,
+            "fingerprint": self.fingerprint,
+            "files": [file.to_json() for file in self.files],
+            "options": dict(self.options),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Position:
+        """What `to_json` gave. PlanError `resume-data` for anything else; keys that are not known are passed over."""
+        try:
+            numbers = {name: document[name] for name in ("samples", "seed", "seq_len")}
+            wrong = [name for name, n in numbers.items() if type(n) is not int or n < 0]
+            if wrong:
+                raise TypeError(f"{wrong[0]} is {numbers[wrong[0]]!r}")
+            if not isinstance(document["fingerprint"], str):
+                raise TypeError("the fingerprint is no text")
+            files = tuple(map(FileRecord.from_json, document["files"]))
+            options = dict(document["options"])
+            return cls(**numbers, fingerprint=document["fingerprint"], files=files, options=options)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            message = f"the checkpoint's place in the data cannot be read: {reason}"
+            raise PlanError([Diagnostic("resume-data", message, help=ANEW)]) from None
+
+
+def position_of(
+    source: Source, samples: int, *, seed: int, seq_len: int, options: Mapping[str, Any] | None = None
+) -> Position:
+    """The place in `source` after `samples`; `options` are the configuration's `data` in plain Python."""
+    return Position(samples, seed, seq_len, source.fingerprint(), source.files, options or {})
+
+
+def check(saved: Position, now: Position, origins: Origins) -> list[Diagnostic]:
+    """What keeps a run with the data of `now` from going on at `saved`, each at the place that set it; [] if nothing.
+
+    `now.samples` does not matter.
+    """
+    found = []
+    for name in ("seed", "seq_len"):
+        before, here = getattr(saved, name), getattr(now, name)
+        if before != here:
+            message = f"train.{name} is {here}, and the checkpoint was trained with {before}"
+            help = f"go on with train.{name}={before}, or {ANEW}"
+            found.append(Diagnostic("resume-data", message, origins.span(f"train.{name}"), help))
+    if saved.fingerprint != now.fingerprint:
+        found += _other_data(saved, now, origins) or [_refused("the data gives other samples", origins)]
+    return found
+
+
+def _other_data(saved: Position, now: Position, origins: Origins) -> list[Diagnostic]:
+    """What is known of why the data gives other samples: options that were changed, and files."""
+    options = list(_options(saved.options, now.options, origins))
+    before, here = ({file.path: file for file in place.files} for place in (saved, now))
+    told = [
+        f"{path} {_difference(file, here[path])} since the checkpoint was saved"
+        for path, file in before.items()
+        if path in here and here[path].sha256 != file.sha256
+    ]
+    if not options:  # an option that was changed explains why there are other files
+        told += [f"{path} was there when the checkpoint was saved" for path in before if path not in here]
+        told += [f"{path} was not there when the checkpoint was saved" for path in here if path not in before]
+    if len(told) > SHOWN:
+        told[SHOWN - 1 :] = [
+            f"{len(told) - SHOWN + 1} more files have changed since the checkpoint was saved"
+        ]
+    return [*options, *(_refused(what, origins) for what in told)]
+
+
+def _options(before: Mapping[str, Any], now: Mapping[str, Any], origins: Origins) -> Iterator[Diagnostic]:
+    for name in dict.fromkeys([*now, *before]):
+        was, here = (json.dumps(of[name], default=str) if name in of else None for of in (before, now))
+        if was != here:
+            trained = f"with {was}" if was is not None else "without it"
+            message = f"data.{name} is {here or 'not given'}, and the checkpoint was trained {trained}"
+            span = origins.span(f"data.{name}") or _place(origins)
+            yield Diagnostic("resume-data", message, span, f"go on with the data of before, or {ANEW}")
+
+
+def _refused(what: str, origins: Origins) -> Diagnostic:
+    help = f"give the data of before, or {ANEW}"
+    return Diagnostic("resume-data", what, _place(origins), help)
+
+
+def _place(origins: Origins) -> Span | None:
+    """Where the data was chosen."""
+    return origins.span("data.path") or origins.span("data._target_") or origins.span("data")
+
+
+def _difference(before: FileRecord, now: FileRecord) -> str:
+    return f"was {resized(before.size, now.size)}" if before.size != now.size else "has got other bytes"
