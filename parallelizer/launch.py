@@ -188,13 +188,13 @@ def _attempt(job: Job, start_timeout: float, got: Signals) -> list[bytes] | tupl
         watcher.join()
         end(watch.children())
         agent.join(_LOST)
-    if got.at_once or (got and not watch.asked):
+    if got.at_once:
         raise _exit_by(got.numbers[0])
     if len(watch.ranks("finished")) == job.ranks and not isinstance(agent.trouble, ChildFailedError):
         return [watch.note("finished", rank) for rank in range(job.ranks)]
     trouble = agent.trouble or RuntimeError("the elastic agent was lost")
-    if has_obeyed(watch, trouble):
-        raise _exit_by(watch.asked)
+    if got and (not watch.asked or has_obeyed(watch, trouble)):
+        raise _exit_by(got.stop)
     error = what_happened(watch, trouble)
     if isinstance(error, PlanError) or got:
         raise error from None

@@ -52,9 +52,10 @@ def stop_requests() -> Iterator[Asked]:
     request ends the process at once with exit status 128 + n, even inside a collective. Signals that were ignored
     stay so. Elsewhere than in the main thread, which alone can have handlers, nothing is ever asked.
 
-    Leaving it without an exception calls the handler that was there before, if there was one and its signal
-    came: submitit's queues the job again, and ends rank 0 by SystemExit. Processes that are forked inside have
-    the handlers of before.
+    Afterwards all is as before; but where there was a request, signals that would end the process are ignored:
+    it is about to end, and the parent's copy of the request may be still to come. Leaving it without an exception
+    calls the handler that was there before, if there was one and its signal came: submitit's queues the job again,
+    and ends rank 0 by SystemExit. Processes that are forked inside have the handlers of before.
     """
     global _undo
     asked = Asked()
@@ -88,6 +89,10 @@ def stop_requests() -> Iterator[Asked]:
     finally:
         undo()
         _undo = outer
+        if asked.signal:
+            for number in before:
+                if before[number] is signal.SIG_DFL:
+                    signal.signal(number, signal.SIG_IGN)
         os.close(writer)
         thread.join()
         os.close(reader)
@@ -126,13 +131,28 @@ def _count(reader: int, asked: Asked, numbers: list[int], wakeup: int) -> None:
 _undo: Callable[[], None] | None = None
 
 
+_masks = threading.local()
+
+
+def _before_fork() -> None:
+    if _undo is not None:
+        _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+
+
+def _in_parent() -> None:
+    if (mask := _masks.__dict__.pop("before", None)) is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def _in_child() -> None:
-    # Else it would swallow the SIGTERM that is to end it, and tell it to its parent through the pipe.
+    # Else it would swallow the SIGTERM that is to end it, and tell it to its parent through the pipe. What is
+    # sent to it meanwhile waits.
     if _undo is not None:
         _undo()
+    _in_parent()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
 
 
 class Signals:

@@ -117,11 +117,15 @@ def keep_watch(watch: Watch, start_timeout: float, got: Signals, over: threading
             watch.processes.update({p.pid: p for p in watch.children() if p.pid is not None})
         _await_deaths(watch, PERIOD / 10 if meeting else PERIOD, over)
         now = time.monotonic()
+        late = set() if watch.started else set(range(watch.job.ranks)) - watch.ranks("started")
+        watch.started = not late
         if got.stop and not watch.asked and watch.started:
             stop_by = now + watch.job.graceful
             _pass_on(watch, got.stop)
         if watch.ending_since is None:
-            grace = _must_end(watch, start_timeout if now - begin > start_timeout else None, got)
+            if late and not got and now - begin > start_timeout:
+                watch.late = _lateness(watch, late, start_timeout)
+            grace = _must_end(watch, got)
             if grace is None and now > stop_by:
                 _say_unstopped(watch)
                 grace = 0.0
@@ -138,18 +142,13 @@ def keep_watch(watch: Watch, start_timeout: float, got: Signals, over: threading
                     signalled.add(process)
 
 
-def _must_end(watch: Watch, overdue: float | None, got: Signals) -> float | None:
+def _must_end(watch: Watch, got: Signals) -> float | None:
     """The seconds of grace to end the ranks with, or None while they may go on."""
-    if got and not watch.asked:
-        return GRACE
     if got.at_once or _is_stuck(watch):
-        return 0.0  # they have been asked already, by us or the agent
-    if not watch.started:
-        late = set(range(watch.job.ranks)) - watch.ranks("started")
-        watch.started = not late
-        if late and overdue is not None:
-            watch.late = _lateness(watch, late, overdue)
-            return GRACE
+        # The agent has asked them, or we have.
+        return 0.0 if watch.asked or not got else GRACE
+    if watch.late is not None or (got and not watch.asked):
+        return GRACE
     return None
 
 
