@@ -5,15 +5,15 @@ nor its arguments are pickled. On CUDA they are spawned, because a process that 
 forked: there the worker must be importable by name, and its arguments must pickle. Results come back pickled
 on both.
 
-The parent runs the elastic agent in the thread that calls `start`, and a second thread watches. When the
-ranks must end (a start takes too long, Ctrl-C, one has died and the others hang), the watcher ends the
-processes, and the agent then returns by itself, as it does for any failure. Nothing is ever raised inside the
-agent, which may be about to fork. What happened is read afterwards from the notes that each rank leaves in a
-private folder.
+The parent runs the elastic agent in one thread, and a second thread watches. When the ranks must end (a start
+takes too long, Ctrl-C, one has died and the others hang), the watcher ends the processes, and the agent then
+returns by itself, as it does for any failure. Nothing is ever raised inside the agent, which may be about to
+fork. What happened is read afterwards from the notes that each rank leaves in a private folder.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import multiprocessing
@@ -31,17 +31,23 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from parallelizer import lone_rendezvous
+from parallelizer.diagnostics import PlanError
 from parallelizer.outside_ranks import OutsideRanks, join, outside_ranks
 from parallelizer.rank import Device, Job, LaunchError, environment, run_rank
-from parallelizer.watch_ranks import PERIOD, Watch, end, keep_watch, what_happened
+from parallelizer.restarts import End, Restarts
+from parallelizer.stopping import Signals, noted_signals
+from parallelizer.watch_ranks import PERIOD, Watch, end, has_obeyed, keep_watch, what_happened, who_ended
 
 __all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "outside_ranks", "start"]
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+
+_LOST = 10.0
+"""Seconds after the end of the last rank in which the elastic agent must have noticed."""
 
 
 def start(
@@ -54,6 +60,8 @@ def start(
     start_timeout: float = 120.0,
     collective_timeout: float = 600.0,
     max_restarts: int = 0,
+    stuck_after: float = 300.0,
+    graceful: float = 0.0,
 ) -> list[T]:
     """Run `worker(*args)` on `ranks` processes of this machine and return what they return, in order of rank.
 
@@ -63,17 +71,31 @@ def start(
     in seconds: `start_timeout` to the end of the first all-reduce over all ranks, `collective_timeout` for
     any one collective.
 
+    When a rank fails or is killed all are ended, and started again up to `max_restarts` times; a line on stderr
+    says so. Three ends of one rank in a row at the same step (by its `heartbeat.beat`; before the first counts as
+    one) are the last.
+
+    A worker that calls `heartbeat.beat` is watched: when the slowest rank has not moved for `stuck_after` seconds
+    (0 for never), stderr says which rank the others wait for, at which step, and where it stands. Nothing is
+    ended for it; a collective that waits longer than `collective_timeout` fails by itself.
+
+    With `graceful` above 0, SIGTERM and SIGUSR1 are passed on to the ranks, which get so many seconds to return
+    (see `stopping.stop_requests`): then their results are returned. Those left after that, and all at a second
+    signal, are ended.
+
     When it returns or raises, no rank is left, and signal handlers and environment are as they were. Raises
-    - LaunchError when a rank raises, is killed or does not get going, after `max_restarts` further attempts;
+    - LaunchError when a rank raises, is killed or does not get going, after `max_restarts` further attempts, or
+      after a request to stop;
     - PlanError, with the same diagnostics, when that is what a rank raised: no further attempt is made;
     - KeyboardInterrupt on SIGINT, SystemExit(128 + n) on SIGTERM and SIGHUP, once the ranks have ended. In a
       thread other than the main one, signals are left to the main thread.
     """
     _check_startable(ranks, device)
+    restarts = Restarts(max_restarts)
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
-    for attempt in range(max_restarts + 1):
-        try:
+    with noted_signals(graceful > 0) as got:
+        for attempt in itertools.count():
             with tempfile.TemporaryDirectory(prefix="parallelizer-", ignore_cleanup_errors=True) as name:
                 job = Job(
                     worker,
@@ -85,15 +107,14 @@ def start(
                     attempt,
                     folder=Path(name),
                     parent=os.getpid(),
+                    graceful=graceful,
+                    stuck_after=stuck_after,
                 )
-                return [pickle.loads(result) for result in _attempt(job, start_timeout)]
-        except LaunchError as error:
-            if attempt == max_restarts:
-                raise
-            log.warning(
-                "%s: starting again (%d of %d)", error.message.splitlines()[0], attempt + 1, max_restarts
-            )
-    raise ValueError(f"max_restarts is {max_restarts}: it must not be negative")
+                ended = _attempt(job, start_timeout, got)
+            if isinstance(ended, list):
+                return [pickle.loads(result) for result in ended]
+            restarts.again(ended[1], ended[0])
+    raise AssertionError("an attempt succeeds, or the restarts come to an end")
 
 
 def check_ranks(
@@ -128,7 +149,8 @@ def check_ranks(
 
 def _torchrun(nodes: int, per_node: int, command: str) -> str:
     where = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=<first node>:29500"
-    return f"torchrun --nnodes={nodes} --nproc-per-node={per_node} {where} {command}"
+    share = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # else restarts after a kill were seen to hang
+    return f"{share} torchrun --nnodes={nodes} --nproc-per-node={per_node} {where} {command}"
 
 
 def _check_startable(ranks: int, device: Device) -> None:
@@ -145,77 +167,88 @@ def _check_startable(ranks: int, device: Device) -> None:
         )
 
 
-def _attempt(job: Job, start_timeout: float) -> list[bytes]:
-    """The pickled results, in order of rank, of one start. No rank is left afterwards, whatever happens."""
+def _attempt(job: Job, start_timeout: float, got: Signals) -> list[bytes] | tuple[LaunchError, End]:
+    """The pickled results, in order of rank, of one start; or why there are none, if it may be started again.
+
+    No rank is left afterwards, whatever happens.
+    """
     watch = Watch(job, frozenset(multiprocessing.active_children()))
+    watch.beats()  # makes their file
     over = threading.Event()
-    trouble: Exception | None = None
-    with _signals() as got:
-        watcher = threading.Thread(target=keep_watch, args=(watch, start_timeout, got, over), daemon=True)
-        watcher.start()
+    watcher = threading.Thread(target=keep_watch, args=(watch, start_timeout, got, over), daemon=True)
+    agent = _Agent(job)
+    watcher.start()
+    try:
+        with _quietly():
+            agent.start()
+            while agent.is_alive() and not watch.all_ended(_LOST):
+                agent.join(1.0)
+    finally:
+        over.set()
+        watcher.join()
+        end(watch.children())
+        agent.join(_LOST)
+    if got.at_once:
+        raise _exit_by(got.numbers[0])
+    if len(watch.ranks("finished")) == job.ranks and not isinstance(agent.trouble, ChildFailedError):
+        return [watch.note("finished", rank) for rank in range(job.ranks)]
+    trouble = agent.trouble or RuntimeError("the elastic agent was lost")
+    if got and (not watch.asked or has_obeyed(watch, trouble)):
+        raise _exit_by(got.stop)
+    error = what_happened(watch, trouble)
+    if isinstance(error, PlanError) or got:
+        raise error from None
+    return error, who_ended(watch, trouble, error)
+
+
+def _exit_by(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
+
+
+class _Agent(threading.Thread):
+    """One life of an elastic agent. It does no restarts, or it would restart what is ended on purpose.
+
+    It has a thread of its own, which is left behind when it is lost: the agent tells the ranks that they may leave
+    through a `multiprocessing.Event`, which waits for ever for one that was killed as it waited for that.
+    The thread must not end before the ranks do: they end with the thread that has forked them.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(name="elastic agent", daemon=True)
+        self._job = job
+        self.trouble: Exception | None = None
+        """What the agent raised: it knows of one rank; the notes tell of all."""
+
+    def run(self) -> None:
+        """Start the ranks and wait until all have ended."""
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self._job.ranks,
+            run_id=self._job.folder.name,
+            rdzv_backend=lone_rendezvous.NAME,
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=PERIOD,
+            start_method="fork" if self._job.device == "cpu" else "spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+            signals_to_handle="",  # they are ours, see noted_signals
+        )
         try:
-            results = _elastic(job)
+            elastic_launch(config, run_rank)(self._job)
         except Exception as error:
-            trouble = error  # the agent knows of one rank; the notes tell of all
-        finally:
-            over.set()
-            watcher.join()
-            end(watch.children())
-    if got:
-        raise KeyboardInterrupt if got[0] == signal.SIGINT else SystemExit(128 + got[0])
-    if trouble is not None:
-        raise what_happened(watch, trouble) from None
-    return [results[rank] for rank in range(job.ranks)]
+            self.trouble = error
 
 
-def _elastic(job: Job) -> dict[int, bytes]:
-    """One life of an elastic agent. It does no restarts, or it would restart what is ended on purpose."""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=job.ranks,
-        run_id=job.folder.name,
-        rdzv_backend=lone_rendezvous.NAME,
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=PERIOD,
-        start_method="fork" if job.device == "cpu" else "spawn",
-        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
-        signals_to_handle="",  # they are ours, see _signals
-    )
+@contextmanager
+def _quietly() -> Iterator[None]:
     # Ranks that connect to a store of the agent's were seen to hang after a fork. Ours has none to share.
     variables = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TORCHELASTIC_SIGNALS_TO_HANDLE": ""}
     with environment(variables), _silence(), warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message=r".*use of fork\(\) may lead to deadlocks", category=DeprecationWarning
         )
-        return elastic_launch(config, run_rank)(job)
-
-
-@contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Note the signals that ask this process to end, instead of raising wherever the main thread stands.
-
-    The watcher acts on them. Somebody who presses Ctrl-C for the third time gets the exception at once.
-    """
-    got: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        got.append(number)
-        if len(got) > 2:
-            raise KeyboardInterrupt
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # A handler that C code set is None here, and could not be put back.
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, note)
-    try:
-        yield got
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        yield
 
 
 @contextmanager

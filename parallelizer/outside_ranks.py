@@ -10,6 +10,7 @@ from typing import Literal, TypeVar
 
 import torch.distributed as dist
 
+from parallelizer.own_watch import own_watch
 from parallelizer.rank import Device, LaunchError, enter_group, environment
 
 T = TypeVar("T")
@@ -82,12 +83,23 @@ def first_host(nodelist: str) -> str:
 
 
 def join(
-    worker: Callable[..., T], args: tuple = (), *, device: Device, collective_timeout: float = 600.0
+    worker: Callable[..., T],
+    args: tuple = (),
+    *,
+    device: Device,
+    collective_timeout: float = 600.0,
+    stuck_after: float = 300.0,
 ) -> T:
     """Run `worker(*args)` in this process as the rank that torchrun or Slurm made it; return what it returns.
 
     The environment holds torchrun's variables while the worker runs, under Slurm too. `collective_timeout` is
-    in seconds. Raises LaunchError when this process is no such rank. What the worker raises goes through, and
+    in seconds. When the worker calls `heartbeat.beat`, and then not for `stuck_after` seconds (0 for never), this
+    rank says on stderr where it stands: see `own_watch`.
+
+    Restarts are torchrun's own. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun starts: the store is
+    the agent's, which is another process, and shared with the ranks; after a SIGKILL restarts were seen to hang.
+
+    Raises LaunchError when this process is no such rank. What the worker raises goes through, and
     the process group then stays as it is, because closing it would wait for ranks that may be gone.
     """
     ranks = outside_ranks()
@@ -105,6 +117,7 @@ def join(
     }
     with environment({name: str(value) for name, value in variables.items()}):
         enter_group(device, ranks.local_rank, collective_timeout)
-        result = worker(*args)
+        with own_watch(ranks.rank, ranks.world_size, stuck_after):
+            result = worker(*args)
         dist.destroy_process_group()
     return result

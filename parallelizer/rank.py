@@ -7,7 +7,6 @@ for forked and spawned ranks, and they outlive the rank that wrote them.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import logging
 import math
 import os
@@ -27,8 +26,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from parallelizer import heartbeat, torch_private
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.notes import planned_module, raised_by_torch
+from parallelizer.stacks import answer_requests
+from parallelizer.stopping import stop_signals
 
 Device = Literal["cpu", "cuda"]
 
@@ -62,6 +64,9 @@ class Job:
     attempt: int
     folder: Path
     parent: int
+    graceful: float = 0.0
+    """Seconds that ranks get to save and end by themselves; 0 where they are ended at once."""
+    stuck_after: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,11 @@ class Failure:
     log: Path | None = None
 
 
-def run_rank(job: Job) -> bytes:
-    """One rank from beginning to end; returns the worker's pickled result.
+def run_rank(job: Job) -> None:
+    """One rank from beginning to end.
 
-    Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` or `failed`
-    (why). A rank that fails ends here, with exit code 1 or the worker's own.
+    Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` (the worker's
+    pickled result) or `failed` (why). A rank that fails ends here, with exit code 1 or the worker's own.
     """
     rank = int(os.environ["RANK"])
     _end_with(job.parent)
@@ -94,13 +99,16 @@ def run_rank(job: Job) -> bytes:
     _note(job, "born", rank, os.getpid())
     try:
         _redirect(job, rank)
-        with _stack_on_request(job, rank):
-            _enter(job, rank)
+        answer_requests(job.folder, rank)
+        beats = heartbeat.Beats(job.folder / "beats", job.ranks)
+        heartbeat.tell_to(lambda step, doing: beats.say(rank, step, doing))
+        _enter(job, rank)
         _note(job, "started", rank, None)
         result = pickle.dumps(_call(job))
         dist.destroy_process_group()
-        _note(job, "finished", rank, None)
-        return result
+        # Not returned to the agent: it reads results from pipes, and would wait for ever for the rest of one
+        # whose rank was killed as it wrote.
+        _note(job, "finished", rank, result)
     except BaseException as error:
         _note(job, "failed", rank, _failure(job, rank, error))
         sys.stdout.flush()
@@ -140,8 +148,8 @@ def _end_with(parent: int) -> None:
 
 def _quiet_signals() -> None:
     """End on a signal at once, even inside a collective, and without a traceback: the parent says it all."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+    for number in (signal.SIGINT, signal.SIGHUP, *stop_signals()):
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
             signal.signal(number, signal.SIG_DFL)
 
 
@@ -153,17 +161,6 @@ def _redirect(job: Job, rank: int) -> None:
     os.dup2(stream.fileno(), 1)
     os.dup2(stream.fileno(), 2)
     sys.stdout = sys.stderr = stream
-
-
-@contextmanager
-def _stack_on_request(job: Job, rank: int) -> Iterator[None]:
-    """Answer SIGUSR1 by writing down the Python stack of this moment, even if the rank hangs inside torch."""
-    with open(job.folder / f"stack.{rank}", "w") as stream:
-        faulthandler.register(signal.SIGUSR1, file=stream, all_threads=False)
-        try:
-            yield
-        finally:
-            faulthandler.unregister(signal.SIGUSR1)
 
 
 def _failure(job: Job, rank: int, error: BaseException) -> Failure:
@@ -211,9 +208,10 @@ def enter_group(
     Without a `store` the group is found through torchrun's environment variables. A CPU rank has one torch
     thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent
     has. On CUDA the rank takes the GPU of its `local_rank`, or the only one that its launcher lets it see;
-    tensors on the CPU go over gloo.
+    tensors on the CPU go over gloo. `collective_timeout` is that of every group made later, too.
     """
     timeout = timedelta(seconds=collective_timeout)
+    torch_private.set_group_timeout(timeout)
     if device == "cuda":
         place = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(place)

@@ -14,6 +14,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -380,6 +381,17 @@ def group_name(value: Any) -> str | None:
         except (RuntimeError, ValueError):
             return None
     return None
+
+
+def set_group_timeout(timeout: timedelta) -> None:
+    """From now on process groups that are made without a timeout, as those of a DeviceMesh are, have this one. torch
+    gives them 30 minutes (10 with NCCL) whatever the default group's is. Waits for `init_device_mesh` to take a
+    timeout, or to pass on the default group's.
+    """
+    module = torch.distributed.distributed_c10d
+    module.default_pg_timeout = timeout
+    if module.default_pg_nccl_timeout is not None:
+        module.default_pg_nccl_timeout = timeout
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
-import re
 import signal
+import sys
 import textwrap
 import threading
 import time
@@ -20,11 +20,20 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from parallelizer import lookout
 from parallelizer.diagnostics import PlanError
+from parallelizer.heartbeat import Beat, Beats
+from parallelizer.lookout import Lookout, ranks_text
 from parallelizer.rank import Failure, Job, LaunchError
+from parallelizer.restarts import End
+from parallelizer.stacks import Stack, ask
+from parallelizer.stopping import Signals
 
 GRACE = 5.0
 """Seconds between asking a rank to end (SIGTERM) and ending it (SIGKILL)."""
+
+SOON = 2.0
+"""The same where ranks take SIGTERM for a request: seconds after the first has ended, to say why they fail too."""
 
 PERIOD = 0.05
 """Seconds between two looks at the ranks."""
@@ -50,6 +59,11 @@ class Watch:
     """When the watcher began to end the ranks."""
     late: LaunchError | None = None
     """What to say of the ranks that did not start in time."""
+    blamed: set[int] = field(default_factory=set)
+    """Those of them that the others waited for."""
+    asked: int = 0
+    """The signal by which the ranks were asked to save and stop, 0 while they were not."""
+    _beats: Beats | None = None
 
     def ranks(self, kind: str) -> set[int]:
         """The ranks that have left such a note."""
@@ -63,6 +77,17 @@ class Watch:
         """Process ids by rank, of the ranks that were born."""
         return {rank: self.note("born", rank) for rank in self.ranks("born")}
 
+    def beats(self) -> dict[int, Beat | None]:
+        """What each rank said last."""
+        if self._beats is None:
+            self._beats = Beats(self.job.folder / "beats", self.job.ranks)
+        return {rank: self._beats.last(rank) for rank in range(self.job.ranks)}
+
+    def all_ended(self, since: float) -> bool:
+        """Whether all ranks were seen, and the last of them ended `since` seconds ago or earlier."""
+        ends = list(self.deaths.values())
+        return len(ends) >= self.job.ranks and time.monotonic() - max(ends) > since
+
     def children(self) -> list[BaseProcess]:
         """Our ranks' processes that live: every new child until there are as many as ranks, then those.
 
@@ -75,47 +100,84 @@ class Watch:
         return [p for p in children if p.pid in self.processes]
 
 
-def keep_watch(watch: Watch, start_timeout: float, got: Sequence[int], over: threading.Event) -> None:
+def keep_watch(watch: Watch, start_timeout: float, got: Signals, over: threading.Event) -> None:
     """Until `over`: know the ranks' processes and when they end, and end them all when there is reason to.
 
     A reason is a signal in `got`, a rank that has not started after `start_timeout` seconds, or one that
-    ended while the others go on.
+    ended while the others go on. A signal that asks to save and stop is passed on first, once all have started.
+    Ranks that make no progress are named on stderr.
     """
     begin = time.monotonic()
-    kill_at = math.inf
-    asked: set[BaseProcess] = set()
+    kill_at = stop_by = math.inf
+    signalled: set[BaseProcess] = set()
+    slow = Lookout(watch.job.stuck_after)
     while not over.is_set():
         meeting = len(watch.processes) < watch.job.ranks
         if meeting:
             watch.processes.update({p.pid: p for p in watch.children() if p.pid is not None})
         _await_deaths(watch, PERIOD / 10 if meeting else PERIOD, over)
         now = time.monotonic()
+        late = set() if watch.started else set(range(watch.job.ranks)) - watch.ranks("started")
+        watch.started = not late
+        if got.stop and not watch.asked and watch.started:
+            stop_by = now + watch.job.graceful
+            _pass_on(watch, got.stop)
         if watch.ending_since is None:
-            grace = _must_end(watch, start_timeout if now - begin > start_timeout else None, got)
+            if late and not got and now - begin > start_timeout:
+                watch.late = _lateness(watch, late, start_timeout)
+            grace = _must_end(watch, got)
+            if grace is None and now > stop_by:
+                _say_unstopped(watch)
+                grace = 0.0
             if grace is not None:
                 watch.ending_since, kill_at = now, now + grace
+            elif watch.started and slow.is_due(now):
+                _look_out(watch, slow, now)
         if watch.ending_since is not None:
             for process in watch.children():
                 if now >= kill_at:
                     process.kill()
-                elif process not in asked:
+                elif process not in signalled:
                     process.terminate()
-                    asked.add(process)
+                    signalled.add(process)
 
 
-def _must_end(watch: Watch, overdue: float | None, got: Sequence[int]) -> float | None:
+def _must_end(watch: Watch, got: Signals) -> float | None:
     """The seconds of grace to end the ranks with, or None while they may go on."""
-    if got:
+    if got.at_once or _is_stuck(watch):
+        # The agent has asked them, or we have.
+        return 0.0 if watch.asked or not got else GRACE
+    if watch.late is not None or (got and not watch.asked):
         return GRACE
-    if _is_stuck(watch):
-        return 0.0  # the agent has asked them already
-    if not watch.started:
-        late = set(range(watch.job.ranks)) - watch.ranks("started")
-        watch.started = not late
-        if late and overdue is not None:
-            watch.late = _lateness(watch, late, overdue)
-            return GRACE
     return None
+
+
+def _pass_on(watch: Watch, number: int) -> None:
+    watch.asked = number
+    for pid in watch.processes.keys() - watch.deaths.keys():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _say_unstopped(watch: Watch) -> None:
+    left = {rank for rank, pid in watch.pids().items() if pid not in watch.deaths}
+    _say(
+        f"{ranks_text(left)} of {watch.job.ranks} had not stopped {watch.job.graceful:g} s "
+        f"after {signal.Signals(watch.asked).name}, and {'is' if len(left) == 1 else 'are'} ended"
+    )
+
+
+def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
+    """Say which ranks make no progress, and where they stand."""
+    at_work = set(range(watch.job.ranks)) - watch.ranks("finished")
+    beats = {rank: beat for rank, beat in watch.beats().items() if rank in at_work}
+    seconds = slow.look(beats, now)
+    if seconds is not None:
+        _say(lookout.describe(seconds, watch.job.ranks, beats, _stacks(watch, at_work)))
+
+
+def _say(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _await_deaths(watch: Watch, seconds: float, over: threading.Event) -> None:
@@ -131,7 +193,9 @@ def _await_deaths(watch: Watch, seconds: float, over: threading.Event) -> None:
 
 def _is_stuck(watch: Watch) -> bool:
     """Whether a rank ended early, and the agent has not got the others to end since."""
-    if not watch.deaths or time.monotonic() - min(watch.deaths.values()) < GRACE:
+    # Ranks that may be asked to stop take the agent's SIGTERM for that, and go on.
+    grace = min(GRACE, SOON) if watch.job.graceful else GRACE
+    if not watch.deaths or time.monotonic() - min(watch.deaths.values()) < grace:
         return False
     pids, finished = watch.pids(), watch.ranks("finished")
     return not watch.deaths.keys() <= {pid for rank, pid in pids.items() if rank in finished}
@@ -140,34 +204,22 @@ def _is_stuck(watch: Watch) -> bool:
 def _lateness(watch: Watch, late: set[int], start_timeout: float) -> LaunchError:
     stands = _stacks(watch, late)
     # A rank inside torch's own group making or all-reduce waits for the others: it is not to blame.
-    waiting = {rank for rank, (file, _) in stands.items() if file.endswith("distributed_c10d.py")}
-    blamed = late - waiting or late
+    waiting = {rank for rank, stack in stands.items() if stack.waits}
+    blamed = watch.blamed = late - waiting or late
     message = (
-        f"{_ranks(blamed)} of {watch.job.ranks} had not reached {'its' if len(blamed) == 1 else 'their'} "
+        f"{ranks_text(blamed)} of {watch.job.ranks} had not reached {'its' if len(blamed) == 1 else 'their'} "
         f"first all-reduce after {start_timeout:g} s"
     )
-    lines = [f"rank {rank} stood in {stands[rank][1]}" for rank in sorted(blamed) if rank in stands]
+    lines = [f"rank {rank} stood in {stands[rank].frames[0]}" for rank in sorted(blamed) if rank in stands]
     if blamed != late:
-        lines.append(f"{_ranks(waiting)} waited for {'it' if len(blamed) == 1 else 'them'}")
+        lines.append(f"{ranks_text(waiting)} waited for {'it' if len(blamed) == 1 else 'them'}")
     return LaunchError(message, "\n".join(lines) or None)
 
 
-def _stacks(watch: Watch, ranks: set[int]) -> dict[int, tuple[str, str]]:
-    """File and description of the innermost Python frame of those ranks that answer within a second."""
+def _stacks(watch: Watch, ranks: set[int]) -> dict[int, Stack]:
+    """The stacks of those ranks that answer within a second."""
     pids = watch.pids()
-    asked = ranks & watch.ranks("stack") & pids.keys()
-    for rank in asked:
-        with suppress(ProcessLookupError):
-            os.kill(pids[rank], signal.SIGUSR1)
-    answers: dict[int, tuple[str, str]] = {}
-    until = time.monotonic() + 1.0
-    while len(answers) < len(asked) and time.monotonic() < until:
-        time.sleep(PERIOD)
-        for rank in asked - answers.keys():
-            text = (watch.job.folder / f"stack.{rank}").read_text(errors="replace")
-            if match := re.search(r'File "(.*)", line (\d+) in (.*)\n', text):
-                answers[rank] = (match[1], f"{match[3]} ({match[1]}:{match[2]})")
-    return answers
+    return ask(watch.job.folder, {rank: pids[rank] for rank in ranks & pids.keys()})
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
@@ -202,8 +254,37 @@ def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
         line = textwrap.shorten(others[0].line, 200, placeholder=" ...")
         parts.append(f"then rank {others[0].rank} {line}")
     if rest := {failure.rank for failure in others[1:]}:
-        parts.append(f"and {_ranks(rest)} after it")
+        parts.append(f"and {ranks_text(rest)} after it")
     return LaunchError("\n".join(parts), _help(watch, first))
+
+
+def who_ended(watch: Watch, trouble: Exception, error: LaunchError) -> End:
+    """The end of an attempt as it counts for starting again; `error` is what `what_happened` made of it."""
+    line = error.message.splitlines()[0]
+    failures = [] if watch.late is not None else _failures(watch, trouble)
+    rank = min(watch.blamed, default=None) if watch.late is not None else None
+    rank = failures[0].rank if failures else rank
+    beat = None if rank is None else watch.beats()[rank]
+    return End(rank, None if beat is None else beat.step, line, raised=bool(failures and failures[0].text))
+
+
+def has_obeyed(watch: Watch, trouble: Exception) -> bool:
+    """Whether the ranks were asked to save and stop, and the first that did not return ended for no other reason. One
+    that listens to no request ends by the signal itself.
+    """
+    if not watch.asked:
+        return False
+    failures = _failures(watch, trouble)
+    by_signal = [
+        watch.deaths[pid]
+        for pid, p in watch.processes.items()
+        if pid in watch.deaths and _obeys(watch, p.exitcode)
+    ]
+    return not failures or any(when - LAG <= failures[0].when for when in by_signal)
+
+
+def _obeys(watch: Watch, code: int | None) -> bool:
+    return watch.asked != 0 and code in (-watch.asked, 128 + watch.asked)
 
 
 def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
@@ -221,7 +302,7 @@ def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
         foremost = times[:1] == [died] and times.count(died) == 1
         by_agent = code == -signal.SIGTERM and rank not in named and not foremost
         by_watcher = watch.ending_since is not None and died >= watch.ending_since
-        if rank not in known and not by_agent and not by_watcher:
+        if rank not in known and not by_agent and not by_watcher and not _obeys(watch, code):
             failures.append(Failure(rank, _ending(code), when=died - LAG))
     return sorted(failures, key=lambda failure: (failure.when, failure.rank))
 
@@ -248,15 +329,3 @@ def _help(watch: Watch, first: Failure) -> str | None:
     elif watch.job.log_dir is not None and first.rank > 0:
         lines.append(f"its output: {watch.job.log_dir / f'rank{first.rank}.log'}")
     return "\n".join(lines) or None
-
-
-def _ranks(ranks: set[int]) -> str:
-    """`rank 3`, `ranks 3, 7`, `ranks 0-2, 5`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(texts)

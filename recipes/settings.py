@@ -34,6 +34,9 @@ class Settings:
     start_timeout: float
     collective_timeout: float
     max_cpu_ranks: int
+    max_restarts: int = 0
+    stuck_after: float = 300.0
+    stop_grace: float = 60.0
     pretrained: bool = True
     save: str | None = None
     checkpoint_every: int = 0
@@ -164,6 +167,9 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "launch.start_timeout": (_seconds, "a number of seconds"),
     "launch.collective_timeout": (_seconds, "a number of seconds"),
     "launch.max_cpu_ranks": (_whole(1), "a whole number from 1"),
+    "launch.max_restarts": (_whole(0), "a whole number from 0"),
+    "launch.stuck_after": (_number, "a number of seconds, 0 for never"),
+    "launch.stop_grace": (_number, "a number of seconds, 0 for none"),
 }
 """By key: whether a value is of use, and what would be."""
 
@@ -180,7 +186,10 @@ SECTIONS = {
         *("pretrained", "save"),
         *("checkpoint_every", "checkpoint_dir", "keep_last", "keep_every", "resume"),
     ),
-    "launch": ("start_timeout", "collective_timeout", "max_cpu_ranks"),
+    "launch": (
+        *("start_timeout", "collective_timeout", "max_cpu_ranks"),
+        *("max_restarts", "stuck_after", "stop_grace"),
+    ),
     "optim": ("_target_", "lr", "betas", "eps", "weight_decay", "fused", "warmup", "final_ratio"),
 }
 """What the sections say that the recipe reads; `optim` where the optimizer is its own."""

@@ -1,0 +1,121 @@
+"""Looks out for ranks that have stopped making progress, and says which of them the others wait for.
+
+In lockstep all ranks wait when one is slow, and all of them leave the collective together. So the times at which they
+begin their steps do not tell who was slow. Where they stand when nothing moves does: one that is not inside a
+collective is the one that the others wait for. Only that is said. A rank that makes every step a little longer
+is not found here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from parallelizer.heartbeat import Beat
+from parallelizer.stacks import Stack
+
+INTERVAL = 1.0
+"""Seconds between two looks."""
+
+
+class Lookout:
+    """Whether the slowest rank moves. `stuck_after` is in seconds, 0 for never."""
+
+    def __init__(self, stuck_after: float) -> None:
+        self._limit = stuck_after or math.inf
+        self._slowest: object = None
+        self._quiet = 0.0
+        self._looked = -math.inf
+        self._said = False
+
+    def is_due(self, now: float) -> bool:
+        """Whether it is time for another look."""
+        return now - self._looked >= INTERVAL
+
+    def look(self, beats: Mapping[int, Beat | None], now: float) -> float | None:
+        """Take the last beats of all ranks that are at work. Returns for how many seconds the slowest of them has
+        not moved, when that is too long and has not been said yet.
+
+        Nothing is too long before some rank has said its first beat: a worker need not beat at all.
+        """
+        # Seconds in which nobody looked, because this whole machine or job stood still, do not count.
+        passed, self._looked = min(now - self._looked, 3 * INTERVAL), now
+        slowest = min(((b.when, b.count) if b else (-math.inf, 0) for b in beats.values()), default=None)
+        if slowest is None or not any(beats.values()):
+            return None
+        if slowest != self._slowest:
+            if self._said:  # it was slow, not stuck, and may be as slow again
+                self._limit = max(self._limit, 2 * self._quiet)
+            self._slowest, self._quiet, self._said = slowest, 0.0, False
+            return None
+        self._quiet += passed
+        if self._said or self._quiet < self._limit:
+            return None
+        self._said = True
+        return self._quiet
+
+
+def describe(
+    seconds: float, world: int, beats: Mapping[int, Beat | None], stacks: Mapping[int, Stack]
+) -> str:
+    """What is said of ranks that have not moved for so long. `stacks` has those that have answered."""
+    waiting = {rank for rank, stack in stacks.items() if stack.waits}
+    behind = set(beats) - waiting
+    if behind and waiting:
+        # A rank in an earlier step is behind for certain, one that computes in the same step very likely.
+        first = min(_step(beats[rank]) for rank in behind)
+        behind = {rank for rank in behind if _step(beats[rank]) == first}
+    lines = [f"no progress for {seconds:.0f} s: " + _blame(behind, waiting, world, beats)]
+    for group in _alike(behind or waiting, stacks):
+        stack = stacks.get(group[0])
+        where = f"{_place(beats[group[0]])}, "
+        if stack is None:
+            lines.append(f"  {ranks_text(group)}: {where}gives no stack: stopped, or held up in the system")
+        else:
+            lines.append(f"  {ranks_text(group)}: {where}most recent call first")
+            lines += [f"  {line}" for line in str(stack).splitlines()]
+    return "\n".join(lines)
+
+
+def _blame(behind: set[int], waiting: set[int], world: int, beats: Mapping[int, Beat | None]) -> str:
+    if not behind:
+        return f"all of {world} ranks wait in collectives, which are then not the same"
+    who = f"{ranks_text(behind)} of {world}"
+    if not waiting:
+        return f"{who} {'is' if len(behind) == 1 else 'are'} at work, and none waits for another"
+    verb = "is" if len(behind) == 1 else "are"
+    return f"{who} {verb} behind, and {ranks_text(waiting)} {_wait(waiting)} in a collective"
+
+
+def _wait(waiting: set[int]) -> str:
+    return "waits" if len(waiting) == 1 else "wait"
+
+
+def _alike(ranks: set[int], stacks: Mapping[int, Stack]) -> list[list[int]]:
+    """Ranks by the stack that they share, at most four of such groups."""
+    groups: dict[Stack | None, list[int]] = {}
+    for rank in sorted(ranks):
+        groups.setdefault(stacks.get(rank), []).append(rank)
+    return list(groups.values())[:4]
+
+
+def _step(beat: Beat | None) -> float:
+    return beat.step if beat else -math.inf
+
+
+def _place(beat: Beat | None) -> str:
+    if beat is None:
+        return "before its first step"
+    return f"step {beat.step}" + ("" if beat.doing == "step" else f" ({beat.doing})")
+
+
+def ranks_text(ranks: Sequence[int] | set[int]) -> str:
+    """`rank 3`, `ranks 3, 7`, `ranks 0-2, 5`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(texts)
