@@ -15,6 +15,7 @@ from parallelizer.codes import (
     matching,
     mesh,
     running,
+    survival,
     weights,
 )
 from parallelizer.codes.declare import Code, Example, Family
@@ -30,6 +31,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("layout flow", "How tensors lie on their way through forward and backward.", flow.CODES),
     Family("configuration", "Presets, overrides, and what they name.", configuration.CODES),
     Family("running", "What is known only when something runs.", running.CODES),
+    Family("survival", "Checkpoints, faults, and what changes under a run.", survival.CODES),
     Family("weights", "Pretrained weights: read, fitted to the model, saved.", weights.CODES),
 )
 """In the order in which a plan is read, compiled and run."""

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer import cli
+from parallelizer import cli, guards
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError
@@ -33,6 +33,7 @@ from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
 from parallelizer.state import ParallelState, refuse_added_parameters, remember
+from parallelizer.step import Step
 from parallelizer.verify import command
 from parallelizer.verify.compare import Verdict
 from parallelizer.verify.divergence import Divergence
@@ -124,6 +125,18 @@ def unsayable() -> Found:
     return inexpressible(failed)
 
 
+def not_finite() -> Found:
+    """What is said of a step in which no token counts."""
+    nan = torch.tensor(torch.nan)
+    return [guards.nonfinite(3, Step(nan, nan), [guards.Nonfinite(0, "batch", "", "NaN")])]
+
+
+def apart() -> Found:
+    """What is said of a rank that is a step ahead."""
+    found = guards.out_of_step(guards.Verdict(out_of_step=(1,), steps=(3, 4, 3), positions=(0, 0, 0)))
+    return [found] if found else []
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-mismatch": lambda here: raised(
@@ -141,8 +154,10 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "no-tp-plan": lambda here: raised(lambda: read_tp_plan(nn.Linear(2, 2))),
+    "nonfinite": lambda here: not_finite(),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
+    "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
