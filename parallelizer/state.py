@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from parallelizer import torch_private
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.fold import fold_paths
+from parallelizer.plan import full_name
 
 if TYPE_CHECKING:
     from parallelizer.context.buffers import LocalBuffers
@@ -79,3 +82,51 @@ def restore_buffers(model: nn.Module) -> None:
     state = state_of(model)
     if state is not None:
         state.buffers.restore()
+
+
+def every_group(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
+    """The groups over which one reduction after another is a reduction over all ranks of the model: one where the
+    model has the whole world, else one an axis; none for a model of one rank.
+    """
+    state = state_of(model)
+    if state is None or state.mesh.size() == 1:
+        return ()
+    world = dist.group.WORLD
+    if world is not None and state.mesh.size() == dist.get_world_size():
+        return (world,)
+    return tuple(g for g in state.mesh.get_all_groups() if g.size() > 1)
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict has, by name."""
+    return {
+        full_name(path, name): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if torch_private.is_persistent(module, name)
+    }
+
+
+def kept_buffers(model: nn.Module) -> Callable[[], None]:
+    """Copy the persistent buffers, running statistics for instance. Returns a function that gives them these values
+    again, and puts the whole ones of context parallelism back.
+    """
+    copies = [(buffer, buffer.detach().clone()) for buffer in persistent_buffers(model).values()]
+
+    def put_back() -> None:
+        restore_buffers(model)
+        with torch.no_grad():
+            for buffer, value in copies:
+                buffer.copy_(value)
+
+    return put_back
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model computes: its mesh's kind of device, or where its first parameter lies."""
+    state = state_of(model)
+    if state is not None and state.mesh.device_type != "cpu":
+        module = torch.get_device_module(state.mesh.device_type)
+        return torch.device(state.mesh.device_type, module.current_device())
+    first = next((p for p in model.parameters()), None)
+    return torch.device("cpu") if state is not None or first is None else first.device

@@ -13,8 +13,16 @@ from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.hugging_face.recognise import inputs_of, logits_of
 from parallelizer.notes import noted_backward, noted_loss
 from parallelizer.phase import phase
+from parallelizer.random_state import RandomState
 from parallelizer.redistribution import redistribute
-from parallelizer.state import refuse_added_parameters, restore_buffers, state_of
+from parallelizer.state import (
+    device_of,
+    every_group,
+    kept_buffers,
+    refuse_added_parameters,
+    restore_buffers,
+    state_of,
+)
 from parallelizer.vocabulary import plain, taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
@@ -32,11 +40,25 @@ whatever the dtype they travel in.
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """What is needed to see why a step was not taken: this rank's own sum of losses and what it weighs, one tensor of
+    two numbers, and the default random states with which the step began.
+    """
+
+    local: torch.Tensor
+    random: RandomState
+
+
+@dataclass(frozen=True)
 class Step:
-    """What a step computed: scalar tensors, the same on every rank; read them when you log."""
+    """What a step computed: scalar tensors, the same on every rank; read them when you log.
+
+    `skipped` is None unless the optimizer was not stepped: see `train_step`.
+    """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
+    skipped: Skipped | None = None
 
 
 def train_step(
@@ -45,6 +67,8 @@ def train_step(
     loss: Loss,
     optimizer: torch.optim.Optimizer,
     clip: float | None = None,
+    *,
+    skip_nonfinite: bool = False,
 ) -> Step:
     """Forward, backward, clipping and one optimizer step, without reading anything back to the host.
 
@@ -53,22 +77,21 @@ def train_step(
     and token counts are summed over the data ranks, and the division happens once, together with clipping.
     `clip` bounds the gradient norm; None leaves gradients alone. Gradients are freed before the step begins,
     and kept after it for whoever wants to look. Raises PlanError for parameters that were added to a parallel model.
+
+    With `skip_nonfinite` a step whose loss or gradient norm is NaN or infinite on any rank is taken by none: parameters,
+    persistent buffers and the optimizer stay as they were, to the bit, and `Step.skipped` says so. The gradients are
+    kept as backward left them, times `SCALE` and neither clipped nor divided. Random states have moved on. It costs
+    one all-reduce of a number over the model's ranks, one host read, and a copy of the persistent buffers.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     with redistribute(_redistribution(model)):
-        return _train_step(model, parts, loss, optimizer, clip)
+        return _train_step(model, parts, loss, optimizer, clip, skip_nonfinite)
 
 
-def _train_step(
-    model: nn.Module,
-    parts: Sequence[Batch],
-    loss: Loss,
-    optimizer: torch.optim.Optimizer,
-    clip: float | None,
-) -> Step:
-    refuse_added_parameters(model)
-    groups = data_groups(model)
-    optimizer.zero_grad(set_to_none=True)
+def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Tensor:
+    """Forward and backward of every part, gradients summed, times `SCALE`. Returns this rank's sums of losses and of
+    what they weigh, [2], in float32 at least. Raises ValueError where there is no part.
+    """
     totals: torch.Tensor | None = None
     for part in parts:
         with phase("forward"):
@@ -83,6 +106,24 @@ def _train_step(
         totals = sums if totals is None else totals + sums
     if totals is None:
         raise ValueError("train_step was given no batch")
+    return totals
+
+
+def _train_step(
+    model: nn.Module,
+    parts: Sequence[Batch],
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    clip: float | None,
+    skip_nonfinite: bool,
+) -> Step:
+    refuse_added_parameters(model)
+    groups = data_groups(model)
+    optimizer.zero_grad(set_to_none=True)
+    if skip_nonfinite:
+        random, put_back = RandomState.now(device_of(model)), kept_buffers(model)
+    totals = accumulate(model, parts, loss)
+    local = totals.clone() if skip_nonfinite else totals
     with phase("loss"):
         for group in groups:
             dist.all_reduce(totals, group=group)
@@ -92,11 +133,36 @@ def _train_step(
         mean = totals[0] / totals[1]
         correction = 1.0 / (SCALE * totals[1])
         norm = grad_norm(parameters) * correction
+    if skip_nonfinite:
+        finite = _finite_everywhere(model, mean, norm)
+        if not all(finite):
+            put_back()
+            mean, norm = map(_unless, finite, (mean, norm))
+            return Step(mean, norm, Skipped(local, random))
+    with phase("clip"):
         scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
     with phase("optimizer"):
         optimizer.step()
     restore_buffers(model)
     return Step(mean, norm)
+
+
+def _finite_everywhere(model: nn.Module, *numbers: torch.Tensor) -> list[bool]:
+    """Whether each number is finite on all ranks of the model: a host read.
+
+    Every rank's word counts. The numbers are sums over the axes that deal out tokens and parameters; what all ranks of
+    a tensor axis compute alike, the loss above all, one of them may have wrong alone.
+    """
+    device = device_of(model)  # gradients of offloaded parameters, and their norm, lie on the CPU
+    bad = torch.stack([(~torch.isfinite(n)).to(device) for n in numbers]).float()
+    for group in every_group(model):
+        dist.all_reduce(bad, dist.ReduceOp.MAX, group=group)
+    return [not one for one in bad.tolist()]
+
+
+def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:
+    """The number, or a NaN where another rank's is not finite and this one's is."""
+    return number if finite or not bool(torch.isfinite(number)) else torch.full_like(number, torch.nan)
 
 
 @torch.no_grad()

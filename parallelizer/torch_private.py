@@ -71,11 +71,23 @@ def assert_all(condition: torch.Tensor, text: str) -> None:
     torch._assert_async(condition.all(), text)
 
 
+def is_persistent(module: nn.Module, name: str) -> bool:
+    """Whether a state dict has this buffer of the module's own. torch keeps the names of those that it has not in an
+    attribute, and a state dict itself runs everybody's hooks. Waits for a public question.
+    """
+    return name not in module._non_persistent_buffers_set
+
+
 def map_pending(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     """Replace the tensors of collectives that are under way, which torch hands out as a class of their own, in a tree of
     arguments. Waits for a public name of the class.
     """
     return tree_map_only(AsyncCollectiveTensor, function, tree)
+
+
+def tree_map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """Replace the tensors in a tree of arguments, as `tree_leaves` finds them. Waits for a public pytree."""
+    return tree_map_only(torch.Tensor, function, tree)
 
 
 def arrived(pending: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from recipes.data.source import Source
 SHOWN = 5
 """Files that are told one by one."""
 
-ANEW = "begin anew with train.resume=never"
+ANEW = "begin anew in another folder (hydra.run.dir)"
 
 
 @dataclass(frozen=True)

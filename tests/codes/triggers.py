@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer import cli
+from parallelizer import cli, guards
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import Diagnostic, PlanError
@@ -34,6 +34,7 @@ from parallelizer.show.export import export
 from parallelizer.simulate.world import WorldError
 from parallelizer.source import read_file
 from parallelizer.state import ParallelState, refuse_added_parameters, remember
+from parallelizer.step import Step
 from parallelizer.verify import command
 from parallelizer.verify.compare import Verdict
 from parallelizer.verify.divergence import Divergence
@@ -136,6 +137,18 @@ def overwritten(file: Path) -> Found:
     return raised(lambda: check_unchanged([record]))
 
 
+def not_finite() -> Found:
+    """What is said of a step in which no token counts."""
+    nan = torch.tensor(torch.nan)
+    return [guards.nonfinite(3, Step(nan, nan), [guards.Nonfinite(0, "batch", "", "NaN")])]
+
+
+def apart() -> Found:
+    """What is said of a rank that is a step ahead."""
+    found = guards.out_of_step(guards.Verdict(out_of_step=(1,), steps=(3, 4, 3), positions=(0, 0, 0)))
+    return [found] if found else []
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
@@ -161,8 +174,10 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "no-tp-plan": lambda here: raised(lambda: read_tp_plan(nn.Linear(2, 2))),
+    "nonfinite": lambda here: not_finite(),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),
+    "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),

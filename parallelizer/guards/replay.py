@@ -1,0 +1,174 @@
+"""The forward and backward of a step once more, to see where on this rank the first number is that is not finite.
+
+Hooks look at what every module makes of its inputs, and at the gradients on their way back: once before and once behind
+what a plan has put around the module, so that a number is seen where it arises before a collective spreads it. What all
+ranks look at has the same number on all of them, and the lowest is the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+from parallelizer import phase
+from parallelizer.plan import full_name
+from parallelizer.state import kept_buffers
+from parallelizer.step import Batch, Loss, accumulate
+from parallelizer.torch_private import tree_leaves, tree_map_tensors
+
+Where = Literal["forward", "loss", "backward"]
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """The first number that is not finite: in which part of the batch, as the how many-th thing looked at, where.
+
+    `module` is whose own code made it, `near` the module inside that saw it first, if one did; `parameter` is whose
+    gradient it is, if it is one's.
+    """
+
+    part: int
+    order: int
+    where: Where
+    module: str
+    kind: str
+    near: str = ""
+    parameter: str = ""
+
+
+def replay(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> Sighting | None:
+    """Run forward and backward of all parts, and return what was seen first on this rank. Collective.
+
+    Gradients are added to those that there are; buffers are put back. Compiled modules run as they are written, or
+    there would be nothing to look into.
+    """
+    look = _Lookout(model)
+    put_back = kept_buffers(model)
+    try:
+        with torch.compiler.set_stance("force_eager"), look:
+            accumulate(model, parts, look.at_loss(loss))
+    finally:
+        put_back()
+    return look.first
+
+
+class _Lookout:
+    """The hooks, and what they have seen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.first: Sighting | None = None
+        self.part, self.backward_of, self.order = 0, 0, 0
+        self.inside: list[str] = []
+        self.handles: list[RemovableHandle] = []
+        self.on_parameters: list[RemovableHandle] = []
+
+    def __enter__(self) -> None:
+        for path, module in self.model.named_modules():
+            own = next(module.parameters(), None) is not None
+            self.handles += [
+                # Behind every hook that prepares the inputs, before all those that prepare the outputs, and behind them.
+                module.register_forward_pre_hook(self._begin(path), with_kwargs=True),
+                module.register_forward_hook(self._look(path, own, last=False), prepend=True),
+                module.register_forward_hook(self._look(path, own, last=True)),
+            ]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in (*self.handles, *self.on_parameters):
+            handle.remove()
+
+    def at_loss(self, loss: Loss) -> Loss:
+        """The same loss, looked at; a part ends with its backward, which follows."""
+
+        def looked(output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+            total, weight = loss(output, batch)
+            self._see("loss", "", _kind(total.detach()))
+            if total.requires_grad:
+                total.register_hook(self._end_of_part)
+            return total, weight
+
+        return looked
+
+    def _end_of_part(self, _: torch.Tensor) -> None:
+        # The gradient of the loss comes first in backward: what is forward then belongs to the next part.
+        self.backward_of, self.part = self.part, self.part + 1
+
+    def _see(self, where: Where, module: str, kind: str, near: str = "", parameter: str = "") -> None:
+        self.order += 1
+        if kind and self.first is None:
+            part = self.backward_of if where == "backward" else self.part
+            self.first = Sighting(part, self.order, where, module, kind, near, parameter)
+
+    def _begin(self, path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if phase.current() != "forward":  # a checkpoint computes again what was looked at before
+                return None
+            around = self.inside[-1] if self.inside else ""
+            self.inside.append(path)
+            self._see("forward", around, _kinds((args, kwargs)), near=path)
+            for name, param in module.named_parameters(recurse=False):
+                if param.requires_grad:
+                    full = full_name(path, name)
+                    self.on_parameters.append(param.register_hook(self._gradient(path, parameter=full)))
+
+            def own_view(tensor: torch.Tensor) -> torch.Tensor:
+                if not tensor.requires_grad:
+                    return tensor
+                # A tensor of this module's own: its gradient has nothing of other users' in it.
+                view = tensor.view_as(tensor)
+                view.register_hook(self._gradient(path))
+                return view
+
+            return tree_map_tensors(own_view, (args, kwargs))
+
+        return hook
+
+    def _look(self, path: str, own: bool, *, last: bool) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if phase.current() != "forward":
+                return
+            if last:
+                self.inside.pop()
+            around = self.inside[-1] if self.inside and last else ""
+            self._see("forward", path, _kinds(output, masks=not own))
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._gradient(around if last else path, near=path if last else ""))
+
+        return hook
+
+    def _gradient(self, module: str, near: str = "", parameter: str = "") -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            self._see("backward", module, _kind(gradient.detach()), near, parameter)
+
+        return hook
+
+
+def _kinds(values: Any, masks: bool = True) -> str:
+    """How the tensors in a tree are not finite; with `masks`, minus infinity alone is what a mask is made of."""
+    for tensor in tree_leaves(values):
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            kind = _kind(tensor.detach(), masks)
+            if kind:
+                return kind
+    return ""
+
+
+def _kind(tensor: torch.Tensor, masks: bool = False) -> str:
+    """`NaN`, `inf` or, where all is finite, nothing, of what this rank holds of a tensor."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not local.numel() or not (local.is_floating_point() or local.is_complex()):
+        return ""
+    if bool(torch.isfinite(local).all()):
+        return ""
+    if bool(torch.isnan(local).any()):
+        return "NaN"
+    if masks and not bool(torch.isposinf(local).any()):
+        return ""
+    return "infinite"
