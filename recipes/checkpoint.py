@@ -31,6 +31,7 @@ from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.together import together
 from recipes.data.files import FileRecord, check_unchanged
 from recipes.data.position import Position, check
+from recipes.progress import shown
 from recipes.settings import Settings
 
 SUBFOLDER = "checkpoints"
@@ -118,6 +119,7 @@ class Keeper:
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
         self.saved: int | None = None
+        self.written: Path | None = None
         self.goes_on = _is_restart()
 
     def find(self) -> Opened | None:
@@ -143,6 +145,7 @@ class Keeper:
         ours = opened.path.parent == self.place.folder
         load_checkpoint(opened if ours else opened.path, model, optimizer)  # `find` has hashed our own
         self.saved = opened.step if ours else None
+        self.written = opened.path
         self.goes_on = True
         if not same_mesh(opened, model):
             pz.seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
@@ -183,9 +186,11 @@ class Keeper:
         return check_unchanged(self.position.files) if self.leads else self.position.files
 
     def report(self) -> None:
-        """Say what could not be written."""
+        """Note what was written, and say what could not be."""
         for ended in self.checkpoints.ended():
-            if ended.failure is not None and self.leads:
+            if ended.failure is None:
+                self.written = ended.path
+            elif self.leads:
                 show_diagnostics.write([ended.failure], sys.stderr)
 
     def close(self) -> None:
@@ -203,12 +208,6 @@ def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
         "plan": {"name": setup.plan.name, "files": texts},
         "seed": OmegaConf.select(config, "train.seed"),
     }
-
-
-def shown(path: Path) -> Path:
-    """A path as a person would type it from here."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _is_restart() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from parallelizer.checkpoint.folder import step_of
 from recipes.result import Result
 from recipes.settings import Settings
 
@@ -83,20 +85,38 @@ def show_cursor() -> None:
 
 def summary(result: Result, folder: Path) -> None:
     """The last lines of a run."""
-    baseline = result.baseline
-    verdict = "below" if result.validation_loss < baseline.loss else "not yet below"
-    here = Path.cwd()
-    shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    trained = f"no step was left to train: all {result.first} are done"
-    if result.losses:
-        behind = f" behind step {result.first}" if result.first else ""
-        trained = (
-            f"trained {len(result.losses)} steps{behind} in {result.seconds:.1f} s: "
-            f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
+    print(f"\n{_trained(result)}")
+    if result.stopped:
+        print(_stopped(result))
+    if result.validation_loss is not None:
+        baseline = result.baseline
+        verdict = "below" if result.validation_loss < baseline.loss else "not yet below"
+        print(
+            f"validation loss {result.validation_loss:.4f}, {verdict} {baseline.name}, "
+            f"{baseline.loss:.4f} ({baseline.unit})"
         )
-    print(
-        f"\n{trained}\n"
-        f"validation loss {result.validation_loss:.4f}, {verdict} {baseline.name}, "
-        f"{baseline.loss:.4f} ({baseline.unit})\n"
-        f"outputs in {shown}"
+    print(f"outputs in {shown(folder)}")
+
+
+def shown(path: Path) -> Path:
+    """A path as a person would type it from here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _trained(result: Result) -> str:
+    if not result.losses:
+        return f"no step was left to train: all {result.first} are done"
+    behind = f" behind step {result.first}" if result.first else ""
+    return (
+        f"trained {len(result.losses)} step{'s' if len(result.losses) > 1 else ''}{behind} in {result.seconds:.1f} s: "
+        f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
     )
+
+
+def _stopped(result: Result) -> str:
+    name = signal.Signals(result.stopped).name
+    done = result.first + len(result.losses)
+    if result.checkpoint is None or step_of(result.checkpoint) != done:
+        return f"stopped by {name} behind step {done}, which could not be saved"
+    return f"stopped by {name} behind step {done}, saved in {shown(result.checkpoint)}: the same command goes on from there"

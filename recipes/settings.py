@@ -37,6 +37,7 @@ class Settings:
     max_restarts: int = 0
     stuck_after: float = 300.0
     stop_grace: float = 60.0
+    requeue_code: int = 75
     pretrained: bool = True
     save: str | None = None
     checkpoint_every: int = 0
@@ -169,6 +170,7 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "launch.max_cpu_ranks": (_whole(1), "a whole number from 1"),
     "launch.max_restarts": (_whole(0), "a whole number from 0"),
     "launch.stuck_after": (_number, "a number of seconds, 0 for never"),
+    "launch.requeue_code": (_whole(1, 255), "an exit status from 1 to 255"),
     "launch.stop_grace": (_number, "a number of seconds, 0 for none"),
 }
 """By key: whether a value is of use, and what would be."""
@@ -188,7 +190,7 @@ SECTIONS = {
     ),
     "launch": (
         *("start_timeout", "collective_timeout", "max_cpu_ranks"),
-        *("max_restarts", "stuck_after", "stop_grace"),
+        *("max_restarts", "stuck_after", "stop_grace", "requeue_code"),
     ),
     "optim": ("_target_", "lr", "betas", "eps", "weight_decay", "fused", "warmup", "final_ratio"),
 }

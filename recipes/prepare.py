@@ -1,0 +1,79 @@
+"""Everything that can be wrong is looked for here, before a rank starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+import parallelizer as pz
+from parallelizer.diagnostics import PlanError
+from parallelizer.hugging_face.source import weights_folder
+from parallelizer.origins import Origins
+from recipes.checkpoint import check_start, place_of, record_of
+from recipes.data import Data, Source, build_data
+from recipes.data.entries import check_entries
+from recipes.data.position import Position, position_of
+from recipes.settings import Settings, read_settings
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
+    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data.
+    """
+
+    setup: pz.Setup
+    program: pz.Program
+    settings: Settings
+    data: Source
+    folder: Path | None
+    weights: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
+
+
+def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
+    """Check everything that can be checked before a rank starts. Raises PlanError.
+
+    The data of a dry run is empty.
+    """
+    setup = pz.from_config(config, origins)
+    settings = read_settings(config, origins)
+    model = setup.build_model()
+    program = setup.compile(model)
+    weights = _weights(setup, settings, model)
+    setup.loss()
+    setup.build_optimizer(torch.nn.Linear(1, 1))
+    if config.dry_run:
+        return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
+    data = build_data(config.data)
+    data.check_fits(setup.workload.seq_len)
+    check_entries(data, setup, settings.seed)
+    options: Any = OmegaConf.to_container(config.data, resolve=True)
+    position = position_of(data, 0, seed=settings.seed, seq_len=setup.workload.seq_len, options=options)
+    if folder is not None:
+        found = check_start(place_of(settings, folder), settings, setup, model, position)
+        if found:
+            raise PlanError(found)
+    return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)
+
+
+def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:
+    """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
+    whether the trained model can be saved where it should be. Raises PlanError.
+    """
+    weights = weights_folder(setup.model, setup.origins) if settings.pretrained else None
+    if weights is None and settings.save is None:
+        return None
+    from parallelizer.hugging_face.saving import check_savable
+    from parallelizer.hugging_face.weights import look_up
+
+    found = None if weights is None else look_up(model, weights)
+    if settings.save is not None:
+        check_savable(model, settings.save, found)
+    return weights
