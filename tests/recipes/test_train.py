@@ -138,14 +138,19 @@ def test_ctrl_c_before_the_first_step_leaves_no_folder(tmp_path: Path) -> None:
     assert entries(tmp_path) == []
 
 
-def test_a_terminated_run_leaves_no_rank(tmp_path: Path) -> None:
+def test_a_terminated_run_saves_itself_says_how_to_go_on_and_leaves_no_rank(tmp_path: Path) -> None:
     run = _Terminal(tmp_path, *SMALL, "parallel=tp2", "train.steps=100000")
     run.until(lambda text: re.search(r"[3-9]/1000", text) is not None)
     os.kill(run.pid, signal.SIGTERM)
     ended = run.end()
-    assert ended.status == 128 + signal.SIGTERM
+    assert ended.status == 75  # what tells a scheduler to queue it again
     assert "Traceback" not in ended.out
     assert in_session(run.pid) == []
+    said = re.search(r"stopped by SIGTERM behind step (\d+), saved in (\S+): the same command", ended.out)
+    assert said is not None
+    [folder] = tmp_path.glob("outputs/*/*")
+    assert tmp_path / said[2] == folder / "checkpoints" / f"step_{said[1]}"
+    assert len(metrics(folder)) == int(said[1])
 
 
 def test_a_bar_shows_loss_rate_and_time_to_go(tmp_path: Path) -> None:

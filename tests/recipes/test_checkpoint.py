@@ -1,0 +1,151 @@
+"""A run that is started again: it goes on where it was, under another plan, with another batch, or says why not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from parallelizer.checkpoint.folder import steps_in
+from tests.recipes.runs import SMALL, metrics, typed
+
+pytestmark = pytest.mark.ranks
+
+RUN = (*SMALL, "hydra.run.dir=run", "train.log_every=0", "train.checkpoint_every=2")
+
+
+def losses(folder: Path) -> list[float]:
+    return [m["loss"] for m in metrics(folder / "run")]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps on two ranks."""
+    folder = tmp_path_factory.mktemp("four")
+    ended = typed(*RUN, "parallel=tp2", "train.steps=4", cwd=folder)
+    assert ended.status == 0, ended.err
+    return folder
+
+
+@pytest.fixture
+def here(four: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(four, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def test_it_goes_on_under_another_preset_and_says_so(here: Path) -> None:
+    again = typed(*RUN, "parallel=fsdp2", "train.steps=7", cwd=here)
+    assert again.status == 0, again.err
+    assert "going on behind step 4 from run/checkpoints/step_4, saved on tp=2" in again.out
+    assert [m["step"] for m in metrics(here / "run")] == list(range(1, 8))
+    assert steps_in(here / "run/checkpoints") == [4, 6, 7]
+
+
+def test_on_the_same_mesh_it_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
+    steady = (*RUN, "parallel=fsdp2", "optim.final_ratio=1", "optim.warmup=1")
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    assert typed(*steady, "train.steps=5", cwd=tmp_path / "whole").status == 0
+    for steps in (2, 5):
+        assert typed(*steady, f"train.steps={steps}", cwd=tmp_path / "parts").status == 0
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (
+        flat(read_by_torch(tmp_path / name / "run/checkpoints/step_5")) for name in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys() and len(whole) > 60
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, parts[name]), name
+
+
+def read_by_torch(checkpoint: Path) -> dict[str, Any]:
+    """What torch's own tool makes of a checkpoint."""
+    dcp_to_torch_save(checkpoint, checkpoint.with_suffix(".pt"))
+    content: dict[str, Any] = torch.load(checkpoint.with_suffix(".pt"), weights_only=True)
+    assert content.keys() == {"model", "optimizer", "random"}
+    return content
+
+
+def flat(content: dict[str, Any], name: str = "") -> dict[str, torch.Tensor]:
+    """Nested dictionaries of tensors by their paths."""
+    found: dict[str, torch.Tensor] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{name}/{key}") if isinstance(value, dict) else {f"{name}/{key}": value}
+    return found
+
+
+def test_another_mesh_gives_the_same_losses_to_rounding(tmp_path: Path) -> None:
+    steady = (*RUN, "optim.final_ratio=1", "optim.warmup=1")
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    assert typed(*steady, "train.steps=5", cwd=tmp_path / "whole").status == 0
+    assert typed(*steady, "train.steps=2", "parallel=cp2", cwd=tmp_path / "parts").status == 0
+    assert typed(*steady, "train.steps=5", "parallel=tp2", cwd=tmp_path / "parts").status == 0
+    torch.testing.assert_close(losses(tmp_path / "parts"), losses(tmp_path / "whole"), rtol=1e-5, atol=0)
+
+
+def test_a_finished_run_says_so_and_changes_nothing(here: Path) -> None:
+    before = losses(here)
+    ended = typed(*RUN, "parallel=tp2", "train.steps=4", cwd=here)
+    assert ended.status == 0 and "no step was left to train: all 4 are done" in ended.out
+    assert losses(here) == before and steps_in(here / "run/checkpoints") == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("model.dim=32",), "checkpoint-mismatch", "the checkpoint is of another size"),
+        (("train.seed=1",), "resume-data", "train.seed is 1, and the checkpoint was trained with 0"),
+        (("train.resume=never",), "checkpoint-exists", "up to step 4"),
+        (("train.resume=nowhere", "train.checkpoint_dir=new"), "checkpoint-not-found", "does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_a_rank_starts(
+    words: tuple[str, ...], code: str, said: str, here: Path
+) -> None:
+    ended = typed(*RUN, "parallel=tp2", "train.steps=6", *words, cwd=here)
+    assert ended.status == 1 and f"error[{code}]" in ended.err and said in " ".join(ended.err.split())
+    assert "Traceback" not in ended.err and len(losses(here)) == 4
+
+
+def test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused(here: Path) -> None:
+    newest = here / "run/checkpoints/step_4"
+    part = newest / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    named = typed(*RUN, "train.checkpoint_dir=other", f"train.resume={newest}", "train.steps=6", cwd=here)
+    assert named.status == 1 and "error[checkpoint-damaged]: __1_0.distcp holds other bytes" in named.err
+    ended = typed(*RUN, "parallel=tp2", "train.steps=6", cwd=here)
+    assert ended.status == 0 and "warning[checkpoint-damaged]" in ended.err
+    assert "going on behind step 2" in ended.out and [m["step"] for m in metrics(here / "run")] == [
+        *range(1, 7)
+    ]
+
+
+def test_a_run_starts_from_another_ones_output_folder_and_then_goes_on_with_its_own(here: Path) -> None:
+    words = (
+        *SMALL,
+        "hydra.run.dir=mine",
+        "train.log_every=0",
+        "train.checkpoint_every=1",
+        "train.resume=run",
+    )
+    first = typed(*words, "train.steps=5", cwd=here)
+    assert first.status == 0 and "from run/checkpoints/step_4" in first.out
+    second = typed(*words, "train.steps=6", cwd=here)
+    assert second.status == 0 and "from mine/checkpoints/step_5" in second.out
+    assert [m["step"] for m in metrics(here / "mine")] == [5, 6]
+
+
+def test_a_changed_text_stops_the_run_at_its_next_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("some words to learn from. " * 200)
+    run = (*RUN, "data=text", "data.path=text.txt", "train.steps=4")
+    assert typed(*run, cwd=tmp_path).status == 0
+    (tmp_path / "text.txt").write_text("other words to learn from, " * 200)
+    ended = typed(*run, "train.steps=8", cwd=tmp_path)
+    assert ended.status == 1 and "error[resume-data]: text.txt" in ended.err
