@@ -173,7 +173,8 @@ def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
     beats = {rank: beat for rank, beat in watch.beats().items() if rank in at_work}
     seconds = slow.look(beats, now)
     if seconds is not None:
-        _say(lookout.describe(seconds, watch.job.ranks, beats, _stacks(watch, at_work)))
+        looks = [_stacks(watch, at_work), _stacks(watch, at_work)]
+        _say(lookout.describe(seconds, watch.job.ranks, beats, looks))
 
 
 def _say(text: str) -> None:
