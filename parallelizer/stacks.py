@@ -23,7 +23,12 @@ _COLLECTIVES = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/rendezvous.py",
 )
-_THROUGH = ("torch/_ops.py", "torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py")
+_THROUGH = (
+    "torch/_ops.py",
+    "torch/_library/autograd.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/utils/_contextlib.py",
+)
 """Frames that only pass a call on."""
 
 _BELOW = ("parallelizer/rank.py",)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from parallelizer import lookout, watch_ranks
 from parallelizer.heartbeat import Beat, beat
@@ -131,6 +133,15 @@ def hold_up(how: str) -> None:
     time.sleep(20)
 
 
+def add_up(mesh: DeviceMesh) -> None:
+    """By DTensor on one rank and by the collective itself on others: they wait at different places."""
+    if dist.get_rank() == 2:
+        part = DTensor.from_local(torch.ones(1, requires_grad=True), mesh, [Partial()])
+        part.redistribute(placements=[Replicate()]).to_local().sum().item()
+    else:
+        dist.all_reduce(torch.ones(1))
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("how", ["asleep", "stopped"])
 def test_a_rank_that_holds_the_others_up_is_named_with_its_stack_and_the_timeout_ends_it(
@@ -140,11 +151,12 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_stack_and_the_timeout
     monkeypatch.setattr(watch_ranks, "GRACE", 1.0)
 
     def worker() -> None:
+        mesh = init_device_mesh("cpu", (3,))
         for step in range(5):
             beat(step)
             if step == 2 and dist.get_rank() == 1:
                 hold_up(how)
-            dist.all_reduce(torch.ones(1))
+            add_up(mesh)
 
     with pytest.raises(LaunchError, match=r"rank [02] of 3 failed"):
         start(worker, ranks=3, device="cpu", stuck_after=0.5, collective_timeout=3, start_timeout=60)
