@@ -8,14 +8,16 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import restarts
+from parallelizer import launch, restarts
 from parallelizer.heartbeat import beat
 from parallelizer.launch import LaunchError, start
 from parallelizer.restarts import End, Restarts
@@ -156,6 +158,27 @@ def test_a_run_that_comes_further_each_time_goes_on(tmp_path: Path, capfd: pytes
     assert [line.partition(", ")[2] for line in lines] == [
         f"in step {k}: starting again, {k + 1} of 5" for k in range(5)
     ]
+
+
+@pytest.mark.ranks
+def test_an_agent_that_never_returns_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, over = launch.elastic_launch, threading.Event()
+
+    def lost(*args: Any) -> Callable[..., Any]:
+        def run(job: object) -> None:
+            real(*args)(job)
+            over.wait(30)
+
+        return run
+
+    monkeypatch.setattr(launch, "elastic_launch", lost)
+    monkeypatch.setattr(launch, "_LOST", 0.5)
+    begin = time.monotonic()
+    try:
+        assert start(dist.get_rank, ranks=2, device="cpu") == [0, 1]
+    finally:
+        over.set()
+    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.ranks
