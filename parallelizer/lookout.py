@@ -56,17 +56,30 @@ class Lookout:
 
 
 def describe(
-    seconds: float, world: int, beats: Mapping[int, Beat | None], stacks: Mapping[int, Stack]
+    seconds: float, world: int, beats: Mapping[int, Beat | None], looks: Sequence[Mapping[int, Stack]]
 ) -> str:
-    """What is said of ranks that have not moved for so long. `stacks` has those that have answered."""
-    waiting = {rank for rank, stack in stacks.items() if stack.waits}
-    behind = set(beats) - waiting
+    """What is said of ranks that have not moved for so long. `looks` are the stacks of those that have answered, taken
+    more than once: a rank that was found in a collective and then elsewhere is at work, and the step is slow.
+    """
+    waiting = {rank for rank in beats if looks and all(rank in look and look[rank].waits for look in looks)}
+    met = {rank for look in looks for rank, stack in look.items() if stack.waits}
+    behind = set(beats) - met
     if behind and waiting:
         # A rank in an earlier step is behind for certain, one that computes in the same step very likely.
         first = min(_step(beats[rank]) for rank in behind)
         behind = {rank for rank in behind if _step(beats[rank]) == first}
-    lines = [f"no progress for {seconds:.0f} s: " + _blame(behind, waiting, world, beats)]
-    for group in _alike(behind or waiting, stacks):
+        are = "is" if len(behind) == 1 else "are"
+        wait = "waits" if len(waiting) == 1 else "wait"
+        what = (
+            f"{ranks_text(behind)} of {world} {are} behind, and {ranks_text(waiting)} {wait} in a collective"
+        )
+    elif len(waiting) == len(beats):
+        what = f"all of {world} ranks wait in collectives, which are then not the same"
+    else:
+        what = f"all of {world} ranks are at work, so this step is slow"
+    lines = [f"no progress for {seconds:.0f} s: {what}"]
+    stacks = looks[-1] if looks else {}
+    for group in _alike(behind if behind and waiting else set(beats), stacks):
         stack = stacks.get(group[0])
         where = f"{_place(beats[group[0]])}, "
         if stack is None:
@@ -75,20 +88,6 @@ def describe(
             lines.append(f"  {ranks_text(group)}: {where}most recent call first")
             lines += [f"  {line}" for line in str(stack).splitlines()]
     return "\n".join(lines)
-
-
-def _blame(behind: set[int], waiting: set[int], world: int, beats: Mapping[int, Beat | None]) -> str:
-    if not behind:
-        return f"all of {world} ranks wait in collectives, which are then not the same"
-    who = f"{ranks_text(behind)} of {world}"
-    if not waiting:
-        return f"{who} {'is' if len(behind) == 1 else 'are'} at work, and none waits for another"
-    verb = "is" if len(behind) == 1 else "are"
-    return f"{who} {verb} behind, and {ranks_text(waiting)} {_wait(waiting)} in a collective"
-
-
-def _wait(waiting: set[int]) -> str:
-    return "waits" if len(waiting) == 1 else "wait"
 
 
 def _alike(ranks: set[int], stacks: Mapping[int, Stack]) -> list[list[int]]:

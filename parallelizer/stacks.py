@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import linecache
 import os
 import re
@@ -22,8 +23,17 @@ _COLLECTIVES = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/rendezvous.py",
 )
-_THROUGH = ("torch/_ops.py", "torch/distributed/c10d_logger.py", "torch/utils/_contextlib.py")
+_THROUGH = (
+    "torch/_ops.py",
+    "torch/_library/autograd.py",
+    "torch/distributed/c10d_logger.py",
+    "torch/utils/_contextlib.py",
+)
 """Frames that only pass a call on."""
+
+_BELOW = ("parallelizer/rank.py",)
+_AROUND = ("torch/nn/modules/module.py",)
+_LINES = 16
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
@@ -55,7 +65,10 @@ class Stack:
         return inner.file.endswith(_COLLECTIVES) or ".wait(" in linecache.getline(inner.file, inner.line)
 
     def __str__(self) -> str:
-        return "\n".join(f"  {frame}" for frame in self.frames)
+        """What a person wants to see: down to the worker, and without what torch puts around each module."""
+        ours = itertools.takewhile(lambda frame: not frame.file.endswith(_BELOW), self.frames)
+        shown = [f"  {frame}" for frame in ours if not frame.file.endswith(_AROUND)]
+        return "\n".join([*shown[:_LINES], *(["  ..."] if len(shown) > _LINES else [])])
 
 
 def answer_requests(folder: Path, rank: int) -> None:

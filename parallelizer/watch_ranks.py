@@ -1,4 +1,4 @@
-"""The ranks of one start as their parent sees them: watching them, ending them, and saying why they ended."""
+"""The ranks of one start as their parent sees them: watching them, telling of those that hang, and ending them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Sequence
@@ -18,14 +17,10 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from parallelizer import lookout
-from parallelizer.diagnostics import PlanError
 from parallelizer.heartbeat import Beat, Beats
 from parallelizer.lookout import Lookout, ranks_text
-from parallelizer.rank import Failure, Job, LaunchError
-from parallelizer.restarts import End
+from parallelizer.rank import Job, LaunchError
 from parallelizer.stacks import Stack, ask
 from parallelizer.stopping import Signals
 
@@ -37,9 +32,6 @@ SOON = 2.0
 
 PERIOD = 0.05
 """Seconds between two looks at the ranks."""
-
-LAG = 0.25
-"""Seconds by which other ranks may notice the end of a rank (its sockets close) before its parent does."""
 
 
 @dataclass
@@ -173,7 +165,8 @@ def _look_out(watch: Watch, slow: Lookout, now: float) -> None:
     beats = {rank: beat for rank, beat in watch.beats().items() if rank in at_work}
     seconds = slow.look(beats, now)
     if seconds is not None:
-        _say(lookout.describe(seconds, watch.job.ranks, beats, _stacks(watch, at_work)))
+        looks = [_stacks(watch, at_work), _stacks(watch, at_work)]
+        _say(lookout.describe(seconds, watch.job.ranks, beats, looks))
 
 
 def _say(text: str) -> None:
@@ -232,100 +225,3 @@ def end(processes: Sequence[BaseProcess]) -> None:
         if process.is_alive():
             process.kill()
             process.join(GRACE)
-
-
-def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
-    """Why the ranks ended, told by the one that failed first; the others mostly failed because it was gone.
-
-    `trouble` is what the elastic agent raised. Call it when no rank is left and the watcher has ended.
-    """
-    if watch.late is not None:
-        return watch.late
-    failures = _failures(watch, trouble)
-    if not failures:
-        return LaunchError(f"the ranks could not be started: {type(trouble).__name__}: {trouble}")
-    first, *others = failures
-    if first.diagnostics is not None:
-        return PlanError(first.diagnostics)
-    parts = [f"rank {first.rank} of {watch.job.ranks} {first.line}"]
-    if first.text:
-        parts.append(f"\n{first.text.rstrip()}\n")
-    if others:
-        line = textwrap.shorten(others[0].line, 200, placeholder=" ...")
-        parts.append(f"then rank {others[0].rank} {line}")
-    if rest := {failure.rank for failure in others[1:]}:
-        parts.append(f"and {ranks_text(rest)} after it")
-    return LaunchError("\n".join(parts), _help(watch, first))
-
-
-def who_ended(watch: Watch, trouble: Exception, error: LaunchError) -> End:
-    """The end of an attempt as it counts for starting again; `error` is what `what_happened` made of it."""
-    line = error.message.splitlines()[0]
-    failures = [] if watch.late is not None else _failures(watch, trouble)
-    rank = min(watch.blamed, default=None) if watch.late is not None else None
-    rank = failures[0].rank if failures else rank
-    beat = None if rank is None else watch.beats()[rank]
-    return End(rank, None if beat is None else beat.step, line, raised=bool(failures and failures[0].text))
-
-
-def has_obeyed(watch: Watch, trouble: Exception) -> bool:
-    """Whether the ranks were asked to save and stop, and the first that did not return ended for no other reason. One
-    that listens to no request ends by the signal itself.
-    """
-    if not watch.asked:
-        return False
-    failures = _failures(watch, trouble)
-    by_signal = [
-        watch.deaths[pid]
-        for pid, p in watch.processes.items()
-        if pid in watch.deaths and _obeys(watch, p.exitcode)
-    ]
-    return not failures or any(when - LAG <= failures[0].when for when in by_signal)
-
-
-def _obeys(watch: Watch, code: int | None) -> bool:
-    return watch.asked != 0 and code in (-watch.asked, 128 + watch.asked)
-
-
-def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
-    """Every rank that ended by itself without finishing, in order of time."""
-    failures: list[Failure] = [watch.note("failed", rank) for rank in watch.ranks("failed")]
-    pids = watch.pids()
-    codes = {rank: watch.processes[pid].exitcode for rank, pid in pids.items() if pid in watch.processes}
-    agent = trouble.failures if isinstance(trouble, ChildFailedError) else {}
-    named = {rank: failure.exitcode for rank, failure in agent.items()}
-    known = {failure.rank for failure in failures} | (watch.ranks("finished") - named.keys())
-    times = sorted(watch.deaths.values())
-    for rank, code in {**named, **codes}.items():
-        died = watch.deaths.get(pids.get(rank, -1), -math.inf)
-        # The agent ends the others when one has ended, so the first to end was not ended by it.
-        foremost = times[:1] == [died] and times.count(died) == 1
-        by_agent = code == -signal.SIGTERM and rank not in named and not foremost
-        by_watcher = watch.ending_since is not None and died >= watch.ending_since
-        if rank not in known and not by_agent and not by_watcher and not _obeys(watch, code):
-            failures.append(Failure(rank, _ending(code), when=died - LAG))
-    return sorted(failures, key=lambda failure: (failure.when, failure.rank))
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "was lost: nothing is known of its end"
-    if code >= 0:
-        return f"ended with exit code {code} before its work was done"
-    try:
-        return f"was killed by {signal.Signals(-code).name} (exit code {code})"
-    except ValueError:
-        return f"was killed by signal {-code} (exit code {code})"
-
-
-def _help(watch: Watch, first: Failure) -> str | None:
-    lines = []
-    if "SIGKILL" in first.line and not first.text:
-        lines.append(
-            "the system kills so when memory runs out: see `dmesg`, or take a smaller model or fewer ranks"
-        )
-    if first.log is not None:
-        lines.append(f"its traceback: {first.log}")
-    elif watch.job.log_dir is not None and first.rank > 0:
-        lines.append(f"its output: {watch.job.log_dir / f'rank{first.rank}.log'}")
-    return "\n".join(lines) or None

@@ -8,10 +8,13 @@ import runpy
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from parallelizer.heartbeat import beat
 from parallelizer.launch import LaunchError, OutsideRanks, join, outside_ranks
 from parallelizer.outside_ranks import first_host
 
@@ -187,3 +190,28 @@ def test_tasks_of_slurm_join(script: Path, env: pytest.MonkeyPatch) -> None:
     assert [one.exitcode for one in tasks] == [0, 0]
     # Inside the worker the environment is torchrun's.
     assert written(out) == {"0": "torchrun 0 0 3.0", "1": "torchrun 1 1 3.0"}
+
+
+@pytest.mark.ranks
+def test_a_joined_rank_that_stands_still_says_where(tmp_path: Path, env: pytest.MonkeyPatch) -> None:
+    def worker() -> None:
+        beat(3)
+        if dist.get_rank() == 1:
+            time.sleep(1)
+        dist.barrier()
+
+    def task(rank: int) -> None:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(10000 + os.getppid() % 20000))
+        sys.stderr = open(tmp_path / str(rank), "w")  # noqa: SIM115
+        join(worker, device="cpu", collective_timeout=60, stuck_after=0.3)
+
+    tasks = [multiprocessing.get_context("fork").Process(target=task, args=(rank,)) for rank in range(2)]
+    for one in tasks:
+        one.start()
+    for one in tasks:
+        one.join(60)
+    assert [one.exitcode for one in tasks] == [0, 0]
+    first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
+    assert first.startswith("warning: rank 0 of 2: no progress for 0 s in step 3; it stands here\n")
+    assert "dist.barrier()" in first and "time.sleep(1)" in second

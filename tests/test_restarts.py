@@ -8,16 +8,20 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import restarts
+from parallelizer import launch, restarts
 from parallelizer.heartbeat import beat
 from parallelizer.launch import LaunchError, start
 from parallelizer.restarts import End, Restarts
+from parallelizer.stopping import stop_requests
 from tests.test_launch import children, nothing_left
 
 __all__ = ["nothing_left"]
@@ -157,6 +161,27 @@ def test_a_run_that_comes_further_each_time_goes_on(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.ranks
+def test_an_agent_that_never_returns_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, over = launch.elastic_launch, threading.Event()
+
+    def lost(*args: Any) -> Callable[..., Any]:
+        def run(job: object) -> None:
+            real(*args)(job)
+            over.wait(30)
+
+        return run
+
+    monkeypatch.setattr(launch, "elastic_launch", lost)
+    monkeypatch.setattr(launch, "_LOST", 0.5)
+    begin = time.monotonic()
+    try:
+        assert start(dist.get_rank, ranks=2, device="cpu") == [0, 1]
+    finally:
+        over.set()
+    assert time.monotonic() - begin < 10
+
+
+@pytest.mark.ranks
 def test_groups_made_later_have_the_same_timeout() -> None:
     def worker() -> float:
         pair = dist.new_group([0, 1])
@@ -173,12 +198,18 @@ def test_groups_made_later_have_the_same_timeout() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_forty_kills_at_random_moments_are_recovered_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+@pytest.mark.parametrize("graceful", [0, 60])
+@pytest.mark.parametrize(("ranks", "kills"), [(4, 40), (16, 15)])
+def test_kills_at_random_moments_are_recovered_from(
+    ranks: int,
+    kills: int,
+    graceful: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
 ) -> None:
-    """Ranks add up in two threads, each with its group, while another process kills them: in the start as well."""
+    """Ranks add up in two threads, each with its group, while a third kills them: in the start as well."""
     monkeypatch.setattr(restarts, "IN_A_ROW", 10**6)
-    kills, ranks = 40, 4
     enough, living = tmp_path / "enough", tmp_path / "living"
     killed: list[float] = []
 
@@ -197,9 +228,10 @@ def test_forty_kills_at_random_moments_are_recovered_from(
 
     def worker() -> str:
         thread = threading.Thread(target=add_up, args=(dist.new_group(), False), daemon=True)
-        thread.start()
-        add_up(None, True)
-        thread.join()
+        with stop_requests() if graceful else nullcontext():
+            thread.start()
+            add_up(None, True)
+            thread.join()
         return os.environ["TORCHELASTIC_RESTART_COUNT"]
 
     strangers = children(os.getpid())
@@ -207,7 +239,7 @@ def test_forty_kills_at_random_moments_are_recovered_from(
     def kill() -> None:
         dice = random.Random(0)
         while len(killed) < kills:
-            time.sleep(dice.uniform(0, 2.5))
+            time.sleep(dice.uniform(0, 2.5 if ranks == 4 else 10))
             if victims := sorted(children(os.getpid()) - strangers):
                 os.kill(dice.choice(victims), signal.SIGKILL)
                 killed.append(time.monotonic())
@@ -216,7 +248,7 @@ def test_forty_kills_at_random_moments_are_recovered_from(
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    results = start(worker, ranks=ranks, device="cpu", max_restarts=10**6)
+    results = start(worker, ranks=ranks, device="cpu", max_restarts=10**6, graceful=graceful)
     killer.join()
     assert len(set(results)) == 1
     signs = [float(line) for line in living.read_text().split()]
@@ -227,10 +259,14 @@ def test_forty_kills_at_random_moments_are_recovered_from(
         back = next((sign for sign in signs if sign > this + 0.2), None)
         if back is not None and back < following:
             recovered.append(back - this)
-    with capsys.disabled():
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
+    with capfd.disabled():
         print(
-            f"\n{len(killed)} kills, {results[0]} restarts; {len(recovered)} times back before the next kill: "
-            f"median {statistics.median(recovered):.2f} s, worst {max(recovered):.2f} s"
+            f"\n{ranks} ranks, {len(killed)} kills, {results[0]} restarts; {len(recovered)} times back before the "
+            f"next kill: median {statistics.median(recovered):.2f} s, worst {max(recovered):.2f} s"
         )
+    # Of two that are killed together one is told. And nobody is blamed who was not killed.
+    assert len(said) == int(results[0]) <= len(killed)
+    assert all("was killed by SIGKILL" in line for line in said)
     assert max(recovered) < 60
     assert len(recovered) > kills / 4

@@ -11,8 +11,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.ends import LAG, has_obeyed, what_happened, who_ended
+from parallelizer.heartbeat import Beats
 from parallelizer.rank import Failure, Job, LaunchError
-from parallelizer.watch_ranks import LAG, Watch, what_happened
+from parallelizer.watch_ranks import Watch
 
 
 class Ended:
@@ -138,3 +140,48 @@ def test_the_first_failure_decides_between_a_plan_error_and_a_launch_error(watch
 def test_an_agent_that_could_not_start_the_ranks_is_quoted(watch: Watch) -> None:
     trouble = OSError("no more processes")
     assert told(watch, trouble) == ["the ranks could not be started: OSError: no more processes"]
+
+
+# What it means for starting again, and for a run that was asked to stop
+
+
+def ended_as(watch: Watch, trouble: Exception) -> tuple[int | None, int | None, bool]:
+    error = what_happened(watch, trouble)
+    assert isinstance(error, LaunchError)
+    end = who_ended(watch, trouble, error)
+    return end.rank, end.step, end.raised
+
+
+def test_an_end_is_that_of_the_first_rank_in_its_own_step(watch: Watch) -> None:
+    beats = Beats(watch.job.folder / "beats", 4)
+    beats.say(2, 8, "step")
+    beats.say(3, 9, "step")
+    failed(watch, 3, "failed: connection closed", 6.1)
+    ended(watch, 2, -signal.SIGKILL, 6.0)
+    assert ended_as(watch, agent(2, -9)) == (2, 8, False)
+    failed(watch, 1, "failed: the reason", 5.0)
+    assert ended_as(watch, agent(2, -9)) == (1, None, True)
+
+
+def test_the_end_of_a_start_that_took_too_long_is_that_of_the_rank_to_blame(watch: Watch) -> None:
+    watch.late, watch.blamed = LaunchError("late"), {3, 1}
+    assert ended_as(watch, agent(0, -15)) == (1, None, False)
+
+
+def test_ranks_that_end_by_the_request_have_obeyed(watch: Watch) -> None:
+    watch.asked = signal.SIGUSR1
+    ended(watch, 1, -signal.SIGUSR1, 5.0)
+    ended(watch, 2, 128 + signal.SIGUSR1, 5.0)
+    assert has_obeyed(watch, agent(1, -signal.SIGUSR1))
+    failed(watch, 0, "failed: connection closed", 5.2)
+    assert has_obeyed(watch, agent(1, -signal.SIGUSR1))
+
+
+def test_a_rank_that_fails_first_or_is_killed_has_not_obeyed(watch: Watch) -> None:
+    failed(watch, 0, "failed: no space left", 4.0)
+    assert not has_obeyed(watch, agent(0, 1))  # nobody asked
+    watch.asked = signal.SIGUSR1
+    ended(watch, 1, -signal.SIGUSR1, 5.0)
+    assert not has_obeyed(watch, agent(0, 1))
+    ended(watch, 3, -signal.SIGKILL, 3.0)
+    assert told(watch, agent(3, -9))[0] == "rank 3 of 4 was killed by SIGKILL (exit code -9)"
