@@ -103,7 +103,7 @@ CODES: tuple[Code, ...] = (
         or a rank that was loaded otherwise makes them differ, and the loss tells nothing of it. So their bytes are
         compared every so many steps; the message names the ranks, the parameters and how far they are apart.""",
         Example(
-            command=f"{_TRAIN} train.check_every=1",
+            command="python -m recipes.train parallel=fsdp2_tp2 train.check_every=1",
             because="it takes numbers that change on one rank in the middle of a run",
         ),
     ),
