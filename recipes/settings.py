@@ -20,7 +20,7 @@ class Settings:
     """A run in numbers: `lr` to `final_ratio` are those of `learning_rate`, timeouts are in seconds.
 
     `pretrained`: a model with weights starts from them. `save`: the folder that the trained model is written to.
-    `checkpoint_every` to `resume`: see the configuration, `train`.
+    `checkpoint_every` to `on_drift`: see the configuration, `train`.
     """
 
     steps: int
@@ -45,6 +45,9 @@ class Settings:
     keep_last: int = 3
     keep_every: int = 0
     resume: str = "auto"
+    check_every: int = 100
+    on_nonfinite: str = "stop"
+    on_drift: str = "stop"
 
 
 def read_settings(config: DictConfig, origins: Origins) -> Settings:
@@ -153,6 +156,10 @@ def _seconds(value: Any) -> bool:
     return _number(value) and value > 0
 
 
+def _one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in words
+
+
 _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.steps": (_whole(1), "a whole number from 1"),
     "train.seed": (_whole(0), "a whole number from 0"),
@@ -161,6 +168,9 @@ _WANTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.checkpoint_every": (_whole(0), "a whole number of steps between checkpoints, 0 for none"),
     "train.keep_last": (_whole(1), "a whole number from 1"),
     "train.keep_every": (_whole(0), "a whole number of steps, 0 to keep the last ones only"),
+    "train.check_every": (_whole(0), "a whole number of steps between looks at drift, 0 for none"),
+    "train.on_nonfinite": (_one_of("stop", "skip"), "stop or skip"),
+    "train.on_drift": (_one_of("stop", "warn"), "stop or warn"),
     "train.log_every": (_whole(0), "a whole number of steps between lines, 0 for none"),
     "optim.lr": (_number, "a number from 0"),
     "optim.warmup": (_whole(0), "a whole number of steps"),
@@ -187,6 +197,7 @@ SECTIONS = {
         *("eval_every", "eval_batches", "log_every"),
         *("pretrained", "save"),
         *("checkpoint_every", "checkpoint_dir", "keep_last", "keep_every", "resume"),
+        *("check_every", "on_nonfinite", "on_drift"),
     ),
     "launch": (
         *("start_timeout", "collective_timeout", "max_cpu_ranks"),

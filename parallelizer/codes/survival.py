@@ -96,6 +96,18 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "ranks-drifted",
+        "ranks that should hold the same numbers hold different ones",
+        """Replicated parameters, the optimizer's states of them and persistent buffers start alike on all ranks, get the
+        same updates, and are never compared by what trains them. A gradient that nobody sums, a faulty device or memory,
+        or a rank that was loaded otherwise makes them differ, and the loss tells nothing of it. So their bytes are
+        compared every so many steps; the message names the ranks, the parameters and how far they are apart.""",
+        Example(
+            command="python -m recipes.train parallel=fsdp2_tp2 train.check_every=1",
+            because="it takes numbers that change on one rank in the middle of a run",
+        ),
+    ),
+    Code(
         "resume-data",
         "a run cannot go on where it was in its data",
         """A checkpoint says how many samples were trained on. Which ones these were depends on the seed, the

@@ -149,6 +149,11 @@ def apart() -> Found:
     return [found] if found else []
 
 
+def drifted() -> Found:
+    """What is said of a parameter that two ranks hold otherwise."""
+    return [guards.ranks_drifted(100, [guards.Drift("norm.weight", "", (0, 1), (0, 1), 0.5)])]
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
@@ -181,6 +186,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "parameters-added": lambda here: added(),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
+    "ranks-drifted": lambda here: drifted(),
     "resume-data": lambda here: check(Position(0, 0, 8, ""), Position(0, 1, 8, ""), Origins()),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],

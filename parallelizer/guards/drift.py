@@ -1,0 +1,236 @@
+"""What several ranks hold alike, compared between them: parameters, persistent buffers, the optimizer's states.
+
+Ranks that start with the same values and take the same steps keep the same values, and nothing ever looks: a gradient that
+somebody forgot to sum, a faulty device or a rank that was loaded otherwise makes them drift apart without a word. Each
+tensor's bytes become one number, and one all-reduce an axis tells whether all ranks of it have the same.
+
+On GPUs kernels that add up in an order of their own, attention's backward for one, may give two ranks that compute the
+same a last bit that differs. So there a small difference is let pass by default, and on a CPU none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate
+
+from parallelizer.diagnostics import Diagnostic, Severity
+from parallelizer.fold import fold_paths
+from parallelizer.guards.agreement import minority
+from parallelizer.guards.checksum import checksum
+from parallelizer.guards.exchange import gathered, own_rank
+from parallelizer.guards.wording import ranks_named
+from parallelizer.state import device_of, every_group, persistent_buffers, restore_buffers, state_of
+
+TOLERANCE = {"cpu": 0.0, "cuda": 1e-4}
+"""By kind of device: the largest difference, relative to the tensor's largest value, that is let pass."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One tensor that ranks should hold alike and do not.
+
+    `name` is the parameter's or buffer's; `state` what the optimizer calls its state of it, or empty. `ranks` differ
+    from more than half of the ranks `among`, which should have the same; all of them, where there is no such half.
+    `difference` is the largest of all elements', relative to the largest value; infinite where one is a NaN.
+    """
+
+    name: str
+    state: str
+    ranks: tuple[int, ...]
+    among: tuple[int, ...]
+    difference: float
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One tensor as this rank holds it, and the axes of the model's mesh whose ranks hold the same."""
+
+    name: str
+    state: str
+    local: torch.Tensor
+    alike: frozenset[str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.state
+
+
+def find_drift(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, tolerance: float | None = None
+) -> tuple[Drift, ...]:
+    """What the ranks of a parallel model hold alike by its plan and not in fact; nothing for any other model.
+
+    Compared by bytes. Where they differ by no more than `tolerance` (see `TOLERANCE` for the default), relative to the
+    tensor's largest value, they are let pass. To be called between steps. Collective over all ranks of the model: all
+    get the same answer. Where nothing differs it sends two numbers a tensor and axis, and reads one back.
+    """
+    state = state_of(model)
+    if state is None or state.mesh.size() == 1:
+        return ()
+    mesh, device = state.mesh, device_of(model)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # an evaluation may have left some of them whole
+            module.reshard()
+    restore_buffers(model)
+    axes = {n: mesh.get_group(i) for i, n in enumerate(mesh.mesh_dim_names or ()) if mesh.size(i) > 1}
+    held = _on_all_ranks(model, list(_held(model, optimizer, frozenset(axes))))
+    sums = torch.stack([checksum(one.local).to(device) for one in held])
+    # The greatest complement is the least one's: with both, one reduction tells whether all are the same.
+    bounds = torch.stack([sums, ~sums])
+    for axis, group in axes.items():
+        chosen = torch.tensor([i for i, one in enumerate(held) if axis in one.alike], device=device)
+        if len(chosen):
+            of_axis = bounds[:, chosen]
+            dist.all_reduce(of_axis, dist.ReduceOp.MAX, group=group)
+            bounds[:, chosen] = of_axis
+    differs = bounds[0] != ~bounds[1]
+    somewhere = differs.any().float()
+    for group in every_group(model):
+        dist.all_reduce(somewhere, dist.ReduceOp.MAX, group=group)
+    if not somewhere.item():
+        return ()
+    if tolerance is None:
+        tolerance = TOLERANCE.get(device.type, 0.0)
+    here = [
+        (one, int(value))
+        for one, value, bad in zip(held, sums.tolist(), differs.tolist(), strict=True)
+        if bad
+    ]
+    found = [(one, value, _difference(one.local, axes, one.alike, device)) for one, value in here]
+    return _named(model, mesh, [f for f in found if f[2] > tolerance or tolerance == 0.0])
+
+
+def _held(model: nn.Module, optimizer: torch.optim.Optimizer | None, axes: frozenset[str]) -> Iterator[_Held]:
+    """Everything that is compared, in the model's order."""
+    parameters = list(model.named_parameters())
+    for name, tensor in (*parameters, *persistent_buffers(model).items()):
+        yield _Held(name, "", _local(tensor), axes - _sharded(tensor))
+    for name, param in parameters if optimizer is not None else ():
+        states = optimizer.state.get(param, {}) if optimizer is not None else {}
+        for key in sorted(map(str, states)):
+            value = states[key]
+            if not isinstance(value, torch.Tensor):
+                continue
+            if isinstance(value, DTensor) or value.numel() == 1 or not isinstance(param, DTensor):
+                yield _Held(name, key, _local(value), axes - _sharded(value))
+            elif value.shape == _local(param).shape:
+                yield _Held(name, key, _local(value), axes - _sharded(param))
+
+
+def _sharded(tensor: torch.Tensor) -> frozenset[str]:
+    """The axes that a tensor is dealt out over; a folded one is `dp_shard+cp`."""
+    if not isinstance(tensor, DTensor):
+        return frozenset()
+    names = tensor.device_mesh.mesh_dim_names or ()
+    pairs = zip(names, tensor.placements, strict=True)
+    return frozenset(axis for n, p in pairs if not isinstance(p, Replicate) for axis in n.split("+"))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _on_all_ranks(model: nn.Module, held: list[_Held]) -> list[_Held]:
+    """The same list on every rank, so that numbers meet their likes.
+
+    An optimizer has no states of a parameter that never had a gradient, and that may differ from rank to rank: where
+    it does, those that others have stand as empty ones.
+    """
+    digest = hashlib.blake2b(repr([one.key for one in held]).encode(), digest_size=8).digest()
+    number = torch.tensor(int.from_bytes(digest, "big") >> 2, device=device_of(model))
+    bounds = torch.stack([number, -number])
+    for group in every_group(model):
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
+    if bounds[0] == -bounds[1]:
+        return held
+    own = {one.key: one for one in held}
+    every = gathered(model, [(one.name, one.state, one.alike) for one in held])
+    alike = {(name, state): axes for some in every for name, state, axes in some}
+    return [own.get(key) or _Held(*key, torch.empty(0), axes) for key, axes in sorted(alike.items())]
+
+
+def _difference(
+    local: torch.Tensor, axes: dict[str, dist.ProcessGroup], alike: Iterable[str], device: torch.device
+) -> float:
+    """How far ranks are apart in one tensor, relative to its largest value. Collective over the axes that hold it alike."""
+    groups = [group for axis, group in axes.items() if axis in alike]
+    sizes = torch.tensor([local.numel(), -local.numel()], device=device)
+    for group in groups:
+        dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
+    if sizes[0] != -sizes[1]:
+        return math.inf
+    wide = torch.promote_types(local.dtype, torch.float32)
+    high = torch.nan_to_num(local.to(device, wide), nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    both = torch.stack(
+        [high, -torch.nan_to_num(local.to(device, wide), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)]
+    )
+    for group in groups:
+        dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    if not bool(torch.isfinite(both).all()):
+        return math.inf
+    largest = float(both.abs().max())
+    return float((both[0] + both[1]).max()) / largest if largest else 0.0
+
+
+def _named(
+    model: nn.Module, mesh: DeviceMesh, found: Sequence[tuple[_Held, int, float]]
+) -> tuple[Drift, ...]:
+    """Who differs from whom: every rank says what it has of what it knows to differ."""
+    names = mesh.mesh_dim_names or ()
+    place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
+    mine = [
+        (one.key, tuple(place[n] for n in names if n not in one.alike), value, difference)
+        for one, value, difference in found
+    ]
+    said: dict[tuple[tuple[str, str], tuple[int, ...]], list[tuple[int, int, float]]] = {}
+    for rank, own in sorted(gathered(model, (own_rank(), mine))):
+        for key, where, value, difference in own:
+            said.setdefault((key, where), []).append((rank, value, difference))
+    drifts = []
+    for ((name, state), _), words in said.items():
+        ranks, values, differences = zip(*words, strict=True)
+        drifts.append(Drift(name, state, tuple(ranks[i] for i in minority(values)), ranks, max(differences)))
+    return tuple(drifts)
+
+
+def ranks_drifted(step: int, drifts: Sequence[Drift], severity: Severity = "error") -> Diagnostic:
+    """The finding `ranks-drifted` after the step with this number."""
+    by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], dict[str, list[Drift]]] = {}
+    for one in drifts:
+        by_ranks.setdefault((one.ranks, one.among), {}).setdefault(one.state, []).append(one)
+    told = [f"{_whose(*ranks)} in {_what(by_state)}" for ranks, by_state in by_ranks.items()]
+    more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
+    message = f"after step {step} ranks differ in what they hold alike: {'; '.join(told[:4])}{more}"
+    help = (
+        "resume from a checkpoint before it, and prove the plan with `parallelizer verify`: where it passes, suspect the "
+        "rank's memory or device"
+    )
+    return Diagnostic("ranks-drifted", message, None, help, severity)
+
+
+def _whose(ranks: tuple[int, ...], among: tuple[int, ...]) -> str:
+    if ranks == among:
+        return f"{ranks_named(ranks)} from each other"
+    others = [rank for rank in among if rank not in ranks]
+    return f"{ranks_named(ranks)} from {ranks_named(others)}"
+
+
+def _what(by_state: dict[str, list[Drift]]) -> str:
+    parts = []
+    for state, drifts in by_state.items():
+        folded = fold_paths(one.name for one in drifts)
+        names = ", ".join(folded[:3]) + (f" and {len(folded) - 3} more" if len(folded) > 3 else "")
+        by = max(one.difference for one in drifts)
+        size = f"by up to {by:.1g} of the largest value" if by < math.inf else "beyond all measure"
+        parts.append(f"{f'{state} of ' if state else ''}{names} ({size})")
+    return " and ".join(parts)

@@ -1,0 +1,99 @@
+"""What a run does about numbers that are not finite, ranks that drift apart, and ranks that lose each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from parallelizer import guards
+from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.step import Loss, Step
+from recipes.settings import Settings
+
+MOST_SKIPPED = 10
+"""So many steps in a row that are not finite end the run, also one that skips them: it learns nothing any more."""
+
+
+class Guards:
+    """Looks after each step at what it has come to. Made by all ranks together, and called by them in step.
+
+    `train_step` is to be called with `skip_nonfinite=True`, or it has taken a step before anybody could look.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        *,
+        leads: bool,
+    ) -> None:
+        self.settings, self.model, self.optimizer, self.loss = settings, model, optimizer, loss
+        self.leads = leads
+        self.agreement = guards.Agreement(settings.collective_timeout)
+        self.in_a_row = 0
+        self.told: tuple[object, ...] = ()
+
+    def after(
+        self,
+        step: int,
+        done: Step,
+        parts: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        samples: int | None = None,
+        stop: int = 0,
+    ) -> int:
+        """Look at the step of this number, from 1, and its parts of the batch. `samples` is where in the data the run is.
+
+        Returns the signal that some rank was asked to `stop` with, 0 for none: the same on every rank. Raises PlanError
+        on all ranks: `out-of-step`, `nonfinite` and `ranks-drifted`, as the settings say. Parameters and optimizer then
+        are those of the last step that was taken. Collective.
+        """
+        self.agreement.tell(step, stop=stop, position=samples)
+        verdict = self.agreement.heard()
+        # First of all: what follows is collective, and would meet another step's.
+        apart = guards.out_of_step(verdict)
+        if apart is not None:
+            raise PlanError([apart])
+        self._nonfinite(step, done, parts)
+        every = self.settings.check_every
+        if every and step % every == 0:
+            self.compare(step)
+        return verdict.stop
+
+    def compare(self, step: int) -> None:
+        """Compare what ranks hold alike, now. Raises PlanError `ranks-drifted`, or warns of it. Collective."""
+        drifts = guards.find_drift(self.model, self.optimizer)
+        warns = self.settings.on_drift == "warn"
+        if drifts and not warns:
+            raise PlanError([guards.ranks_drifted(step, drifts)])
+        which = tuple((one.name, one.state, one.ranks) for one in drifts)
+        if drifts and which != self.told:  # the same again is no news
+            self._warn(guards.ranks_drifted(step, drifts, "warning"))
+        self.told = which
+
+    def _nonfinite(self, step: int, done: Step, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        if done.skipped is None:
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        found = guards.find_nonfinite(self.model, parts, self.loss, done.skipped)
+        finding = guards.nonfinite(step, done, found)
+        if self.settings.on_nonfinite == "skip" and self.in_a_row < MOST_SKIPPED:
+            self._warn(replace(finding, severity="warning", help="the step is left out; the run goes on"))
+            return
+        if self.settings.on_nonfinite == "skip":
+            message = f"{finding.message}; it is the {MOST_SKIPPED}th step in a row that is left out"
+            help_text = "go on from an earlier checkpoint, with a lower optim.lr"
+            finding = replace(finding, message=message, help=help_text)
+        raise PlanError([finding])
+
+    def _warn(self, finding: Diagnostic) -> None:
+        if self.leads:
+            show_diagnostics.write([finding], sys.stderr, summary=False)
