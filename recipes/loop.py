@@ -14,11 +14,10 @@ import torch.distributed as dist
 
 import parallelizer as pz
 from parallelizer import heartbeat
-from parallelizer.diagnostics import PlanError
-from parallelizer.guards import Agreement, out_of_step
 from parallelizer.stopping import stop_requests
 from recipes.batches import Batches, local_device
 from recipes.checkpoint import Keeper, place_of
+from recipes.guards import Guards
 from recipes.metrics import MetricsWriter
 from recipes.optim import learning_rate
 from recipes.prepare import Job
@@ -55,7 +54,7 @@ def train(job: Job) -> Result:
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
     units = setup.workload.batch_size * job.data.units(setup.workload.seq_len)
 
-    agreement = Agreement(settings.collective_timeout)
+    guards = Guards(settings, model, optimizer, loss, leads=leads)
 
     started = time.monotonic()
     losses: list[float] = []
@@ -69,7 +68,8 @@ def train(job: Job) -> Result:
             heartbeat.beat(step + 1)
             begun = time.monotonic()
             rate = _set_learning_rate(optimizer, settings, step)
-            done = pz.train_step(model, batches.training(samples), loss, optimizer, setup.clip)
+            parts = batches.training(samples)
+            done = pz.train_step(model, parts, loss, optimizer, setup.clip, skip_nonfinite=True)
             samples += setup.workload.batch_size
             measured = {
                 "step": step + 1,
@@ -79,7 +79,7 @@ def train(job: Job) -> Result:
                 "tokens_per_second": units / (time.monotonic() - begun),
             }
             losses.append(measured["loss"])
-            agreement.tell(step + 1, stop=asked.signal, position=samples)
+            stopped = guards.after(step + 1, done, parts, samples=samples, stop=asked.signal)
             last = step + 1 == settings.steps
             if last or (settings.eval_every and (step + 1) % settings.eval_every == 0):
                 heartbeat.beat(step + 1, "evaluation")
@@ -88,7 +88,6 @@ def train(job: Job) -> Result:
             if metrics:
                 metrics.write(**measured)
             progress.step(measured)
-            stopped = _agreed(agreement)
             if stopped or keeper.is_due(step + 1):
                 heartbeat.beat(step + 1, "checkpoint")
                 keeper.save(step + 1, samples, model, optimizer, wait=bool(stopped))
@@ -100,15 +99,6 @@ def train(job: Job) -> Result:
     if not stopped:
         result = _finish(job, model, batches, result)
     return replace(result, seconds=time.monotonic() - started)
-
-
-def _agreed(agreement: Agreement) -> int:
-    """The signal that any rank was asked to stop with, 0 for none. Raises PlanError for ranks that are out of step."""
-    verdict = agreement.heard()
-    apart = out_of_step(verdict)
-    if apart is not None:
-        raise PlanError([apart])
-    return verdict.stop
 
 
 def _finish(job: Job, model: torch.nn.Module, batches: Batches, result: Result) -> Result:
