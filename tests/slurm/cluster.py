@@ -156,7 +156,12 @@ class Slurm:
         pass.
         """
         wait_for(lambda: int(self.job(number)["Restarts"]) >= times, timeout)
-        self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+
+        def begun() -> bool:  # what is left of its last life may be in the way for a moment
+            self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+            return self.job(number)["JobState"] != "PENDING"
+
+        wait_for(begun, timeout)
 
     def _daemon(self, *command: str) -> None:
         with open(self.folder / f"{len(self._daemons)}-{command[0]}.out", "wb") as out:
