@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.recipes.runs import ROOT
@@ -70,19 +72,13 @@ class Nodes:
         """End what runs on the nodes, and take them away."""
         for node, name in enumerate(self.names):
             for process in self.processes(node):
-                _kill(process)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
         for started in self._started:
             if started.stdout is not None:
                 started.stdout.close()
             started.wait(10)
-
-
-def _kill(process: int) -> None:
-    try:
-        os.kill(process, 9)
-    except ProcessLookupError:
-        pass
 
 
 def _ip(*words: str) -> None:
