@@ -150,6 +150,7 @@ def _validate(arguments: argparse.Namespace) -> int:
     import_torch()
     import torch
 
+    from parallelizer.across_nodes import across_nodes, nodes_of
     from parallelizer.checks.idle_rules import idle_rules
     from parallelizer.checks.layout_flow import check_layout_flow
     from parallelizer.show.documents import validate_document
@@ -161,7 +162,9 @@ def _validate(arguments: argparse.Namespace) -> int:
         setup = _setup(arguments)
         model = setup.build_model()
         program = setup.compile(model)
-        found = (*program.diagnostics, *idle_rules(program), *check_layout_flow(setup, program, model))
+        crossing = across_nodes(setup.mesh, nodes_of(setup.mesh, setup.hardware), setup.hardware)
+        followed = check_layout_flow(setup, program, model)
+        found = (*program.diagnostics, *crossing, *idle_rules(program), *followed)
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:

@@ -12,6 +12,7 @@ optimizer-collectives     an optimizer that communicates for each parameter
 multi-hop-redistribution  a tensor moved over several axes one after the other (`lint_moves.py`)
 costly-redistribution     the same, in another order than the cheapest
 compile-not-traced        what is compiled was traced as it runs without
+tp-crosses-nodes          ranks of tp on several nodes, and what that costs (`across_nodes.py`)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from parallelizer.across_nodes import across_nodes, nodes_of
 from parallelizer.calls import Calls, Journey, Passage, observe
 from parallelizer.conversions import Conversion, conversions
 from parallelizer.diagnostics import Diagnostic, Related, Span
@@ -56,6 +58,7 @@ class Traced:
     accumulate: int = 1
     optimizer: Mapping[str, object] = field(default_factory=dict)
     optimizer_span: Span | None = None
+    hardware: Mapping[str, object] = field(default_factory=dict)
 
     def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Entry]:
         """The collectives of one module in one phase on one axis."""
@@ -70,7 +73,8 @@ def lint(setup: Setup, program: Program, model: nn.Module, trace: Trace) -> tupl
     """Every finding about one traced step; `model` is on meta and left as it is."""
     calls = observe(model, setup.workload, trace.folded)
     span = setup.origins.span("optim.fused") or setup.origins.span("optim")
-    return findings(Traced(program, model, trace, calls, setup.workload.accumulate, setup.optim, span))
+    accumulate = setup.workload.accumulate
+    return findings(Traced(program, model, trace, calls, accumulate, setup.optim, span, setup.hardware))
 
 
 def findings(traced: Traced) -> tuple[Diagnostic, ...]:
@@ -329,6 +333,12 @@ def compile_not_traced(traced: Traced) -> Iterator[Diagnostic]:
         )
 
 
+def tp_crosses_nodes(traced: Traced) -> Iterator[Diagnostic]:
+    """What ranks of tp send each other goes over the network where their group does not fit into a node."""
+    mesh, hardware = traced.program.mesh, traced.hardware
+    yield from across_nodes(mesh, nodes_of(mesh, hardware), hardware, traced.trace.ledger)
+
+
 LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     redundant_redistributions,
     replicated_logits,
@@ -338,6 +348,7 @@ LINTS: tuple[Callable[[Traced], Iterator[Diagnostic]], ...] = (
     optimizer_collectives,
     multi_hop_redistributions,
     compile_not_traced,
+    tp_crosses_nodes,
 )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
+import torch
 import torch.distributed as dist
 
+from parallelizer import interfaces, slurm_step
 from parallelizer.own_watch import own_watch
 from parallelizer.rank import Device, LaunchError, enter_group, environment
 
@@ -18,7 +19,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OutsideRanks:
-    """This process as one of `world_size` ranks that `launcher` started; `local_rank` counts on this node."""
+    """This process as one of `world_size` ranks that `launcher` started; `local_rank` counts on this node.
+
+    `nodes` are the numbers of ranks on each node: ranks are counted node by node, so that the first node has the
+    ranks from 0. Empty where it is not known.
+    """
 
     rank: int
     world_size: int
@@ -26,6 +31,7 @@ class OutsideRanks:
     launcher: Literal["torchrun", "slurm"]
     address: str
     port: int
+    nodes: tuple[int, ...] = ()
 
 
 def outside_ranks() -> OutsideRanks | None:
@@ -38,34 +44,54 @@ def outside_ranks() -> OutsideRanks | None:
     """
     env = os.environ
     if all(name in env for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        return OutsideRanks(
-            rank=_number(env, "RANK"),
-            world_size=_number(env, "WORLD_SIZE"),
-            local_rank=_number(env, "LOCAL_RANK", 0),
-            launcher="torchrun",
-            address=env["MASTER_ADDR"],
-            port=_number(env, "MASTER_PORT"),
-        )
-    if "SLURM_PROCID" not in env or "SLURM_LOCALID" not in env or _is_batch_script(env):
+        return _of_torchrun(env)
+    if "SLURM_PROCID" not in env or "SLURM_LOCALID" not in env or slurm_step.is_batch_script(env):
         return None
     # srun inside an allocation may start fewer tasks than the allocation has: the step knows how many.
     tasks = _number(env, "SLURM_STEP_NUM_TASKS", _number(env, "SLURM_NTASKS", 1))
-    if tasks < 2:
-        return None
-    # Every task of a step comes to the same port, outside the range that systems hand out to clients.
-    port = 10000 + (_number(env, "SLURM_JOB_ID", 0) + _number(env, "SLURM_STEP_ID", 0)) % 20000
+    return _of_slurm(env, tasks) if tasks > 1 else None
+
+
+def _of_torchrun(env: Mapping[str, str]) -> OutsideRanks:
+    world = _number(env, "WORLD_SIZE")
+    local_world = _number(env, "LOCAL_WORLD_SIZE", 0)
+    alike = local_world > 0 and world % local_world == 0
     return OutsideRanks(
-        rank=_number(env, "SLURM_PROCID"),
-        world_size=tasks,
-        local_rank=_number(env, "SLURM_LOCALID"),
-        launcher="slurm",
-        address=env.get("MASTER_ADDR") or first_host(env.get("SLURM_JOB_NODELIST", "127.0.0.1")),
-        port=_number(env, "MASTER_PORT", port),
+        rank=_number(env, "RANK"),
+        world_size=world,
+        local_rank=_number(env, "LOCAL_RANK", 0),
+        launcher="torchrun",
+        address=env["MASTER_ADDR"],
+        port=_number(env, "MASTER_PORT"),
+        nodes=(local_world,) * (world // local_world) if alike else (),
     )
 
 
-def _is_batch_script(env: Mapping[str, str]) -> bool:
-    return env.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in env
+def _of_slurm(env: Mapping[str, str], tasks: int) -> OutsideRanks:
+    """Ranks are counted node by node, whatever `srun --distribution` was: neighbours, which talk most, share a
+    node.
+    """
+    rank, local = _number(env, "SLURM_PROCID"), _number(env, "SLURM_LOCALID")
+    nodes: tuple[int, ...] = ()
+    if "SLURM_STEP_TASKS_PER_NODE" in env:
+        try:
+            nodes = slurm_step.tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
+        except ValueError as error:
+            raise LaunchError(f"the environment variable SLURM_STEP_TASKS_PER_NODE: {error}") from None
+        if sum(nodes) == tasks:
+            rank = slurm_step.rank_by_node(nodes, _number(env, "SLURM_NODEID", 0), local)
+        else:
+            nodes = ()
+    port = slurm_step.port(env, _number(env, "SLURM_JOB_ID", 0), _number(env, "SLURM_STEP_ID", 0))
+    return OutsideRanks(
+        rank=rank,
+        world_size=tasks,
+        local_rank=local,
+        launcher="slurm",
+        address=env.get("MASTER_ADDR") or slurm_step.first_address(env),
+        port=_number(env, "MASTER_PORT", port),
+        nodes=nodes,
+    )
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -74,12 +100,6 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         return int(text)  # type: ignore[arg-type]  # None is caught below
     except (TypeError, ValueError):
         raise LaunchError(f"the environment variable {name} is {text!r}, which is no number") from None
-
-
-def first_host(nodelist: str) -> str:
-    """The first host of a Slurm host list: `gpu[007-012,020],login1` -> `gpu007`."""
-    first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", nodelist.strip())
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
 
 
 def join(
@@ -92,15 +112,16 @@ def join(
 ) -> T:
     """Run `worker(*args)` in this process as the rank that torchrun or Slurm made it; return what it returns.
 
-    The environment holds torchrun's variables while the worker runs, under Slurm too. `collective_timeout` is
-    in seconds. When the worker calls `heartbeat.beat`, and then not for `stuck_after` seconds (0 for never), this
-    rank says on stderr where it stands: see `own_watch`.
+    The environment holds torchrun's variables while the worker runs, under Slurm too; gloo is told the network
+    interface that leads to the first rank, unless GLOO_SOCKET_IFNAME says which. (NCCL finds its own, several
+    where there are several.) `collective_timeout` is in seconds. When the worker calls `heartbeat.beat`, and then not
+    for `stuck_after` seconds (0 for never), this rank says on stderr where it stands: see `own_watch`.
 
     Restarts are torchrun's own. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun starts: the store is
     the agent's, which is another process, and shared with the ranks; after a SIGKILL restarts were seen to hang.
 
-    Raises LaunchError when this process is no such rank. What the worker raises goes through, and
-    the process group then stays as it is, because closing it would wait for ranks that may be gone.
+    Raises LaunchError when this process is no such rank, or the ranks do not meet. What the worker raises goes
+    through, and the process group then stays as it is, because closing it would wait for ranks that may be gone.
     """
     ranks = outside_ranks()
     if ranks is None:
@@ -108,16 +129,52 @@ def join(
             "this process was not started as one of several ranks",
             "start it with torchrun or srun, or call `start`",
         )
-    variables = {
-        "RANK": ranks.rank,
-        "WORLD_SIZE": ranks.world_size,
-        "LOCAL_RANK": ranks.local_rank,
-        "MASTER_ADDR": ranks.address,
-        "MASTER_PORT": ranks.port,
-    }
-    with environment({name: str(value) for name, value in variables.items()}):
-        enter_group(device, ranks.local_rank, collective_timeout)
+    if device == "cuda":
+        _check_gpu(ranks)
+    with environment(_variables(ranks)):
+        try:
+            enter_group(device, ranks.local_rank, collective_timeout)
+        except dist.DistError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise LaunchError(
+                f"rank {ranks.rank} did not meet the others at {ranks.address}:{ranks.port}: {reason}",
+                "MASTER_ADDR and MASTER_PORT, set alike for all ranks, name another place to meet"
+                if ranks.launcher == "slurm"
+                else None,
+            ) from None
         with own_watch(ranks.rank, ranks.world_size, stuck_after):
             result = worker(*args)
         dist.destroy_process_group()
     return result
+
+
+def _variables(ranks: OutsideRanks) -> dict[str, str]:
+    """What torchrun would have set, and the interface that gloo is to take."""
+    variables = {
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port),
+    }
+    if ranks.nodes and ranks.launcher == "slurm":
+        node = int(os.environ.get("SLURM_NODEID", 0))
+        variables |= {"LOCAL_WORLD_SIZE": str(ranks.nodes[node]), "GROUP_RANK": str(node)}
+    if "GLOO_SOCKET_IFNAME" not in os.environ:
+        if len(ranks.nodes) == 1:
+            name = interfaces.loopback()
+        else:
+            name = interfaces.leading_to(ranks.address, several_nodes=len(ranks.nodes) > 1)
+        if name is not None:
+            variables["GLOO_SOCKET_IFNAME"] = name
+    return variables
+
+
+def _check_gpu(ranks: OutsideRanks) -> None:
+    """Whether there is a GPU for this rank alone. One that is seen alone is its own (`--gpus-per-task=1`)."""
+    seen = torch.cuda.device_count()
+    if 1 < seen <= ranks.local_rank:
+        raise LaunchError(
+            f"rank {ranks.rank} is number {ranks.local_rank + 1} on its node and sees {seen} GPUs there",
+            "start as many ranks on each node as it has GPUs",
+        )

@@ -143,7 +143,7 @@ def _explained(error: Exception) -> Exception:
 
 def _jobs(overrides: Sequence[str]) -> Iterator[Sequence[str]]:
     """The overrides of each job, which are as many as a sweep has."""
-    if not {"-m", "--multirun"} & set(sys.argv):
+    if not {"-m", "--multirun", "hydra.mode=MULTIRUN"} & set(sys.argv):
         yield overrides
         return
     choices = []

@@ -32,6 +32,7 @@ from omegaconf import DictConfig
 
 import parallelizer as pz
 from parallelizer import launch
+from parallelizer.across_nodes import across_nodes, nodes_of
 from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import running_origins
 from parallelizer.config import config_folder
@@ -39,12 +40,14 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
-from recipes import outcome
+from recipes import outcome, run_name, slurm_jobs
 from recipes.loop import train
 from recipes.prepare import Job, prepare
 from recipes.progress import summary
 from recipes.result import Result
 from recipes.settings import Settings
+
+run_name.register()
 
 
 def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | None) -> None:
@@ -59,7 +62,7 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
         return
     _check_world(job.setup, settings, outside)
     if leads:
-        found = (*job.program.diagnostics, *_followed(job))
+        found = (*job.program.diagnostics, *_crossing(job.setup, outside), *_followed(job))
         if has_errors(found):
             raise PlanError(found)
         show_diagnostics.write(found, sys.stderr)
@@ -99,6 +102,14 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
 def _followed(job: Job) -> tuple[Diagnostic, ...]:
     """What one step on a fake world tells that no file can: see `parallelizer validate`."""
     return check_layout_flow(job.setup, job.program, job.setup.build_model())
+
+
+def _crossing(setup: pz.Setup, outside: launch.OutsideRanks | None) -> tuple[Diagnostic, ...]:
+    """Whether ranks of tp lie on several nodes, as torchrun or Slurm has dealt them out."""
+    if outside is None:
+        return ()
+    nodes = outside.nodes or nodes_of(setup.mesh, setup.hardware)
+    return across_nodes(setup.mesh, nodes, setup.hardware)
 
 
 def _dry_run(job: Job) -> None:
@@ -151,7 +162,8 @@ def main() -> None:
     torch.set_num_threads(1)
     with outcome.command_reported():
         outside = launch.outside_ranks()
-        if outside is not None and {"-m", "--multirun"} & set(sys.argv):
+        sys.argv += slurm_jobs.more_words(sys.argv)
+        if outside is not None and slurm_jobs.MANY & set(sys.argv):
             raise launch.LaunchError(
                 f"{outside.launcher} has started the ranks of one job, and -m asks for several",
                 "start each job by itself",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import runpy
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from parallelizer.heartbeat import beat
 from parallelizer.launch import LaunchError, OutsideRanks, join, outside_ranks
-from parallelizer.outside_ranks import first_host
+from parallelizer.slurm_step import first_host, port, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",
@@ -24,6 +25,7 @@ TORCHRUN = {
     "WORLD_SIZE": "8",
     "MASTER_ADDR": "head",
     "MASTER_PORT": "29501",
+    "LOCAL_WORLD_SIZE": "4",
     "TORCHELASTIC_RUN_ID": "none",
 }
 SRUN = {
@@ -41,6 +43,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in (*TORCHRUN, *os.environ):
         if name in TORCHRUN or name.startswith("SLURM_") or name == "ENVIRONMENT":
             monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("parallelizer.slurm_step._resolves", lambda name: True)
     return monkeypatch
 
 
@@ -55,7 +58,7 @@ def test_a_process_of_its_own_is_no_rank(env: pytest.MonkeyPatch) -> None:
 
 def test_torchrun_is_recognised(env: pytest.MonkeyPatch) -> None:
     set_all(env, TORCHRUN)
-    assert outside_ranks() == OutsideRanks(5, 8, 1, "torchrun", "head", 29501)
+    assert outside_ranks() == OutsideRanks(5, 8, 1, "torchrun", "head", 29501, (4, 4))
 
 
 def test_part_of_torchruns_variables_is_not_torchrun(env: pytest.MonkeyPatch) -> None:
@@ -65,7 +68,41 @@ def test_part_of_torchruns_variables_is_not_torchrun(env: pytest.MonkeyPatch) ->
 
 def test_srun_is_recognised(env: pytest.MonkeyPatch) -> None:
     set_all(env, SRUN)
-    assert outside_ranks() == OutsideRanks(5, 8, 1, "slurm", "gpu007", 10000 + 123458 % 20000)
+    ranks = outside_ranks()
+    assert ranks == OutsideRanks(5, 8, 1, "slurm", "gpu007", ranks.port)
+    assert 10000 <= ranks.port < 30000
+
+
+def test_slurms_ranks_meet_on_the_first_node_of_their_step(env: pytest.MonkeyPatch) -> None:
+    set_all(env, {**SRUN, "SLURM_STEP_NODELIST": "node7,node8"})  # a step on the last nodes of its job
+    assert outside_ranks().address == "node7"
+    set_all(env, {"SLURM_STEP_NODELIST": "node9", "SLURM_STEP_NUM_NODES": "1"})
+    assert outside_ranks().address == "127.0.0.1"  # none but this one
+
+
+def test_ranks_of_slurm_are_counted_node_by_node(env: pytest.MonkeyPatch) -> None:
+    set_all(
+        env, {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x3),1,1", "SLURM_NODEID": "2", "SLURM_LOCALID": "1"}
+    )
+    ranks = outside_ranks()
+    assert (ranks.rank, ranks.nodes) == (5, (2, 2, 2, 1, 1))
+    set_all(env, {"SLURM_STEP_TASKS_PER_NODE": "2(x"})
+    with pytest.raises(LaunchError, match="SLURM_STEP_TASKS_PER_NODE"):
+        outside_ranks()
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", (4,)), ("4(x2),1", (4, 4, 1)), ("1,2(x1)", (1, 2)), ("12(x3)", (12, 12, 12))]
+)
+def test_tasks_per_node(text: str, counts: tuple[int, ...]) -> None:
+    assert tasks_per_node(text) == counts
+
+
+def test_jobs_and_steps_at_one_time_have_ports_of_their_own(env: pytest.MonkeyPatch) -> None:
+    found = {port({}, 900000 + job, step) for job, step in itertools.product(range(100), range(40))}
+    assert len(found) == 4000
+    assert all(10000 <= one < 30000 for one in found)
+    assert port({"SLURM_STEP_RESV_PORTS": "12001-12002"}, 1, 0) == 12001
 
 
 def test_torchrun_inside_slurm_wins(env: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,23 @@ CODES: tuple[Code, ...] = (
         Example(overrides=["parallel=tp2", "parallel.mesh.dp_shard=-1"]),
     ),
     Code(
+        "tp-crosses-nodes",
+        "ranks of one tensor-parallel group lie on several nodes",
+        """Every layer waits for collectives of `tp`, several times in each direction, and nothing hides them: they
+        belong inside a node. Ranks are counted node by node with `tp` innermost, so that its groups fit wherever
+        `tp` divides the ranks of a node; `hardware` says how many devices a node has, torchrun and Slurm say how many
+        ranks they have put on each. The time is a lower bound from the bandwidths of `hardware` alone: what it takes
+        to begin so many collectives over a network, and what else uses it, comes on top.""",
+        Example(
+            overrides=[
+                *("parallel=fsdp2_tp2", "hardware=h100", "hardware.devices_per_node=1"),
+                *("model.dim=64", "train.seq_len=64", "train.batch_size=2"),
+            ],
+            traced=True,
+        ),
+        severity="warning",
+    ),
+    Code(
         "unused-axis",
         "an axis is above 1, and no rule stands on it",
         """The ranks of such an axis would all compute the same on the same data: the run takes several times

@@ -1,0 +1,81 @@
+"""Hydra's plugin behind `hydra/launcher=submitit_slurm`: what it does stands in `recipes/slurm_jobs.py`.
+
+Hydra instantiates launchers from the package `hydra_plugins` alone, and imports all of them at every start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+LAUNCHER = {
+    "_target_": "hydra_plugins.parallelizer_slurm.SlurmLauncher",
+    "submitit_folder": "${hydra.sweep.dir}/.submitit/%j",
+    "name": "${hydra.job.name}",
+    # None: as few as hold the mesh's ranks, all with as many. Given one of the two, the other follows.
+    "nodes": None,
+    "tasks_per_node": None,  # None: at most as many as `hardware` has devices in a node; without one, all on one
+    "gpus_per_node": None,  # None: one a task, where the device is known to be a GPU
+    "cpus_per_task": None,
+    "mem_gb": None,
+    "timeout_min": 60,
+    "partition": None,
+    "qos": None,
+    "account": None,
+    "constraint": None,
+    "exclude": None,
+    "gres": None,
+    "mem_per_cpu": None,
+    "comment": None,
+    "stderr_to_stdout": False,
+    "signal_delay_s": 120,  # SIGUSR2 comes so many seconds before the time is over
+    "max_num_timeout": 100,  # out of time, a run is requeued so often; preempted, as often as it happens
+    "array_parallelism": 256,
+    "additional_parameters": {},  # others of sbatch's
+    "setup": None,  # commands in front of srun
+    "srun_args": ["--wait=60"],  # once one task has ended, the others have a minute to end too
+}
+"""`hydra.launcher`; names are hydra-submitit-launcher's, and None leaves a thing to Slurm but where it says."""
+
+
+class OurLauncher(SearchPathPlugin):
+    """Puts `hydra/launcher=submitit_slurm` in the place of what hydra-submitit-launcher has under this name.
+
+    Hydra calls it once all plugins have been imported, and runs each of them at that: whoever stores last counts.
+    """
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """The search path stays as it is."""
+        ConfigStore.instance().store(
+            group="hydra/launcher",
+            name="submitit_slurm",
+            node=LAUNCHER,
+            package="hydra.launcher",
+            provider="parallelizer",
+        )
+
+
+class SlurmLauncher(Launcher):
+    """Submits each job of a sweep to Slurm, with as many tasks as its mesh has ranks, and waits for all."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.parameters = parameters
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """What Hydra calls before `launch`."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """One result for each list of overrides, in their order."""
+        from recipes.slurm_jobs import Sweep
+
+        sweep = Sweep(self.parameters, self.hydra_context, self.task_function, self.config)
+        return sweep.run(job_overrides, initial_job_idx)

@@ -1,0 +1,41 @@
+"""torchrun on two nodes: one run, whose ranks lie across both, and which survives what kills some of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nodes.network import Nodes
+from tests.recipes.runs import SMALL, entries, metrics, run_here
+
+pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+
+
+def torchrun(nodes: Nodes, node: int, *options: str) -> list[str]:
+    """Both namespaces have one machine's name, which is 127.0.0.1 in /etc/hosts: so torchrun must be told addresses,
+    and gloo must not look the name up.
+    """
+    return [
+        *("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d"),
+        f"--rdzv-endpoint={nodes.addresses[0]}:29500",
+        f"--rdzv-conf=is_host={int(node == 0)}",
+        f"--local-addr={nodes.addresses[node]}",
+        *options,
+    ]
+
+
+def test_two_nodes_train_as_one(nodes: Nodes, tmp_path: Path) -> None:
+    train = ["-m", "recipes.train", *SMALL, "parallel=fsdp2_tp2", "train.steps=2"]
+    started = [nodes.start(node, [*torchrun(nodes, node), *train], tmp_path) for node in (0, 1)]
+    written = [one.communicate(timeout=180)[0] for one in started]
+    assert [one.returncode for one in started] == [0, 0], written
+    assert sum(text.count("mesh  4 ranks: dp_shard=2 x tp=2") for text in written) == 1
+    assert "tp-crosses-nodes" not in "".join(written)
+    [folder] = tmp_path.glob("outputs/*/*")
+    assert [name for name in entries(folder) if "/" not in name] == [".hydra", "metrics.jsonl"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    run_here(alone, "train.steps=2", "train.log_every=0")
+    got, expected = ([m["loss"] for m in metrics(run)] for run in (folder, alone))
+    assert got == pytest.approx(expected, rel=1e-5)
