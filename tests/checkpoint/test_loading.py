@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from parallelizer.checkpoint import manifest
-from parallelizer.checkpoint.loading import load_checkpoint, newest, open_checkpoint, same_mesh
+from parallelizer.checkpoint.loading import load_checkpoint, newest_checkpoint, open_checkpoint, same_mesh
 from parallelizer.checkpoint.saving import save_checkpoint
 from parallelizer.diagnostics import PlanError
 from tests.checkpoint.models import (
@@ -204,20 +204,20 @@ def test_damage_anywhere_is_found_before_a_number_is_read(tmp_path: Path) -> Non
 
 def test_the_newest_whole_one_is_found_and_those_passed_over_are_named(tmp_path: Path) -> None:
     last = saved(tmp_path, 1, 2, 3)
-    assert newest(tmp_path / "nowhere") == (None, [])
-    opened, passed = newest(tmp_path)
+    assert newest_checkpoint(tmp_path / "nowhere") == (None, [])
+    opened, passed = newest_checkpoint(tmp_path)
     assert opened is not None and opened.step == 3 and opened.state == {"of": 3} and not passed
     data = last / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1])
     (tmp_path / "step_2" / manifest.NAME).unlink()
     shutil.copytree(tmp_path / "step_1", tmp_path / "step_9.tmp")
     (tmp_path / "step_4").mkdir()  # empty
-    opened, passed = newest(tmp_path)
+    opened, passed = newest_checkpoint(tmp_path)
     assert opened is not None and opened.step == 1
     assert [d.code for d in passed] == ["checkpoint-not-found", "checkpoint-damaged", "checkpoint-damaged"]
     assert {d.severity for d in passed} == {"warning"} and {d.help for d in passed} == {"an older one is taken"}
     shutil.rmtree(tmp_path / "step_1")
-    assert newest(tmp_path)[0] is None
+    assert newest_checkpoint(tmp_path)[0] is None
 
 
 def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:

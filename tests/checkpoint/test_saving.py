@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from parallelizer.checkpoint import folder as names
 from parallelizer.checkpoint import manifest, saving
-from parallelizer.checkpoint.loading import load_checkpoint, newest
+from parallelizer.checkpoint.loading import load_checkpoint, newest_checkpoint
 from parallelizer.checkpoint.saving import Checkpoints, Saved, save_checkpoint
 from tests.checkpoint.models import Alone, adamw, evaluate, gathered_state, parallel, step_alone, train
 from tests.ranks import run_ranks
@@ -257,7 +257,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         checkpoints.wait()
         found["written at last"] = [s.failure for s in checkpoints.ended()]
         found["threads"] = threading.active_count() - threads
-        opened, passed = newest(folder / "a")
+        opened, passed = newest_checkpoint(folder / "a")
         assert opened is not None and not passed
         other = parallel({"dp_replicate": 4}, seed=5)
         own = adamw(other)
