@@ -40,7 +40,10 @@ def test_names_without_a_group() -> None:
 
 def test_a_parameter_that_is_not_the_models_is_nobodys() -> None:
     model, stranger = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
-    assert list(contents.trained(model, torch.optim.SGD([*model.parameters(), stranger]))) == ["weight", "bias"]
+    assert list(contents.trained(model, torch.optim.SGD([*model.parameters(), stranger]))) == [
+        "weight",
+        "bias",
+    ]
 
 
 @pytest.mark.ranks

@@ -75,7 +75,12 @@ def test_of_something_else(
     with pytest.raises(PlanError) as error:
         load_checkpoint(path, other, own)
     [found] = error.value.diagnostics
-    assert (found.code, found.message) == (code, said) and found.help and found.span and found.span.file == str(path)
+    assert (
+        (found.code, found.message) == (code, said)
+        and found.help
+        and found.span
+        and found.span.file == str(path)
+    )
     assert gathered_state_of(other) == before and not own.state
 
 
@@ -104,6 +109,8 @@ def test_everything_that_fits_fits(tmp_path: Path) -> None:
     groups = [{"params": [p], "lr": 0.1} for p in reversed(list(other.parameters()))]
     optimizer = torch.optim.AdamW(groups, lr=1.0)
     load_checkpoint(path, other, optimizer)
-    assert {k: v for k, v in gathered_state(other, None).items() if "none" not in k} == gathered_state(model, None)
+    assert {k: v for k, v in gathered_state(other, None).items() if "none" not in k} == gathered_state(
+        model, None
+    )
     assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.1]
     step_alone(other, optimizer)

@@ -22,7 +22,9 @@ def test_the_newest_stay_and_every_nth(steps: list[int], keep_last: int, keep_ev
     assert set(going) <= set(steps) and going == sorted(going)
     assert staying[-max(1, keep_last) :] == sorted(steps)[-max(1, keep_last) :]
     assert not keep_every or not any(step % keep_every == 0 for step in going)
-    assert len(staying) <= max(1, keep_last) + (len([s for s in steps if s % keep_every == 0]) if keep_every else 0)
+    assert len(staying) <= max(1, keep_last) + (
+        len([s for s in steps if s % keep_every == 0]) if keep_every else 0
+    )
     assert not names.to_remove(staying, keep_last=keep_last, keep_every=keep_every)
 
 

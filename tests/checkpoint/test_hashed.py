@@ -14,7 +14,9 @@ from parallelizer.checkpoint.manifest import Stored
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))
-def test_what_is_written_in_parts_is_hashed_whole(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+def test_what_is_written_in_parts_is_hashed_whole(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
     path, files = tmp_path_factory.mktemp("hashed") / "a.tmp", HashedFiles()
     with files.create_stream(path, "wb") as stream:
         for part in parts:

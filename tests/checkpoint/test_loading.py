@@ -110,7 +110,9 @@ def test_shared_frozen_packed_and_saved_tensors_are_among_them(done: tuple[Path,
 
 
 @pytest.mark.ranks
-def test_all_meshes_have_one_file_layout_of_whole_tensors_under_the_models_names(done: tuple[Path, Found]) -> None:
+def test_all_meshes_have_one_file_layout_of_whole_tensors_under_the_models_names(
+    done: tuple[Path, Found],
+) -> None:
     folder, _ = done
     shapes = {
         name: {
@@ -215,7 +217,9 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_named(tmp_path:
     opened, passed = newest_checkpoint(tmp_path)
     assert opened is not None and opened.step == 1
     assert [d.code for d in passed] == ["checkpoint-not-found", "checkpoint-damaged", "checkpoint-damaged"]
-    assert {d.severity for d in passed} == {"warning"} and {d.help for d in passed} == {"an older one is taken"}
+    assert {d.severity for d in passed} == {"warning"} and {d.help for d in passed} == {
+        "an older one is taken"
+    }
     shutil.rmtree(tmp_path / "step_1")
     assert newest_checkpoint(tmp_path)[0] is None
 

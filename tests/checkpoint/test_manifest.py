@@ -36,7 +36,9 @@ def problems(folder: Path) -> list[str]:
     except PlanError as error:
         found = list(error.diagnostics)
     assert {d.code for d in found} <= {"checkpoint-damaged"}
-    assert all(d.span is not None and d.span.file == str(folder) and "train.resume" in (d.help or "") for d in found)
+    assert all(
+        d.span is not None and d.span.file == str(folder) and "train.resume" in (d.help or "") for d in found
+    )
     return [d.message for d in found]
 
 
@@ -80,7 +82,11 @@ def test_a_manifest_that_is_gone_or_a_folder_is_damage(folder: Path) -> None:
 
 def test_the_same_list_in_other_white_space_or_order_is_changed(folder: Path) -> None:
     document = json.loads((folder / NAME).read_bytes())
-    for text in (json.dumps(document), json.dumps(document, indent=1), json.dumps(document, indent=1) + "\n\n"):
+    for text in (
+        json.dumps(document),
+        json.dumps(document, indent=1),
+        json.dumps(document, indent=1) + "\n\n",
+    ):
         (folder / NAME).write_text(text)
         assert problems(folder) == [f"{NAME} has been changed"]
     document["files"]["run.json"]["more"] = 1

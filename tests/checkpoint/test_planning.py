@@ -13,7 +13,9 @@ from parallelizer.shares import Run, Share
 
 def pieces(*starts: int, size: int = 2, whole: int = 6) -> Writing:
     """Of one vector."""
-    return Writing([Piece("model.a.b", (whole,), (start,), torch.arange(start, start + size) * 1.0) for start in starts])
+    return Writing(
+        [Piece("model.a.b", (whole,), (start,), torch.arange(start, start + size) * 1.0) for start in starts]
+    )
 
 
 def index_of(*ranks: Writing) -> object:

@@ -58,7 +58,11 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path: Path) ->
             optimizer.state[p]["exp_avg"].fill_(7)
     checkpoints.wait()
     [ended] = checkpoints.ended()
-    assert ended == Saved(1, tmp_path / "step_1", ended.seconds) and ended.seconds > 0 and not checkpoints.ended()
+    assert (
+        ended == Saved(1, tmp_path / "step_1", ended.seconds)
+        and ended.seconds > 0
+        and not checkpoints.ended()
+    )
     opened = load_checkpoint(tmp_path / "step_1", model, optimizer)
     assert gathered_state(model, optimizer) == before
     assert opened.state == {"samples": 3, "text": "a"} and opened.step == 1
@@ -129,7 +133,9 @@ def test_what_json_cannot_hold_is_told(tmp_path: Path) -> None:
 def mounted(folder: Path, options: str) -> Iterator[Path]:
     """A file system in memory. Skips where this process may not mount one."""
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("no file system can be mounted here: that takes root")
     try:
         yield folder
@@ -156,7 +162,11 @@ def test_a_disk_that_is_full_at_any_point_costs_that_checkpoint_alone(tmp_path: 
         for room in range(needed):
             remount(disk, f"size={4 * (needed + room)}k")
             failure = saved(checkpoints, 2, model, optimizer).failure
-            assert failure is not None and failure.code == "checkpoint-unwritable" and failure.severity == "warning"
+            assert (
+                failure is not None
+                and failure.code == "checkpoint-unwritable"
+                and failure.severity == "warning"
+            )
             assert failure.message == "the checkpoint was not written: No space left on device", room
             assert failure.span is not None and failure.span.file == str(disk / "step_2")
             assert whole(disk) == {1: True} and [p.name for p in disk.iterdir()] == ["step_1"]
@@ -232,7 +242,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
         evaluate(model)  # which leaves the root of FSDP's units whole
         assert saved(checkpoints, 3, model, optimizer).failure is None
-        found["same memory"] = found.pop("copies") == {k: c.data_ptr() for k, c in checkpoints._copies.items()}
+        found["same memory"] = found.pop("copies") == {
+            k: c.data_ptr() for k, c in checkpoints._copies.items()
+        }
         found["evaluated"] = gathered_state(model, optimizer) == before
 
         found["failures"] = {}
@@ -274,7 +286,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_rank_copies_only_what_it_writes_and_all_together_the_model_once(told: dict[str, Any]) -> None:
     own = [found["bytes"] for found in told["ranks"]]
     assert sum(own) == told["numbers"] and min(own) > 0.1 * told["numbers"]
-    assert all(found["same memory"] for found in told["ranks"])  # and in the next save into the memory of the last
+    assert all(
+        found["same memory"] for found in told["ranks"]
+    )  # and in the next save into the memory of the last
 
 
 @pytest.mark.ranks
@@ -295,4 +309,3 @@ def test_the_run_goes_on_after_that_and_the_next_checkpoint_is_whole(told: dict[
     for found in told["ranks"]:
         assert found["written at last"] == [None] and found["step"] == 5 and found["apart"] < 1e-5
         assert found["threads"] == 0
-
