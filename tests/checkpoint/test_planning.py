@@ -43,7 +43,7 @@ def test_names_become_the_keys_of_torchs_tools() -> None:
 
 @pytest.mark.parametrize("ranks", [(pieces(0), pieces(2)), (pieces(0, 2, 4), pieces(2))])
 def test_what_nobody_writes_or_two_do_is_refused(ranks: tuple[Writing, ...]) -> None:
-    with pytest.raises(ValueError, match="the ranks would write (4|8) of the 6 numbers of model.a.b"):
+    with pytest.raises(ValueError, match=r"the ranks would write (4|8) of the 6 numbers of model.a.b"):
         index_of(*ranks)
 
 
@@ -68,5 +68,5 @@ def test_a_checkpoint_that_does_not_fill_a_share_is_refused() -> None:
     del metadata.state_dict_metadata["model.a.b"].chunks[1]  # type: ignore[attr-defined]
     reading = Reading({"model.a.b": held("model.a.b", (Run(0, 1, 3),), torch.zeros(3))})
     reading.set_up_planner({}, metadata)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="the checkpoint has 1 of 3 numbers of model.a.b"):
+    with pytest.raises(ValueError, match=r"the checkpoint has 1 of 3 numbers of model.a.b"):
         reading.create_local_plan()
