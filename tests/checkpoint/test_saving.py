@@ -100,6 +100,14 @@ def test_a_step_that_is_there_is_written_anew(tmp_path: Path) -> None:
     assert gathered_state(model, optimizer) == state
 
 
+def test_what_killed_runs_left_goes_when_the_next_one_starts(tmp_path: Path) -> None:
+    for name in ("step_8.tmp", "step_4.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_text("")
+    save_checkpoint(tmp_path, 9, *alone())
+    assert [p.name for p in tmp_path.iterdir()] == ["step_9"]
+
+
 def test_no_name_is_given_before_everything_has_been_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
