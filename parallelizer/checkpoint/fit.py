@@ -41,7 +41,11 @@ def misfits(
 def _of_names(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Iterator[Diagnostic]:
     tensors = state_tensors(model)
     known = {id(tensor) for name, tensor in tensors.items() if name in stored}
-    missing = [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in known]
+    missing = [
+        name
+        for name, tensor in tensors.items()
+        if name not in stored and id(tensor) not in known and tensor.numel()
+    ]  # what has no numbers is not written
     extra = [name for name in stored if name not in tensors]
     if missing or extra:
         parts = [f"has no {_some(missing)}"] * bool(missing)

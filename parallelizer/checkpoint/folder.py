@@ -41,6 +41,12 @@ def leftovers(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if re.fullmatch(rf"step_\d+({UNFINISHED}|{LEAVING})", p.name))
 
 
+def tidy(folder: Path) -> None:
+    """Remove what is half written and half removed, as far as that can be. Not while somebody saves into the folder."""
+    for path in leftovers(folder):
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def to_remove(steps: Sequence[int], *, keep_last: int, keep_every: int) -> list[int]:
     """Which checkpoints may go: not the `keep_last` newest, nor those of a multiple of `keep_every` steps (0: of none).
 

@@ -30,7 +30,12 @@ class HashedFiles(FileSystem):
             return
         with open(path, mode) as file:
             hashed = _Hashed(file)
-            yield cast(io.IOBase, hashed)
+            try:
+                yield cast(io.IOBase, hashed)
+            except Exception:
+                if hashed.failure is not None:  # torch's writer of zip files tells another in its place
+                    raise hashed.failure from None
+                raise
             if not file.closed:
                 file.flush()
                 os.fsync(file.fileno())
@@ -58,11 +63,16 @@ class _Hashed:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.digest = file, 0, hashlib.sha256()
+        self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
         self.size += memoryview(data).nbytes
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)

@@ -31,7 +31,7 @@ from parallelizer.checkpoint.contents import (
 )
 from parallelizer.checkpoint.fit import misfits
 from parallelizer.checkpoint.planning import Reading
-from parallelizer.checkpoint.saving import RUN
+from parallelizer.checkpoint.saving import RUN, plain_failures
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.shares import original_shape
 from parallelizer.state import state_of
@@ -167,7 +167,8 @@ def _fill(opened: Opened, held: Mapping[str, Held]) -> None:
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         # Without collectives: each rank knows what it wants, and reads where that stands.
         reader = dcp.FileSystemReader(opened.path)
-        dcp.load({}, storage_reader=reader, planner=Reading(held), no_dist=True)
+        with plain_failures():
+            dcp.load({}, storage_reader=reader, planner=Reading(held), no_dist=True)
 
 
 def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Opened) -> None:
@@ -202,3 +203,8 @@ def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Ope
             "param_groups": optimizer.state_dict()["param_groups"],
         }
     )
+    for name, state in states.items():
+        for key, value in state.items():
+            kept = optimizer.state[own[name]].get(key)
+            if isinstance(kept, torch.Tensor) and kept.dtype != value.dtype:  # it casts to the parameter's
+                optimizer.state[own[name]][key] = value.to(kept.device)

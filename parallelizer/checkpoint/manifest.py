@@ -47,7 +47,7 @@ def read(folder: Path) -> dict[str, Stored]:
         files = {name: Stored(f["size"], f["sha256"]) for name, f in document["files"].items()}
     except OSError as error:
         raise damaged(folder, f"{NAME} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise damaged(folder, f"{NAME} is not a manifest") from None
     if document.get("format") != FORMAT:
         raise damaged(folder, f"{NAME} is of format {document.get('format')!r}; this version reads {FORMAT}")

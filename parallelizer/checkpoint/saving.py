@@ -14,8 +14,8 @@ import shutil
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -45,6 +45,18 @@ from parallelizer.together import gathered
 RUN = "run.json"
 
 
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Raise what has failed on the first rank that failed. torch raises it with a traceback of every rank, in an exception
+    that is none: `except Exception` lets it through.
+    """
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        inner = next(iter(error.failures.values()))[0]
+        raise inner if isinstance(inner, Exception) else RuntimeError(repr(inner)) from error
+
+
 @dataclass(frozen=True)
 class Saved:
     """How a save ended: the checkpoint's folder and the seconds that it took beside the training, or what went wrong."""
@@ -67,6 +79,8 @@ class Checkpoints:
     ) -> None:
         self.folder, self.keep_last, self.keep_every = Path(folder), keep_last, keep_every
         self.leads = not dist.is_initialized() or dist.get_rank() == 0
+        if self.leads:
+            names.tidy(self.folder)
         self._group: dist.ProcessGroup | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             # Of its own: its collectives run beside the training's, and pass no GPU.
@@ -160,16 +174,15 @@ class Checkpoints:
             writer.fs = files
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp.save(
-                    {},
-                    storage_writer=writer,
-                    planner=Writing(pieces),
-                    process_group=self._group,
-                    no_dist=self._group is None,
-                )
-            if self.leads:
-                with files.create_stream(unfinished / RUN, "wb") as stream:
-                    stream.write((json.dumps(about, indent=1) + "\n").encode())
+                with plain_failures():
+                    dcp.save(
+                        {},
+                        storage_writer=writer,
+                        planner=Writing(pieces),
+                        process_group=self._group,
+                        no_dist=self._group is None,
+                    )
+            self._all(lambda: _describe(files, unfinished, about) if self.leads else None)
             everyone = self._all(files.verified)
             self._all(lambda: self._finish(unfinished, everyone) if self.leads else None)
         except Exception:
@@ -233,6 +246,11 @@ def _mesh(model: nn.Module) -> dict[str, int]:
     return {}
 
 
+def _describe(files: HashedFiles, unfinished: Path, about: Mapping[str, Any]) -> None:
+    with files.create_stream(unfinished / RUN, "wb") as stream:
+        stream.write((json.dumps(about, indent=1) + "\n").encode())
+
+
 def _make_room(unfinished: Path) -> None:
     if unfinished.exists():
         shutil.rmtree(unfinished)
@@ -240,10 +258,8 @@ def _make_room(unfinished: Path) -> None:
 
 
 def _told(path: Path, error: Exception) -> Diagnostic:
-    """In words: torch's own says it with a traceback of every rank."""
-    failures = getattr(error, "failures", None)
-    inner = next(iter(failures.values()))[0] if failures else error
-    reason = os.strerror(inner.errno) if isinstance(inner, OSError) and inner.errno else str(inner)
+    """In words."""
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     message = f"the checkpoint was not written: {reason}"
     help_text = (
         "the run goes on, and the checkpoints before it are as they were; make room, or a folder writable"

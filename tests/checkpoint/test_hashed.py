@@ -1,0 +1,55 @@
+"""Files that are hashed while torch writes them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.checkpoint.hashed import HashedFiles
+from parallelizer.checkpoint.manifest import Stored
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_what_is_written_in_parts_is_hashed_whole(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    path, files = tmp_path_factory.mktemp("hashed") / "a.tmp", HashedFiles()
+    with files.create_stream(path, "wb") as stream:
+        for part in parts:
+            assert stream.write(memoryview(part)) == len(part)
+    whole = b"".join(parts)
+    files.rename(path, path.with_suffix(""))
+    assert path.with_suffix("").read_bytes() == whole
+    assert files.verified() == {"a": Stored(len(whole), hashlib.sha256(whole).hexdigest())}
+
+
+def test_another_byte_on_the_disk_is_noticed_when_it_is_read_back(tmp_path: Path) -> None:
+    files = HashedFiles()
+    with files.create_stream(tmp_path / "a", "wb") as stream:
+        stream.write(b"as it was")
+    (tmp_path / "a").write_bytes(b"as it wax")
+    with pytest.raises(OSError, match="a does not read back as it was written"):
+        files.verified()
+    (tmp_path / "a").unlink()
+    with pytest.raises(FileNotFoundError):
+        files.verified()
+
+
+def test_a_file_that_failed_is_not_counted_as_written(tmp_path: Path) -> None:
+    files = HashedFiles()
+    with pytest.raises(ZeroDivisionError), files.create_stream(tmp_path / "a", "wb") as stream:
+        stream.write(b"half")
+        raise ZeroDivisionError
+    assert not files.verified()
+
+
+def test_reading_is_torchs(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    files = HashedFiles()
+    with files.create_stream(tmp_path / "a", "rb") as stream:
+        assert stream.read() == b"abc"
+    assert not files.written

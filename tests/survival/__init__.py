@@ -1,0 +1,1 @@
+"""How much a run survives: kills, other meshes, damaged files. `python -m tests.survival` measures it."""

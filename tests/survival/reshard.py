@@ -1,0 +1,146 @@
+"""Every preset goes on from what every other saved: to the bit after loading, and with the same loss after that."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import parallelizer as pz
+from parallelizer import launch
+from parallelizer.checkpoint.loading import load_checkpoint
+from parallelizer.checkpoint.saving import save_checkpoint
+from parallelizer.compose import compose_config
+from recipes.batches import Batches, local_device
+from recipes.data import Source, build_data
+from recipes.settings import Settings, read_settings
+from tests.checkpoint.models import gathered_state
+from tests.survival.runs import ROOT
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "single": ("parallel=single",),
+    "replicate2": ("parallel=single", "parallel.mesh.dp_replicate=2"),
+    "fsdp2": ("parallel=fsdp2",),
+    "tp2": ("parallel=tp2",),
+    "cp2": ("parallel=cp2",),
+    "hsdp2x2": ("parallel=hsdp2x2",),
+    "fsdp2_tp2": ("parallel=fsdp2_tp2",),
+    "cp2_tp2": ("parallel=cp2_tp2",),
+    "fsdp2_cp2_tp2": ("parallel=fsdp2_cp2_tp2",),
+}
+"""Nine ways to lie on 1 to 8 ranks."""
+
+MODELS: Mapping[str, tuple[str, ...]] = {
+    "llama": ("model.dim=64", "model.hidden_dim=96", "model.max_seq_len=32"),
+    "gpt2": ("model=hf_gpt2", "model.config.n_embd=64", "model.config.n_positions=32"),
+}
+"""GPT-2 has queries, keys and values packed in one weight, which tensor parallelism cuts in pieces, and a tied head."""
+
+COMMON = ("train.seq_len=32", "train.batch_size=8", "data=text", f"data.path={ROOT / 'LICENSE'}", "device=cpu")
+STEPS = 2
+CLOSE = 1e-5
+"""Of the loss, relative: float32 sums that were added in another order."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One preset's checkpoint under another."""
+
+    model: str
+    source: str
+    target: str
+    differing: tuple[str, ...]
+    apart: float
+
+    @property
+    def holds(self) -> bool:
+        return not self.differing and self.apart <= CLOSE
+
+
+@dataclass(frozen=True)
+class Saved:
+    """SHA-256 by name of what a source held, and the loss of its next step."""
+
+    state: dict[str, str]
+    loss: float
+
+
+def matrix(model: str, presets: Sequence[str] = tuple(PRESETS)) -> list[Pair]:
+    """All pairs of presets for one model."""
+    folder, pairs = Path(tempfile.mkdtemp(prefix="survival-")), []
+    try:
+        setups = {name: _composed([*MODELS[model], *PRESETS[name]]) for name in presets}
+        sources = {
+            name: _start(_save, *setup, folder / name, ranks=setup[0].mesh.world_size)
+            for name, setup in setups.items()
+        }
+        for target, setup in setups.items():
+            begun = time.monotonic()
+            found = _start(_load, *setup, folder, sources, ranks=setup[0].mesh.world_size)
+            pairs += [Pair(model, source, target, *found[source]) for source in sources]
+            good = sum(pair.holds for pair in pairs)
+            print(f"{model} -> {target}: {good} of {len(pairs)}, {time.monotonic() - begun:.1f} s", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return pairs
+
+
+def _start(worker, *args, ranks):  # type: ignore[no-untyped-def]
+    return launch.start(
+        worker, args, ranks=ranks, device="cpu", start_timeout=300.0, collective_timeout=300.0
+    )[0]
+
+
+def _composed(overrides: Sequence[str]) -> tuple[pz.Setup, Settings, Source]:
+    config, origins = compose_config([*COMMON, *overrides])
+    return pz.from_config(config, origins), read_settings(config, origins), build_data(config.data)
+
+
+def _save(setup: pz.Setup, settings: Settings, data: Source, folder: Path) -> Saved:
+    model, optimizer, batches = _made(setup, settings, data, settings.seed)
+    loss = 0.0
+    for step in range(STEPS + 1):
+        if step == STEPS:
+            state = gathered_state(model, optimizer)
+            save_checkpoint(folder, STEPS, model, optimizer)
+        loss = _step(setup, model, optimizer, batches, step)
+    return Saved(state, loss)
+
+
+def _load(
+    setup: pz.Setup, settings: Settings, data: Source, folder: Path, sources: Mapping[str, Saved]
+) -> dict[str, tuple[tuple[str, ...], float]]:
+    """By source: the tensors that differ after loading, and how far the next loss is from the source's, relatively."""
+    found = {}
+    for source, saved in sources.items():
+        model, optimizer, batches = _made(setup, settings, data, settings.seed + 1)
+        load_checkpoint(folder / source / f"step_{STEPS}", model, optimizer)
+        state = gathered_state(model, optimizer)
+        differing = tuple(n for n in {**state, **saved.state} if state.get(n) != saved.state.get(n))
+        loss = _step(setup, model, optimizer, batches, STEPS)
+        found[source] = differing, abs(loss - saved.loss) / saved.loss
+    return found
+
+
+def _made(
+    setup: pz.Setup, settings: Settings, data: Source, seed: int
+) -> tuple[nn.Module, torch.optim.Optimizer, Batches]:
+    mesh = pz.build_mesh(setup.mesh, "cpu")
+    model = setup.build_model()
+    model = pz.apply(setup.compile(model), model, mesh)
+    pz.materialize(model, device="cpu", seed=seed)
+    batches = Batches(data, setup.plan, setup.workload, settings, mesh, local_device("cpu"))
+    return model, setup.build_optimizer(model), batches
+
+
+def _step(
+    setup: pz.Setup, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, step: int
+) -> float:
+    parts = batches.training(step * setup.workload.batch_size)
+    return pz.train_step(model, parts, setup.loss(), optimizer, setup.clip).loss.item()
