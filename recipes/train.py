@@ -172,12 +172,17 @@ def main() -> None:
             # Only rank 0 makes an output folder: to Hydra we name one that is there, where it leaves nothing.
             sys.argv += [f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null"]
             sys.argv += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        task()
+        try:
+            task()
+        except SystemExit as end:
+            if outside is None or not isinstance(end.code, int):
+                raise
+            _leave(end.code)
         if outside is not None:
             _leave()
 
 
-def _leave() -> None:
+def _leave(status: int = 0) -> None:
     """End a rank that has joined others without taking the interpreter down, as forked ranks end too.
 
     gloo's threads may still be letting go of tensors then, and one that needs the interpreter's lock for it
@@ -186,7 +191,7 @@ def _leave() -> None:
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__main__":
