@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-UNFINISHED, LEAVING = ".tmp", ".old"
+UNFINISHED, LEAVING, REPLACED = ".tmp", ".old", ".was"
 
 
 def name(step: int) -> str:
@@ -38,12 +38,19 @@ def leftovers(folder: Path) -> list[Path]:
     """What runs that were killed left behind: checkpoints half written or half removed."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if re.fullmatch(rf"step_\d+({UNFINISHED}|{LEAVING})", p.name))
+    return sorted(
+        p for p in folder.iterdir() if re.fullmatch(rf"step_\d+({UNFINISHED}|{LEAVING}|{REPLACED})", p.name)
+    )
 
 
 def tidy(folder: Path) -> None:
-    """Remove what is half written and half removed, as far as that can be. Not while somebody saves into the folder."""
+    """Remove what is half written and half removed, as far as that can be, and put back what was to be replaced and has
+    not been. Not while somebody saves into the folder.
+    """
     for path in leftovers(folder):
+        if path.suffix == REPLACED and not path.with_suffix("").exists():
+            path.rename(path.with_suffix(""))
+            continue
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -65,11 +72,17 @@ def remove(folder: Path, steps: Iterable[int]) -> None:
 
 
 def finish(unfinished: Path) -> Path:
-    """Give a checkpoint its name, and see that onto the disk: files, folder, and the folder's entry."""
-    done = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+    """Give a checkpoint its name, and see that onto the disk: files, folder, and the folder's entry. Another one of that name
+    is removed behind that. OSError as of the system.
+    """
+    done = unfinished.with_suffix("")
+    was = done.with_suffix(REPLACED)
     _sync(unfinished)
+    if done.exists():
+        done.rename(was)
     unfinished.rename(done)
     _sync(done.parent)
+    shutil.rmtree(was, ignore_errors=True)
     return done
 
 

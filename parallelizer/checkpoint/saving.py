@@ -196,9 +196,6 @@ class Checkpoints:
             if not (unfinished / name).is_file():
                 raise OSError(f"{name} is not to be seen from rank 0: all ranks must see one folder")
         manifest.write(unfinished, stored)
-        done = unfinished.with_name(unfinished.name.removesuffix(names.UNFINISHED))
-        if done.exists():
-            names.remove(self.folder, [step for step in [names.step_of(done)] if step is not None])
         names.finish(unfinished)
         with suppress(OSError):  # an old one that cannot be removed is no reason to think this one lost
             here = names.steps_in(self.folder)

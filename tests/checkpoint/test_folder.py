@@ -37,7 +37,11 @@ def test_only_finished_checkpoints_count_by_number(tmp_path: Path) -> None:
     assert [p.name for p in names.leftovers(tmp_path)] == ["step_20.tmp", "step_3.old"]
     assert names.leftovers(tmp_path / "nowhere") == []
     names.tidy(tmp_path)
-    assert not names.leftovers(tmp_path) and names.steps_in(tmp_path) == [9, 100] and len(list(tmp_path.iterdir())) == 7
+    assert (
+        not names.leftovers(tmp_path)
+        and names.steps_in(tmp_path) == [9, 100]
+        and len(list(tmp_path.iterdir())) == 7
+    )
 
 
 def test_a_checkpoint_loses_its_name_before_it_loses_a_file(
@@ -61,3 +65,23 @@ def test_finishing_gives_the_name(tmp_path: Path) -> None:
     (tmp_path / "step_4.tmp").mkdir()
     assert names.finish(tmp_path / "step_4.tmp") == tmp_path / "step_4"
     assert names.steps_in(tmp_path) == [4] and not names.leftovers(tmp_path)
+
+
+def test_one_that_was_to_be_replaced_comes_back_where_the_other_never_came(tmp_path: Path) -> None:
+    for made in ("step_2.was", "step_4.was", "step_4", "step_6.tmp", "step_8.old"):
+        (tmp_path / made).mkdir()
+        (tmp_path / made / "from").write_text(made)
+    names.tidy(tmp_path)
+    assert {p.name: (p / "from").read_text() for p in tmp_path.iterdir()} == {
+        "step_2": "step_2.was",
+        "step_4": "step_4",
+    }
+
+
+def test_another_one_of_the_same_step_takes_its_place(tmp_path: Path) -> None:
+    for made in ("step_2", "step_2.tmp"):
+        (tmp_path / made).mkdir()
+        (tmp_path / made / "from").write_text(made)
+    names.finish(tmp_path / "step_2.tmp")
+    assert [p.name for p in tmp_path.iterdir()] == ["step_2"]
+    assert (tmp_path / "step_2/from").read_text() == "step_2.tmp"
