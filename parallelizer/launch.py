@@ -182,12 +182,13 @@ def _attempt(job: Job, start_timeout: float, got: Signals) -> list[bytes] | tupl
     try:
         with _quietly():
             agent.start()
-            while agent.is_alive() and not watch.all_ended(_LOST):
-                agent.join(1.0)
+            while not (agent.done.wait(1.0) or watch.all_ended(_LOST)):
+                pass
     finally:
         over.set()
         watcher.join()
         end(watch.children())
+        agent.leave.set()
         agent.join(_LOST)
     if got.at_once:
         raise _exit_by(got.numbers[0])
@@ -211,7 +212,8 @@ class _Agent(threading.Thread):
 
     It has a thread of its own, which is left behind when it is lost: the agent tells the ranks that they may leave
     through a `multiprocessing.Event`, which waits for ever for one that was killed as it waited for that.
-    The thread must not end before the ranks do: they end with the thread that has forked them.
+    The thread must not end before the ranks do, which are killed when the thread ends that has forked them: it
+    stays until `leave` is set.
     """
 
     def __init__(self, job: Job) -> None:
@@ -219,6 +221,7 @@ class _Agent(threading.Thread):
         self._job = job
         self.trouble: Exception | None = None
         """What the agent raised: it knows of one rank; the notes tell of all."""
+        self.done, self.leave = threading.Event(), threading.Event()
 
     def run(self) -> None:
         """Start the ranks and wait until all have ended."""
@@ -239,6 +242,9 @@ class _Agent(threading.Thread):
             elastic_launch(config, run_rank)(self._job)
         except Exception as error:
             self.trouble = error
+        finally:
+            self.done.set()
+            self.leave.wait()
 
 
 @contextmanager
