@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
 
@@ -9,6 +11,14 @@ from tests.rotation import TURN, TURNS, VARIABLE
 
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
+
+gc.disable()  # until all is collected: modules and tests are no garbage
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays to the end: nobody looks for garbage in it, here or in a fork."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_collectionfinish() -> str:

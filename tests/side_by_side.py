@@ -1,5 +1,5 @@
 """`python -m tests.side_by_side`: the suite in three processes, which is what two cores like: tests that start ranks wait for
-processes much of the time, and the others have one core between them.
+processes much of the time.
 
 What the second and the third print follows when all have ended. Arguments are pytest's.
 """
@@ -12,16 +12,19 @@ import sys
 import tempfile
 from typing import IO
 
-COMPILING = [
-    f"tests/{folder}" for folder in ("checks", "codes", "fuzz", "hostile", "mutation", "show", "typos")
+FOLDERS = [
+    f"tests/{name}" for name in ("checks", "codes", "fuzz", "hostile", "mutation", "recipes", "show", "typos")
 ]
-"""Folders that make half of the time of what starts no ranks."""
+"""They make a third of the time: those that compile plans and start no ranks but for a few, and the recipe's, which do."""
+
+OTHERS = ["tests", *(f"--ignore={folder}" for folder in FOLDERS)]
 
 PARTS = (
-    ["-m", "not slow and ranks"],
-    ["-m", "not slow and not ranks", *COMPILING],
-    ["-m", "not slow and not ranks", "tests", *(f"--ignore={folder}" for folder in COMPILING)],
+    ["-m", "not slow and ranks", *OTHERS],
+    ["-m", "not slow", *FOLDERS],
+    ["-m", "not slow and not ranks", *OTHERS],
 )
+"""Each test is in one part; they take about as long as each other."""
 
 
 def main() -> int:

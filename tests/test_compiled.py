@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from parallelizer.compiled import compile_forward, seen_from_outside
 from tests.findings import findings, mesh_of
 from tests.parity import VOCAB, Case, Errors, asked_for, assert_exact, compare, plan
+from tests.rotation import taking_turns
 from tests.test_step import llama
 
 
@@ -83,7 +84,7 @@ def on_2_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [case.name for case in CASES])
+@pytest.mark.parametrize("name", taking_turns(case.name for case in CASES))
 def test_a_compiled_step_computes_what_one_process_does(
     name: str, on_2_ranks: dict[str, Errors | str]
 ) -> None:

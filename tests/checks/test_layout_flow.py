@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.diagnostics import Diagnostic
 from parallelizer.verify.prove import prove
+from tests.rotation import marks_at
 from tests.simulate.setups import GPT, llama, setup_of
 from tests.verify import subjects
 
@@ -116,31 +117,34 @@ def test_what_is_named_is_what_a_proof_finds_wrong() -> None:
     assert "layers.{0,1}.ffn_norm.weight, norm.weight" in diagnostic.message
 
 
+WRONG = [
+    ("llama", "norm: {style: replicate, grad: replicate}", "varying-gradient", "grad"),
+    ("llama", "norm: {style: sequence, layout: replicate}", "varying-gradient", "layout"),
+    ("llama_tp", "norm: replicate", "replicated-sum", "norm"),
+    ("llama_tp", "layers.*.ffn_norm: {style: replicate, grad: partial}", "replicated-sum", "grad"),
+    ("llama", "layers.*.attention.wo: colwise", "layout-mismatch", "layers.*.attention.wo"),
+    ("llama", "output: {style: colwise, input: stream}", "varying-loss", "output"),
+    (
+        "llama",
+        "layers.*.attention.wo: {style: rowwise, input: shard(1), output: stream}",
+        "layout-mismatch",
+        "input",
+    ),
+    ("llama", "layers.*.attention.wq: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
+    ("llama_tp", "layers.*.feed_forward.w[13]: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
+    (
+        "llama",
+        "layers.*.feed_forward: {style: prepare-input, input: {x: stream -> replicate}, local: true, grad: partial}",
+        "replicated-sum",
+        "grad",
+    ),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("plan", "text", "code", "at"),
-    [
-        ("llama", "norm: {style: replicate, grad: replicate}", "varying-gradient", "grad"),
-        ("llama", "norm: {style: sequence, layout: replicate}", "varying-gradient", "layout"),
-        ("llama_tp", "norm: replicate", "replicated-sum", "norm"),
-        ("llama_tp", "layers.*.ffn_norm: {style: replicate, grad: partial}", "replicated-sum", "grad"),
-        ("llama", "layers.*.attention.wo: colwise", "layout-mismatch", "layers.*.attention.wo"),
-        ("llama", "output: {style: colwise, input: stream}", "varying-loss", "output"),
-        (
-            "llama",
-            "layers.*.attention.wo: {style: rowwise, input: shard(1), output: stream}",
-            "layout-mismatch",
-            "input",
-        ),
-        ("llama", "layers.*.attention.wq: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
-        ("llama_tp", "layers.*.feed_forward.w[13]: {style: colwise, packed: [1, 1]}", "fused-features", "packed"),
-        (
-            "llama",
-            "layers.*.feed_forward: {style: prepare-input, input: {x: stream -> replicate}, local: true, grad: partial}",
-            "replicated-sum",
-            "grad",
-        ),
-    ],
-)  # fmt: skip
+    [pytest.param(*case, marks=marks_at(place)) for place, case in enumerate(WRONG)],
+)
 def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, code: str, at: str) -> None:
     written = rule(text)
     (diagnostic,) = found("parallel=tp2", f"plan={plan}", written)

@@ -62,7 +62,7 @@ def test_paths_are_relative_to_where_the_command_runs(here: Path) -> None:
 
 
 def test_a_dry_run_prints_and_leaves_nothing(here: Path) -> None:
-    ended = typed(*RUN, "parallel=tp8_cp2", "dry_run=true", cwd=here)
+    ended = typed(*RUN, "parallel=tp8_cp2", "model.n_layers=1", "dry_run=true", cwd=here)
     assert ended.status == 0, ended.err
     for part in ("mesh  16 ranks: cp=2 x tp=8", "parameters", "modules", "buffers", "collectives", "memory"):
         assert part in ended.out
@@ -197,6 +197,6 @@ def test_a_plan_by_name_by_path_and_from_a_folder_of_one_s_own(here: Path) -> No
         [f"plan={here / 'mine.yaml'}", "dry_run=true"],
         ["--config-dir=conf", "plan=whole"],
     ):
-        ended = typed(*arguments, *RUN, "parallel=tp2", cwd=here)
+        ended = typed(*arguments, *RUN, "parallel=tp2", "model.n_layers=1", cwd=here)
         assert ended.status == 0, (arguments, ended.err)
         assert "input x: replicate -> replicate" in ended.out

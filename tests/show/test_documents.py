@@ -76,11 +76,14 @@ def test_applications_name_their_rules() -> None:
 @pytest.mark.parametrize("preset", ["single", "fsdp2", "hsdp2x2", "tp4", "fsdp2_cp2_tp2", "tp8_cp2"])
 def test_local_shapes_over_all_ranks_make_the_whole(preset: str) -> None:
     """What all ranks hold together is each parameter once for every rank that replicates it."""
-    first = document(f"parallel={preset}")
+    setup = from_config(*compose_config([f"parallel={preset}", "device=cpu"]))
+    model = setup.build_model()
+    program = setup.compile(model)
+    first = plan_document(program, model, setup.device, 0)
     mesh, world = first["mesh"], first["world_size"]
     held: dict[str, int] = {}
     for rank in range(world):
-        for p in document(f"parallel={preset}", rank=rank)["parameters"]:
+        for p in plan_document(program, model, setup.device, rank)["parameters"]:
             held[p["name"]] = held.get(p["name"], 0) + math.prod(p["local_shape"])
             assert p["bytes"] == 4 * math.prod(p["local_shape"]) and p["dtype"] == "float32"
     for p in first["parameters"]:

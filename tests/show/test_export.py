@@ -7,6 +7,7 @@ import ast
 import builtins
 import copy
 import dataclasses
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -270,8 +271,15 @@ CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("observed", [True, False], ids=["observed", "unobserved"])
+@pytest.mark.parametrize(
+    ("name", "observed"),
+    [
+        pytest.param(
+            name, observed, id=f"{'observed' if observed else 'unobserved'}-{name}", marks=marks_at(place)
+        )
+        for place, (observed, name) in enumerate(itertools.product([True, False], CASES))
+    ],
+)
 def test_other_styles_place_and_send_the_same(name: str, observed: bool) -> None:
     mesh, rules, options = CASES[name]
     with torch.device("meta"):

@@ -304,14 +304,14 @@ SMALL = ["model.dim=64", "model.hidden_dim=64", "train.seq_len=32", "train.batch
 
 def test_a_plan_is_as_locked_until_it_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = str(tmp_path / "a.lock")
-    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "--lock", file]) == 0
+    assert main(["plan", "parallel=tp2", *SMALL, "--lock", file]) == 0
     assert capfd.readouterr().out == f"{file}: written\n"
-    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "--locked", file]) == 0
+    assert main(["plan", "parallel=tp2", *SMALL, "--locked", file]) == 0
     assert capfd.readouterr().out == f"as locked in {file}\n"
-    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "plan=llama_tp", "--locked", file, "--json"]) == 1
+    assert main(["plan", "parallel=tp2", *SMALL, "plan=llama_tp", "--locked", file, "--json"]) == 1
     document = json.loads(capfd.readouterr().out)
     assert "plan: plan: name llama_tp, locked llama" in document["differences"]
-    assert main(["plan", "parallel=fsdp2_tp2", *SMALL, "plan=llama_tp", "--locked", file]) == 1
+    assert main(["plan", "parallel=tp2", *SMALL, "plan=llama_tp", "--locked", file]) == 1
     out = capfd.readouterr().out
     assert out.startswith(f"not as locked in {file}:\n") and "collectives: forward tp all_reduce: new" in out
 
