@@ -17,7 +17,6 @@ from parallelizer import interrupts
 if __name__ == "__main__":
     interrupts.end_at_once()  # what follows takes a second or two, and outcome.py is not there yet
 
-import logging
 import shlex
 import tempfile
 from dataclasses import replace
@@ -172,21 +171,14 @@ def main() -> None:
             # Only rank 0 makes an output folder: to Hydra we name one that is there, where it leaves nothing.
             sys.argv += [f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null"]
             sys.argv += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        task()
+        try:
+            task()
+        except SystemExit as end:
+            if outside is None:
+                raise
+            launch.leave(outcome.status_of(end))
         if outside is not None:
-            _leave()
-
-
-def _leave() -> None:
-    """End a rank that has joined others without taking the interpreter down, as forked ranks end too.
-
-    gloo's threads may still be letting go of tensors then, and one that needs the interpreter's lock for it
-    aborts the process, whose work is done.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+            launch.leave()
 
 
 if __name__ == "__main__":
