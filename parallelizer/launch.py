@@ -37,13 +37,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from parallelizer import lone_rendezvous
 from parallelizer.diagnostics import PlanError
 from parallelizer.ends import has_obeyed, what_happened, who_ended
-from parallelizer.outside_ranks import OutsideRanks, join, outside_ranks
+from parallelizer.outside_ranks import OutsideRanks, join, leave, outside_ranks
 from parallelizer.rank import Device, Job, LaunchError, environment, run_rank
 from parallelizer.restarts import End, Restarts
 from parallelizer.stopping import Signals, noted_signals
 from parallelizer.watch_ranks import PERIOD, Watch, end, keep_watch
 
-__all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "outside_ranks", "start"]
+__all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "leave", "outside_ranks", "start"]
 
 T = TypeVar("T")
 

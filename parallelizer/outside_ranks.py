@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -146,6 +148,18 @@ def join(
             result = worker(*args)
         dist.destroy_process_group()
     return result
+
+
+def leave(status: int = 0) -> NoReturn:
+    """End a process that has joined others, without taking the interpreter down, as forked ranks end too.
+
+    gloo's threads may still be letting go of tensors then, and one that needs the interpreter's lock for it
+    aborts the process, whose work is done.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
 
 
 def _variables(ranks: OutsideRanks) -> dict[str, str]:

@@ -121,6 +121,11 @@ def tidy(folder: Path) -> None:
             log.unlink()
 
 
+def status_of(end: SystemExit) -> int:
+    """The exit status that an exit asks for."""
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
 def _explained(error: Exception) -> Exception:
     """Hydra's exception as the one that our own composition of the same command raises."""
     parser = argparse.ArgumentParser(add_help=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import importlib
 import logging
-import os
 import subprocess
 import sys
 import time
@@ -103,9 +102,14 @@ class Task:
         outside = launch.outside_ranks()
         if outside is not None and outside.rank > 0:
             overrides = [*overrides, "hydra.output_subdir=null", "hydra/job_logging=none"]
-        result: JobReturn = self.run(overrides, *more)
+        try:
+            result: JobReturn = self.run(overrides, *more)
+        except SystemExit as end:  # it was asked to stop, and is in Slurm's queue again or will be
+            if outside is None:
+                raise
+            launch.leave(outcome.status_of(end))
         if outside is not None:
-            atexit.register(_leave)
+            atexit.register(launch.leave)  # once submitit has written the result
         return result
 
     def checkpoint(self, *arguments: Any) -> Any:
@@ -113,14 +117,6 @@ class Task:
         import submitit
 
         return submitit.helpers.DelayedSubmission(self, *arguments)
-
-
-def _leave() -> None:
-    """The end of a task that has joined others: see `recipes.train._leave`."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 class Sweep:

@@ -17,7 +17,6 @@ from parallelizer import interrupts
 if __name__ == "__main__":
     interrupts.end_at_once()  # what follows takes a second or two, and outcome.py is not there yet
 
-import logging
 import shlex
 import tempfile
 from dataclasses import replace
@@ -175,23 +174,11 @@ def main() -> None:
         try:
             task()
         except SystemExit as end:
-            if outside is None or not isinstance(end.code, int):
+            if outside is None:
                 raise
-            _leave(end.code)
+            launch.leave(outcome.status_of(end))
         if outside is not None:
-            _leave()
-
-
-def _leave(status: int = 0) -> None:
-    """End a rank that has joined others without taking the interpreter down, as forked ranks end too.
-
-    gloo's threads may still be letting go of tensors then, and one that needs the interpreter's lock for it
-    aborts the process, whose work is done.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+            launch.leave()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.across_nodes import across_nodes, nodes_of
@@ -19,6 +19,7 @@ def entry(axis: str, sent: int) -> Entry:
     return Entry("forward", "all_reduce", axis, 2, sent, sent, "bfloat16", "layers.0", None, False)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
 def test_it_warns_exactly_when_a_group_has_ranks_on_two_nodes(nodes: list[int], data: st.DataObject) -> None:
     world = sum(nodes)

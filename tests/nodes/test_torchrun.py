@@ -28,7 +28,7 @@ def torchrun(nodes: Nodes, node: int, *options: str) -> list[str]:
 def test_two_nodes_train_as_one(nodes: Nodes, tmp_path: Path) -> None:
     train = ["-m", "recipes.train", *SMALL, "parallel=fsdp2_tp2", "train.steps=2"]
     started = [nodes.start(node, [*torchrun(nodes, node), *train], tmp_path) for node in (0, 1)]
-    written = [one.communicate(timeout=180)[0] for one in started]
+    written = [one.communicate(timeout=300)[0] for one in started]
     assert [one.returncode for one in started] == [0, 0], written
     assert sum(text.count("mesh  4 ranks: dp_shard=2 x tp=2") for text in written) == 1
     assert "tp-crosses-nodes" not in "".join(written)

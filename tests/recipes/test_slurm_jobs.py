@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.launch import LaunchError
@@ -36,6 +36,7 @@ def test_a_jobs_size(
     assert size_of(world, parameters, hardware, device) == size
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5000), st.integers(0, 16))
 def test_every_rank_has_a_task(world: int, devices: int) -> None:
     size = size_of(world, {}, {"devices_per_node": devices}, "auto")

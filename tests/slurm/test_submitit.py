@@ -15,7 +15,7 @@ from tests.slurm.cluster import Slurm, wait_for
 pytest.importorskip("submitit", reason="pip install 'parallelizer[slurm]'")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
-STEPS = 6
+STEPS = 12
 
 
 def submitting(slurm: Slurm, folder: Path, *overrides: str) -> subprocess.Popen[str]:
@@ -39,7 +39,7 @@ def test_jobs_of_a_sweep_have_as_many_tasks_as_their_meshes_have_ranks(slurm: Sl
     with submitting(
         slurm, tmp_path, "-m", "parallel=single,tp2", "train.steps=2", "+hardware.devices_per_node=1"
     ) as command:
-        out, err = command.communicate(timeout=180)
+        out, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     assert "1 task on 1 node" in out and "2 tasks on 2 nodes" in out
     [sweep] = tmp_path.glob("multirun/*/*")
@@ -64,10 +64,10 @@ def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: Slurm, tmp_p
         assert first_line.startswith("job "), command.communicate()
         job = first_line.split()[1].rstrip(":")
         checkpoints = tmp_path / "sweep" / "0" / "checkpoints"
-        wait_for(lambda: (checkpoints / "step_1").exists(), 90)
+        wait_for(lambda: (checkpoints / "step_1").exists(), 240)
         slurm.run("scancel", "--signal=USR2", job)
-        slurm.requeued(job)
-        _, err = command.communicate(timeout=180)
+        slurm.requeued(job, timeout=120)
+        _, err = command.communicate(timeout=300)
     assert command.returncode == 0, err
     measured = metrics(tmp_path / "sweep" / "0")
     assert [m["step"] for m in measured] == list(range(1, STEPS + 1))
@@ -80,7 +80,7 @@ def test_a_job_that_fails_says_where_it_is_told_why(slurm: Slurm, tmp_path: Path
     with submitting(
         slurm, tmp_path, "parallel=tp2", "data.path=/nowhere", "hydra.sweep.dir=sweep"
     ) as command:
-        _, err = command.communicate(timeout=180)
+        _, err = command.communicate(timeout=300)
     assert command.returncode == 1
     assert "Traceback" not in err
     assert "failed: see " in err
