@@ -37,7 +37,11 @@ def test_only_finished_checkpoints_count_by_number(tmp_path: Path) -> None:
     assert [p.name for p in names.leftovers(tmp_path)] == ["step_20.tmp", "step_3.old"]
     assert names.leftovers(tmp_path / "nowhere") == []
     names.tidy(tmp_path)
-    assert not names.leftovers(tmp_path) and names.steps_in(tmp_path) == [9, 100] and len(list(tmp_path.iterdir())) == 7
+    assert (
+        not names.leftovers(tmp_path)
+        and names.steps_in(tmp_path) == [9, 100]
+        and len(list(tmp_path.iterdir())) == 7
+    )
 
 
 def test_a_checkpoint_loses_its_name_before_it_loses_a_file(

@@ -42,7 +42,13 @@ MODELS: Mapping[str, tuple[str, ...]] = {
 }
 """GPT-2 has queries, keys and values packed in one weight, which tensor parallelism cuts in pieces, and a tied head."""
 
-COMMON = ("train.seq_len=32", "train.batch_size=8", "data=text", f"data.path={ROOT / 'LICENSE'}", "device=cpu")
+COMMON = (
+    "train.seq_len=32",
+    "train.batch_size=8",
+    "data=text",
+    f"data.path={ROOT / 'LICENSE'}",
+    "device=cpu",
+)
 STEPS = 2
 CLOSE = 1e-5
 """Of the loss, relative: float32 sums that were added in another order."""
@@ -85,7 +91,9 @@ def matrix(model: str, presets: Sequence[str] = tuple(PRESETS)) -> list[Pair]:
             found = _start(_load, *setup, folder, sources, ranks=setup[0].mesh.world_size)
             pairs += [Pair(model, source, target, *found[source]) for source in sources]
             good = sum(pair.holds for pair in pairs)
-            print(f"{model} -> {target}: {good} of {len(pairs)}, {time.monotonic() - begun:.1f} s", flush=True)
+            print(
+                f"{model} -> {target}: {good} of {len(pairs)}, {time.monotonic() - begun:.1f} s", flush=True
+            )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return pairs
