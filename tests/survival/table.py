@@ -29,8 +29,8 @@ def of_kills(found: Sequence[Outcome]) -> str:
     head = ["run", "SIGKILLs", "slowest recovery", "most steps done again", "what differs in the end"]
     text = (
         f"**Kills**: {died} ranks killed in {len(found)} runs of 26 steps with a checkpoint every 4; {good} of {len(found)} "
-        "ended with the uninterrupted run's SHA-256 of parameters, moments and random states, losses and samples, no process and no "
-        "half checkpoint left, and no step behind the newest whole checkpoint done again. From a kill to the end of the next "
+        "ended with the uninterrupted run's SHA-256 of parameters, moments and random states, losses and samples, no process and "
+        "no half checkpoint left, and no step behind the newest whole checkpoint done again. From a kill to the end of the next "
         f"step: median {statistics.median(seconds):.1f} s, most {max(seconds):.1f} s."
     )
     return f"{text}\n\n{table(head, rows)}"
