@@ -80,7 +80,8 @@ class Checkpoints:
         self.folder, self.keep_last, self.keep_every = Path(folder), keep_last, keep_every
         self.leads = not dist.is_initialized() or dist.get_rank() == 0
         if self.leads:
-            names.tidy(self.folder)
+            with suppress(OSError):
+                names.tidy(self.folder)
         self._group: dist.ProcessGroup | None = None
         if dist.is_initialized() and dist.get_world_size() > 1:
             # Of its own: its collectives run beside the training's, and pass no GPU.

@@ -62,7 +62,7 @@ PLANS = (
     Plan("cp2_tp2: anywhere", CP_TP, (
         Death(2, 2, "step"), Death(3, 4, "copy"), Death(1, 6, "inside", 0.01), Death(0, 8, "named"), Death(1, 8, "load"),
         Death(0, 10, "inside", 0.02), Death(1, 12, "write"), Death(3, 13, "step"), Death(2, 16, "verify"),
-        Death(3, 16, "load"), Death(0, 24, "rename"),
+        Death(3, 12, "load"), Death(0, 24, "rename"),
     )),
     Plan("tp2: anywhere", TP, (
         Death(1, 1, "inside", 0.005), Death(0, 4, "load"), Death(1, 4, "verify"), Death(1, 8, "write"),
