@@ -67,6 +67,14 @@ class Guards:
             self.compare(step)
         return verdict.stop
 
+    def before_saving(self, step: int) -> None:
+        """Compare as `compare` does, unless this step has been looked at, or none is to be: of what ranks hold alike a
+        checkpoint has one rank's. Collective.
+        """
+        every = self.settings.check_every
+        if every and step % every:
+            self.compare(step)
+
     def compare(self, step: int) -> None:
         """Compare what ranks hold alike, now. Raises PlanError `ranks-drifted`, or warns of it. Collective."""
         drifts = guards.find_drift(self.model, self.optimizer)

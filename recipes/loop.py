@@ -90,6 +90,7 @@ def train(job: Job) -> Result:
             progress.step(measured)
             if stopped or keeper.is_due(step + 1):
                 heartbeat.beat(step + 1, "checkpoint")
+                guards.before_saving(step + 1)
                 keeper.save(step + 1, samples, model, optimizer, wait=bool(stopped))
             keeper.report()
             if stopped:
