@@ -11,10 +11,16 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from parallelizer.checkpoint.folder import steps_in
-from tests.recipes.runs import SMALL, metrics, typed
+from tests.recipes.runs import ROOT, SMALL, metrics, typed
 
 pytestmark = pytest.mark.ranks
 
+FAMILIES = sorted(
+    path.stem
+    for path in (ROOT / "configs/model").glob("*.yaml")
+    if path.stem.startswith(("hf_", "vit", "enc", "ali"))
+)
+DATA = {"vit_tiny": ["data=images"], "encoder_decoder_tiny": ["data=halves", f"data.path={ROOT / 'LICENSE'}"]}
 RUN = (*SMALL, "hydra.run.dir=run", "train.log_every=0", "train.checkpoint_every=2")
 
 
@@ -149,3 +155,29 @@ def test_a_changed_text_stops_the_run_at_its_next_checkpoint(tmp_path: Path) -> 
     (tmp_path / "text.txt").write_text("other words to learn from, " * 200)
     ended = typed(*run, "train.steps=8", cwd=tmp_path)
     assert ended.status == 1 and "error[resume-data]: text.txt" in ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", FAMILIES)
+def test_every_family_goes_on_under_another_preset(model: str, tmp_path: Path) -> None:
+    if model.startswith("hf_"):
+        pytest.importorskip("transformers", reason="the model is one of transformers")
+    steady = (
+        f"model={model}",
+        *DATA.get(model, [f"data.path={ROOT / 'LICENSE'}"]),
+        *(
+            "optim.final_ratio=1",
+            "optim.warmup=1",
+            "train.batch_size=4",
+            "train.eval_batches=1",
+            "device=cpu",
+        ),
+        *("hydra.run.dir=run", "train.log_every=0", "train.checkpoint_every=2"),
+        *(() if model == "vit_tiny" else ("train.seq_len=32",)),
+    )
+    (tmp_path / "whole").mkdir()
+    assert typed(*steady, "train.steps=4", cwd=tmp_path / "whole", timeout=300).status == 0
+    for steps, preset in ((2, "tp2"), (4, "fsdp2_tp2" if model == "hf_bert" else "fsdp2_cp2_tp2")):
+        ended = typed(*steady, f"parallel={preset}", f"train.steps={steps}", cwd=tmp_path, timeout=300)
+        assert ended.status == 0, ended.err
+    torch.testing.assert_close(losses(tmp_path), losses(tmp_path / "whole"), rtol=2e-6, atol=0)
