@@ -5,6 +5,7 @@ Debian's packages slurmctld, slurmd and munge; it must be root that starts them.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
@@ -167,9 +168,22 @@ class Slurm:
         with open(self.folder / f"{len(self._daemons)}-{command[0]}.out", "wb") as out:
             self._daemons.append(
                 subprocess.Popen(
-                    command, env=self.environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+                    command,
+                    env=self.environment,
+                    stdout=out,
+                    stderr=out,
+                    stdin=subprocess.DEVNULL,
+                    preexec_fn=_end_with_parent,
                 )
             )
+
+
+_prctl = ctypes.CDLL(None).prctl
+
+
+def _end_with_parent() -> None:
+    """A test run that is killed stops nothing: its daemons end with it (PR_SET_PDEATHSIG)."""
+    _prctl(1, signal.SIGTERM)
 
 
 def wait_for(holds: Callable[[], bool], timeout: float) -> None:
