@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.slurm_jobs import CHOSEN
+from recipes.slurm_jobs import CHOSEN, MANY
 from tests.recipes.runs import SMALL, entries, metrics, run_here
 from tests.slurm.cluster import Slurm, wait_for
 
@@ -20,7 +20,15 @@ STEPS = 12
 
 def submitting(slurm: Slurm, folder: Path, *overrides: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "recipes.train", *overrides, *SMALL, CHOSEN],
+        [
+            sys.executable,
+            "-m",
+            "recipes.train",
+            *MANY.intersection(overrides),
+            *SMALL,
+            CHOSEN,
+            *(word for word in overrides if word not in MANY),
+        ],
         cwd=folder,
         env=slurm.environment,
         stdout=subprocess.PIPE,
