@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.compose import compose_config
@@ -37,6 +37,7 @@ def told(found: list[Diagnostic]) -> list[tuple[str, str | None]]:
     return [(d.message, str(d.span) if d.span else None) for d in found]
 
 
+@settings(deadline=None)
 @given(
     st.builds(Position, numbers, numbers, numbers, st.text(), st.lists(records).map(tuple), options),
 )
