@@ -299,7 +299,7 @@ def test_the_report_says_that_torch_was_another(tmp_path: Path) -> None:
 
 # --- the command ------------------------------------------------------------------------------------------
 
-SMALL = ["model.dim=64", "model.hidden_dim=64", "train.seq_len=32", "train.batch_size=4"]
+SMALL = ["model.dim=64", "model.n_layers=1", "model.hidden_dim=64", "train.seq_len=32", "train.batch_size=4"]
 
 
 def test_a_plan_is_as_locked_until_it_changes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

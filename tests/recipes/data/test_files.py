@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer.diagnostics import PlanError
@@ -167,6 +167,7 @@ def test_what_has_happened_to_a_file_is_told(
     ]
 
 
+@settings(deadline=None)
 @given(before=st.binary(max_size=40), after=st.binary(max_size=40))
 def test_a_file_passes_if_and_only_if_its_bytes_are_the_same(
     before: bytes, after: bytes, tmp_path_factory: pytest.TempPathFactory

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,7 +19,7 @@ TEXT = Data(TOKENS, TOKENS, 256, 0.0)
 IN_HALVES = Halves(TOKENS, TOKENS, 256, 0.0)
 DRAWN = images.load(size=8, classes=10, noise=1.0)
 
-sizes = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
 def windows(batch: dict[str, Tensor]) -> list[int]:
@@ -60,6 +60,7 @@ def test_batches_of_one_size_are_those_that_were_counted_by_steps(name: str) -> 
     assert found == order
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(2, 200),
     seq_len=st.integers(1, 12),
@@ -82,6 +83,7 @@ def test_whatever_the_sizes_of_batches_each_epoch_has_every_sample_once(
         assert sorted(drawn) == [window * seq_len for window in range(count)]
 
 
+@settings(deadline=None)
 @given(first=sizes, second=sizes)
 def test_the_sizes_of_batches_do_not_change_the_order_of_samples(first: list[int], second: list[int]) -> None:
     for source, told in ((TEXT, windows), (DRAWN, labels)):
