@@ -39,7 +39,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
-from recipes import outcome, run_name, slurm_jobs
+from recipes import outcome, run_name, slurm_jobs, slurm_launcher
 from recipes.loop import train
 from recipes.prepare import Job, prepare
 from recipes.progress import summary
@@ -47,6 +47,7 @@ from recipes.result import Result
 from recipes.settings import Settings
 
 run_name.register()
+slurm_launcher.register()
 
 
 def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | None) -> None:

@@ -27,7 +27,7 @@ torch.accelerator.current_accelerator = refuse("accelerator.current_accelerator"
 # Every module of ours; what stands on an extra that is missing here is passed over.
 EVERYTHING = """
 import importlib, pkgutil
-import parallelizer, recipes, hydra_plugins.parallelizer_slurm
+import parallelizer, recipes, recipes.slurm_launcher
 for package in (parallelizer, recipes):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith("__main__"):

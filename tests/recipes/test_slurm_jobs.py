@@ -82,7 +82,7 @@ def test_a_sweep_that_cannot_be_submitted(
 
 
 def test_without_submitit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm = importlib.import_module("hydra_plugins.parallelizer_slurm")
+    slurm = importlib.import_module("recipes.slurm_launcher")
     real = builtins.__import__
 
     def without(name: str, *more: Any) -> Any:

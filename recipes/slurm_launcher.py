@@ -1,23 +1,28 @@
-"""Hydra's plugin behind `hydra/launcher=submitit_slurm`: what it does stands in `recipes/slurm_jobs.py`.
+"""Hydra's launcher behind `hydra/launcher=submitit_slurm`: what it does stands in `recipes/slurm_jobs.py`.
 
-Hydra instantiates launchers from the package `hydra_plugins` alone, and imports all of them at every start.
+Hydra instantiates launchers from the package `hydra_plugins` alone, where one would enter every Hydra application on the
+machine. Ours is of the recipe's command only: it is registered when that runs, under a name as if it stood there.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
-from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-LAUNCHER = {
-    "_target_": "hydra_plugins.parallelizer_slurm.SlurmLauncher",
+PLACE = "hydra_plugins.parallelizer_slurm"
+
+LAUNCHER: dict[str, Any] = {
+    "_target_": f"{PLACE}.SlurmLauncher",
     "submitit_folder": "${hydra.sweep.dir}/.submitit/%j",
     "name": "${hydra.job.name}",
     # None: as few as hold the mesh's ranks, all with as many. Given one of the two, the other follows.
@@ -46,23 +51,6 @@ LAUNCHER = {
 """`hydra.launcher`; names are hydra-submitit-launcher's, and None leaves a thing to Slurm but where it says."""
 
 
-class OurLauncher(SearchPathPlugin):
-    """Puts `hydra/launcher=submitit_slurm` in the place of what hydra-submitit-launcher has under this name.
-
-    Hydra calls it once all plugins have been imported, and runs each of them at that: whoever stores last counts.
-    """
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """The search path stays as it is."""
-        ConfigStore.instance().store(
-            group="hydra/launcher",
-            name="submitit_slurm",
-            node=LAUNCHER,
-            package="hydra.launcher",
-            provider="parallelizer",
-        )
-
-
 class SlurmLauncher(Launcher):
     """Submits each job of a sweep to Slurm, with as many tasks as its mesh has ranks, and waits for all."""
 
@@ -79,3 +67,26 @@ class SlurmLauncher(Launcher):
 
         sweep = Sweep(self.parameters, self.hydra_context, self.task_function, self.config)
         return sweep.run(job_overrides, initial_job_idx)
+
+
+def register() -> None:
+    """Put it in the place of what hydra-submitit-launcher has under this name."""
+    plugins = Plugins.instance()  # imports all plugins, theirs too: whoever stores last counts
+    SlurmLauncher.__module__ = PLACE
+    package, name = PLACE.split(".")
+    try:
+        parent = importlib.import_module(package)
+    except ImportError:  # no plugin is installed
+        parent = sys.modules[package] = ModuleType(package)
+        parent.__path__ = []
+    module = sys.modules[PLACE] = ModuleType(PLACE)
+    setattr(module, SlurmLauncher.__name__, SlurmLauncher)
+    setattr(parent, name, module)
+    plugins.register(SlurmLauncher)
+    ConfigStore.instance().store(
+        group="hydra/launcher",
+        name="submitit_slurm",
+        node=LAUNCHER,
+        package="hydra.launcher",
+        provider="parallelizer",
+    )
