@@ -37,6 +37,9 @@ from recipes.settings import Settings
 SUBFOLDER = "checkpoints"
 """Where they lie in a run's output folder, if nothing else is said."""
 
+RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+"""Variables that count how often the ranks of a run, or its job, have been started again."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -60,7 +63,7 @@ def check_start(
     """
     there = names.steps_in(place.folder)
     span = setup.origins.span("train.resume")
-    if settings.resume == "never" and there:
+    if settings.resume == "never" and there and not _is_restart():
         message = f"{place.folder} holds checkpoints already, up to step {there[-1]}"
         help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
         raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
@@ -211,5 +214,5 @@ def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
 
 
 def _is_restart() -> bool:
-    """Whether these ranks have been started again behind others that died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    """Whether these ranks have been started again behind others that died, or in a job that was queued again."""
+    return any(int(os.environ.get(name) or 0) > 0 for name in RESTARTS)

@@ -118,6 +118,14 @@ def test_what_does_not_fit_is_told_before_a_rank_starts(
     assert "Traceback" not in ended.err and len(losses(here)) == 4
 
 
+def test_what_begins_anew_goes_on_all_the_same_when_its_job_is_queued_again(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    ended = typed(*RUN, "parallel=tp2", "train.steps=5", "train.resume=never", cwd=here)
+    assert ended.status == 0 and "going on behind step 4" in ended.out
+
+
 def test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused(here: Path) -> None:
     newest = here / "run/checkpoints/step_4"
     part = newest / "__1_0.distcp"
