@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
-import uuid
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,16 +19,68 @@ from torch.distributed import checkpoint as dcp
 
 from parallelizer.checkpoint import folder as names
 from parallelizer.checkpoint.loading import open_checkpoint
+from recipes import train as recipe
 from tests.survival.victim import NOTES, PLOT, Death
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "SURVIVAL_MARK"
 TINY = (
     "model.dim=32", "model.n_layers=1", "model.n_heads=8", "model.n_kv_heads=4", "model.hidden_dim=48",
     "model.max_seq_len=32", "train.seq_len=16", "train.batch_size=8", "train.eval_batches=1", "device=cpu",
     "data=text", "data._target_=tests.survival.victim.load", f"data.path={ROOT / 'LICENSE'}", "train.log_every=1000",
     "train.eval_every=0", "launch.start_timeout=60", "launch.collective_timeout=60",
 )  # fmt: skip
+
+
+class Command:
+    """`python -m recipes.train`, forked from this process: what takes longest, to import torch, is done here once."""
+
+    def __init__(self, words: Sequence[str], variables: Mapping[str, str], out: Path) -> None:
+        self.status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                with open(out, "wb") as stream:
+                    os.dup2(stream.fileno(), 1)
+                    os.dup2(stream.fileno(), 2)
+                os.environ.update(variables)
+                sys.argv = ["recipes/train.py", *words]
+                recipe.main()
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+                code = 70
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def poll(self) -> int | None:
+        """The exit status; of a signal its negative number; None while it runs."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status
+
+    def wait(self, timeout: float) -> int:
+        """The exit status. TimeoutError."""
+        end = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > end:
+                raise TimeoutError
+            time.sleep(0.02)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.wait(30)
+
+    def terminate(self) -> None:
+        """SIGTERM, which saves and ends; a second one ends at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
 
 @dataclass
@@ -38,42 +90,34 @@ class Run:
     folder: Path
     overrides: Sequence[str]
     plot: Sequence[Death] = ()
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     jobs: int = 0
+    sessions: set[int] = field(default_factory=set)
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
-        """The command, beside this process."""
+    def start(self, *more: str) -> Command:
+        """The command, beside this process, in a session of its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.jobs += 1
         variables = {
             NOTES: str(self.folder),
             PLOT: json.dumps([asdict(death) for death in self.plot]),
-            MARK: self.mark,
             "SURVIVAL_CHECKPOINTS": str(self.checkpoints),
             "SURVIVAL_JOB": str(self.jobs),
-            "PYTHONPATH": str(ROOT),
         }
-        command = [sys.executable, "-m", "recipes.train", *TINY, *self.overrides, *more]
-        with open(self.folder / f"out.{self.jobs}", "wb") as out:
-            return subprocess.Popen(
-                [*command, f"hydra.run.dir={self.folder}"],
-                cwd=ROOT,
-                env=os.environ | variables,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        words = [*TINY, *self.overrides, *more, f"hydra.run.dir={self.folder}"]
+        command = Command(words, variables, self.folder / f"out.{self.jobs}")
+        self.sessions.add(command.pid)
+        return command
 
     def finish(self, *more: str, timeout: float = 600) -> None:
         """The command from beginning to end. RuntimeError with what it said, when it fails."""
         process = self.start(*more)
         try:
             status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             process.terminate()
             raise RuntimeError(f"{self.folder} hangs:\n{self.said()[-3000:]}") from None
         if status:
@@ -84,13 +128,14 @@ class Run:
 
     def processes(self) -> list[int]:
         """Those of this run that are still there."""
-        sought, found = f"{MARK}={self.mark}".encode(), []
-        for path in Path("/proc").glob("[0-9]*/environ"):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
             try:
-                if sought in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
+                state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
             except OSError:
                 continue
+            if int(session) in self.sessions and state != "Z":
+                found.append(int(path.parent.name))
         return found
 
     def ranks(self, parent: int) -> list[int]:
