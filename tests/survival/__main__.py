@@ -5,11 +5,14 @@ says so.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import time
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,20 +27,35 @@ def main() -> int:
     torch.set_num_threads(1)  # it forks ranks
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     arguments = _arguments()
-    parts, begun, bad = arguments.part or PARTS, time.monotonic(), 0
-    texts = []
-    for part in (name for name in PARTS if name in parts):
-        text, wrong = _measured(part, arguments.seed)
-        texts.append(text)
-        bad += wrong
-        print(f"\n{text}\n", flush=True)
-        if arguments.keep:
+    parts = [part for part in PARTS if part in (arguments.part or PARTS)]
+    found: Any = [_known(part, arguments.keep) if arguments.known else None for part in parts]
+    for place, part in enumerate(parts):
+        if found[place] is None:
+            begun = time.monotonic()
+            text, wrong = _measured(part, arguments.seed)
+            found[place] = Measured(text, wrong, time.monotonic() - begun)
             arguments.keep.mkdir(parents=True, exist_ok=True)
-            (arguments.keep / f"{part}.md").write_text(text)
+            (arguments.keep / f"{part}.json").write_text(json.dumps(asdict(found[place])))
+        print(f"\n{found[place].text}\n", flush=True)
     command = shlex.join(["python", "-m", "tests.survival", *arguments.part])
+    text = table.page([m.text for m in found], command, sum(m.seconds for m in found))
     if arguments.write:
-        replace_between(arguments.write, table.MARKER, table.page(texts, command, time.monotonic() - begun))
-    return 1 if bad else 0
+        replace_between(arguments.write, table.MARKER, text)
+    return 1 if any(m.wrong for m in found) else 0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A part: its text, how much was not survived, and how long that took to find out."""
+
+    text: str
+    wrong: int
+    seconds: float
+
+
+def _known(part: str, folder: Path) -> Measured | None:
+    path = folder / f"{part}.json"
+    return Measured(**json.loads(path.read_text())) if path.is_file() else None
 
 
 def _measured(part: str, seed: int) -> tuple[str, int]:
@@ -60,7 +78,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("tests.survival", description=__doc__)
     parser.add_argument("part", nargs="*", choices=[*PARTS, []], help="only these (all)")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
-    parser.add_argument("--keep", type=Path, help="a folder for the text of each part, as it is done")
+    parser.add_argument("--keep", type=Path, default=Path("/tmp/parallelizer-survival"),
+                        help="where each part is kept when it is done (%(default)s)")  # fmt: skip
+    parser.add_argument("--known", action="store_true", help="measure only what is not kept there")
     parser.add_argument("--write", metavar="PAGE", help="the page to write the figures into")
     return parser.parse_args()
 

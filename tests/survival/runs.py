@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ class Command:
                 with open(out, "wb") as stream:
                     os.dup2(stream.fileno(), 1)
                     os.dup2(stream.fileno(), 2)
+                sys.stdout, sys.stderr = (open(n, "w", 1, closefd=False) for n in (1, 2))  # noqa: SIM115
                 os.environ.update(variables)
                 sys.argv = ["recipes/train.py", *words]
                 recipe.main()
@@ -180,7 +182,9 @@ def tensors_of(checkpoint: Path, *parts: str) -> dict[str, torch.Tensor]:
         for name, t in stored.items()
         if name.startswith(parts)
     }
-    dcp.load(wanted, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(wanted, storage_reader=dcp.FileSystemReader(checkpoint), no_dist=True)
     return wanted
 
 

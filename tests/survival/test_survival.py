@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.checkpoint.test_saving import mounted
 from tests.rotation import taking_turns
 from tests.survival import damage, kills, reshard, soak
 from tests.survival.runs import Run, lives, redone, trained_on
@@ -34,6 +35,23 @@ def test_presets_go_on_from_each_other(place: int) -> None:
     model, presets = pairs[place]
     found = reshard.matrix(model, presets)
     assert len(found) == 4 and all(pair.holds for pair in found), found
+
+
+def test_a_full_disk_costs_a_run_its_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "size=64k") as disk:
+        run = Run(
+            tmp_path / "run",
+            (
+                "parallel=tp2",
+                "train.steps=4",
+                "train.checkpoint_every=2",
+                f"train.checkpoint_dir={disk}",
+            ),
+        )
+        run.finish()
+        assert run.said().count("warning[checkpoint-unwritable]") == 2
+        assert "the checkpoint was not written: No space left on device" in run.said()
+        assert [m["step"] for m in run.metrics()] == [1, 2, 3, 4] and not list(disk.iterdir())
 
 
 @pytest.mark.slow
