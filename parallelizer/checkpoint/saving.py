@@ -197,9 +197,10 @@ class Checkpoints:
             if not (unfinished / name).is_file():
                 raise OSError(f"{name} is not to be seen from rank 0: all ranks must see one folder")
         manifest.write(unfinished, stored)
-        names.finish(unfinished)
+        done = names.step_of(names.finish(unfinished))
         with suppress(OSError):  # an old one that cannot be removed is no reason to think this one lost
-            here = names.steps_in(self.folder)
+            # Newer ones were passed over when the run began, because they are damaged: they push nothing out.
+            here = [step for step in names.steps_in(self.folder) if done is None or step <= done]
             going = names.to_remove(here, keep_last=self.keep_last, keep_every=self.keep_every)
             names.remove(self.folder, going)
 

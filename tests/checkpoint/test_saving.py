@@ -85,6 +85,18 @@ def test_saves_in_a_row_wait_for_each_other_and_the_old_ones_go(tmp_path: Path) 
         assert gathered_state(model, optimizer) == states[step]
 
 
+def test_newer_ones_that_a_run_passed_over_do_not_push_out_what_it_writes(tmp_path: Path) -> None:
+    """They are damaged: it began behind them."""
+    for step in (20, 30):
+        (tmp_path / f"step_{step}").mkdir()
+    checkpoints, what = Checkpoints(tmp_path, keep_last=1), alone()
+    for step in (5, 10):
+        assert saved(checkpoints, step, *what).failure is None
+        assert names.steps_in(tmp_path) == [step, 20, 30]
+    assert saved(checkpoints, 30, *what).failure is None
+    assert whole(tmp_path) == {30: True}
+
+
 def test_a_step_that_is_there_is_written_anew(tmp_path: Path) -> None:
     model, optimizer = alone()
     save_checkpoint(tmp_path, 1, model, optimizer)
