@@ -62,7 +62,9 @@ def train(job: Job) -> Result:
     with (
         stop_requests() as asked,
         Progress(settings, quiet=not leads, unit=job.data.unit, done=first) as progress,
-        _metrics(job.folder, leads, first if keeper.goes_on else None) as metrics,
+        _metrics(
+            job.folder, leads, first if keeper.goes_on or settings.checkpoint_every else None
+        ) as metrics,
     ):
         for step in range(first, settings.steps):
             heartbeat.beat(step + 1)

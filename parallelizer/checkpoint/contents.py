@@ -8,7 +8,7 @@ random.<rank>.<device>     the state of a rank's generator
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.shares import Run, Share, original_shape, share
 from parallelizer.state import restore_buffers, state_of
 from parallelizer.state_tensors import packings, state_tensors
@@ -61,14 +62,27 @@ def held_of_model(model: nn.Module) -> dict[str, Held]:
 
 
 def held_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Held]:
-    """The tensors that an optimizer keeps of the model's parameters."""
+    """The tensors that an optimizer keeps of the model's parameters.
+
+    Raises PlanError `checkpoint-optimizer` for one that is neither a number nor of the shape of its parameter, which lies on
+    several ranks: nothing would tell how it is to lie there under another plan.
+    """
     packed, found = packings(model), []
     for name, param in trained(model, optimizer).items():
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
+                if isinstance(param, DTensor) and value.dim() and value.shape != param.shape:
+                    raise undealt(name, key, value.shape)
                 packing = packed.get(name) if value.shape == param.shape else None
                 found.append(_held(f"{OPTIMIZER}{name}.{key}", value, param, model, packing))
     return found
+
+
+def undealt(name: str, key: str, shape: Sequence[int], place: Span | None = None) -> PlanError:
+    """The finding for a tensor of an optimizer that nobody could deal out."""
+    message = f"{key} of {name} is {list(shape)}, and nothing says how it lies on the ranks"
+    help_text = "take an optimizer whose states are numbers, or have the shape of their parameter"
+    return PlanError([Diagnostic("checkpoint-optimizer", message, place, help_text)])
 
 
 def values_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:

@@ -28,6 +28,7 @@ from parallelizer.checkpoint.contents import (
     held_of_optimizer,
     held_random,
     trained,
+    undealt,
 )
 from parallelizer.checkpoint.fit import misfits
 from parallelizer.checkpoint.planning import Reading
@@ -36,7 +37,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.shares import original_shape
 from parallelizer.state import state_of
 from parallelizer.state_tensors import packings
-from parallelizer.together import together
+from parallelizer.together import gathered, together
 
 METADATA = ".metadata"
 
@@ -88,7 +89,10 @@ def newest_checkpoint(folder: str | Path) -> tuple[Opened | None, list[Diagnosti
     with those that are newer, as warnings. None when there is none. Collective.
     """
     passed: list[Diagnostic] = []
-    for step in reversed(together(lambda: names.steps_in(Path(folder)))):
+    listed = gathered(together(lambda: names.steps_in(Path(folder))))
+    for step in reversed(
+        listed[0]
+    ):  # rank 0's word: a file system may show the ranks different lists for a while
         path = Path(folder) / names.name(step)
         try:
             opened = together(functools.partial(open_checkpoint, path))
@@ -183,12 +187,7 @@ def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Ope
         if size == original_shape(param, packed.get(name)):
             states[name][key] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
         elif isinstance(param, DTensor) and size:
-            message = f"{key} of {name} is {list(size)}, and nothing says how it lies on the ranks"
-            help_text = (
-                "go on with an optimizer whose states are scalars, or have the shape of their parameter"
-            )
-            place = Span(str(opened.path))
-            raise PlanError([Diagnostic("checkpoint-optimizer", message, place, help_text)])
+            raise undealt(name, key, size, Span(str(opened.path)))
         else:
             states[name][key] = torch.zeros(size, dtype=dtype)
     for name, values in opened.about["optimizer"]["values"].items():

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.checkpoint import contents
+from parallelizer.diagnostics import PlanError
 from tests.checkpoint.models import adamw, counting, parallel, train
 from tests.ranks import run_ranks
 
@@ -84,3 +85,20 @@ def test_every_number_is_written_by_one_rank_and_the_work_is_shared() -> None:
 def test_without_a_group_there_is_rank_0() -> None:
     assert not dist.is_initialized()
     assert contents.held_random()[0].name.startswith("random.0.")
+
+
+@pytest.mark.ranks
+def test_a_state_that_nobody_could_deal_out_again_is_refused_when_it_is_saved() -> None:
+    def worker() -> str:
+        model = parallel({"dp_shard": 2})
+        optimizer = adamw(model)
+        train(model, optimizer, [0])
+        param = optimizer.param_groups[0]["params"][0]
+        optimizer.state[param]["row"] = torch.zeros(3)
+        with pytest.raises(PlanError) as caught:
+            contents.held_of_optimizer(model, optimizer)
+        [found] = caught.value.diagnostics
+        return f"{found.code}: {found.message}"
+
+    [said, other] = run_ranks(worker, 2)
+    assert said == other and said.startswith("checkpoint-optimizer: row of ") and " is [3], and " in said
