@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from parallelizer import interfaces, slurm_step
 from parallelizer.own_watch import own_watch
@@ -135,7 +137,7 @@ def join(
         _check_gpu(ranks)
     with environment(_variables(ranks)):
         try:
-            enter_group(device, ranks.local_rank, collective_timeout)
+            enter_group(device, ranks.local_rank, collective_timeout, *_met_again(ranks, collective_timeout))
         except dist.DistError as error:
             reason = str(error).strip().partition("\n")[0]
             raise LaunchError(
@@ -148,6 +150,17 @@ def join(
             result = worker(*args)
         dist.destroy_process_group()
     return result
+
+
+def _met_again(ranks: OutsideRanks, timeout: float) -> tuple[dist.Store, int, int] | tuple[()]:
+    """After a restart by torchrun: its store, and in it a place of this attempt. Where nodes do not look for each other
+    (`--rdzv-backend=static`, the default) the store is that of the ranks that died, with their addresses in it.
+    """
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    if ranks.launcher != "torchrun" or not attempt:
+        return ()
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    return dist.PrefixStore(f"attempt {attempt}", store), rank, size
 
 
 def leave(status: int = 0) -> NoReturn:

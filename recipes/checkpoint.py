@@ -24,6 +24,7 @@ from parallelizer.checkpoint.loading import (
     open_checkpoint,
     same_mesh,
 )
+from parallelizer.checkpoint.lock import hold
 from parallelizer.checkpoint.saving import Checkpoints
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed
@@ -56,10 +57,11 @@ def place_of(settings: Settings, output: Path) -> Place:
 
 
 def check_start(
-    place: Place, settings: Settings, setup: pz.Setup, model: nn.Module, position: Position
+    place: Place, settings: Settings, setup: pz.Setup, model: nn.Module, position: Position | None
 ) -> list[Diagnostic]:
-    """What is wrong with the checkpoint that a run would start from, as far as its index tells. Raises PlanError when
-    there is none, or must not be one.
+    """What is wrong with the checkpoint that a run would start from, as far as its index tells, and with the place of its
+    own. Without a `position`, of a dry run, nothing is said of the data. Raises PlanError when there is none, or must not
+    be one.
     """
     there = names.steps_in(place.folder)
     span = setup.origins.span("train.resume")
@@ -68,13 +70,25 @@ def check_start(
         help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
         raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
     opened = _first_that_opens(place.folder) if there or place.given is None else _given(place.given, span)
+    found = _unwritable(place.folder, setup) if settings.checkpoint_every else []
     if opened is None:
-        return []
+        return found
     optimizer, where = setup.build_optimizer(model), Span(str(opened.path))
-    return [
-        *misfits(model, optimizer, opened.metadata, opened.about, where),
-        *check(Position.from_json(opened.state["position"]), position, setup.origins),
-    ]
+    found += misfits(model, optimizer, opened.metadata, opened.about, where)
+    if position is not None:
+        found += check(Position.from_json(opened.state["position"]), position, setup.origins)
+    return found
+
+
+def _unwritable(folder: Path, setup: pz.Setup) -> list[Diagnostic]:
+    """Whether a folder can neither be used nor be made, as far as that can be told without making it."""
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return []
+    why = "may not be written to" if there.is_dir() else "is no folder"
+    message = f"no checkpoint can be written into {shown(folder)}: {shown(there)} {why}"
+    span = setup.origins.span("train.checkpoint_dir")
+    return [Diagnostic("checkpoint-unwritable", message, span, "give another train.checkpoint_dir")]
 
 
 def _first_that_opens(folder: Path) -> Opened | None:
@@ -118,11 +132,14 @@ class Keeper:
     ) -> None:
         self.place, self.settings, self.record, self.mesh = place, settings, dict(record), mesh
         self.position, self.leads = position, leads
+        self.saved: int | None = None
+        self.written: Path | None = None
+        self.unwritten = 0
+        saves = settings.checkpoint_every > 0 or place.folder.is_dir()
+        self.held = together(lambda: hold(place.folder) if leads and saves else None)
         self.checkpoints = Checkpoints(
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
-        self.saved: int | None = None
-        self.written: Path | None = None
         self.goes_on = _is_restart()
 
     def find(self) -> Opened | None:
@@ -133,10 +150,15 @@ class Keeper:
         if self.settings.resume == "never" and not _is_restart():
             return None
         found, passed = newest_checkpoint(self.place.folder)
+        if found is None and passed:
+            help_text = "none here is whole: start from another folder (train.resume), or anew in another hydra.run.dir"
+            raise PlanError(replace(d, help=help_text, severity="error") for d in passed)
         if self.leads and passed:
             show_diagnostics.write(passed, sys.stderr)
         if found is None and self.place.given is not None:
             return open_checkpoint(_resolved(self.place.given))
+        if found is not None and self.place.given is not None and self.leads:
+            print(f"not from train.resume={self.place.given}: this run has checkpoints of its own")
         return found
 
     def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
@@ -193,7 +215,9 @@ class Keeper:
         for ended in self.checkpoints.ended():
             if ended.failure is None:
                 self.written = ended.path
-            elif self.leads:
+                continue
+            self.unwritten += 1
+            if self.leads:
                 show_diagnostics.write([ended.failure], sys.stderr)
 
     def close(self) -> None:

@@ -98,7 +98,9 @@ def train(job: Job) -> Result:
             if stopped:
                 break
         keeper.close()
-    result = Result(tuple(losses), validation, job.data.baseline, 0.0, first, stopped, keeper.written)
+    result = Result(
+        tuple(losses), validation, job.data.baseline, 0.0, first, stopped, keeper.written, keeper.unwritten
+    )
     if not stopped:
         result = _finish(job, model, batches, result)
     return replace(result, seconds=time.monotonic() - started)

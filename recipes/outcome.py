@@ -12,6 +12,7 @@ import shutil
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,6 +79,11 @@ def command_reported() -> Iterator[None]:
         sys.exit(1)
     except (LaunchError, KeyboardInterrupt) as error:
         sys.exit(_say(error))
+    except OSError as error:
+        if not _making_a_folder(error):
+            raise
+        reason = f"the output folder cannot be made: {error.filename}: {error.strerror}"
+        sys.exit(_say(LaunchError(reason, "give another hydra.run.dir")))
     except (HydraException, OmegaConfBaseException) as error:
         if in_full:
             raise
@@ -85,6 +91,11 @@ def command_reported() -> Iterator[None]:
     finally:
         for sweep in SweepFolder.seen:
             discard(sweep, made=["multirun.yaml"])
+
+
+def _making_a_folder(error: OSError) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return error.filename is not None and bool(frames) and frames[-1].name in ("mkdir", "makedirs")
 
 
 class SweepFolder(Callback):

@@ -50,16 +50,14 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
     if config.dry_run:
+        _check_start(folder, settings, setup, model, None)
         return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
     data = build_data(config.data)
     data.check_fits(setup.workload.seq_len)
     check_entries(data, setup, settings.seed)
     options: Any = OmegaConf.to_container(config.data, resolve=True)
     position = position_of(data, 0, seed=settings.seed, seq_len=setup.workload.seq_len, options=options)
-    if folder is not None:
-        found = check_start(place_of(settings, folder), settings, setup, model, position)
-        if found:
-            raise PlanError(found)
+    _check_start(folder, settings, setup, model, position)
     return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)
 
 
@@ -77,3 +75,18 @@ def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Pat
     if settings.save is not None:
         check_savable(model, settings.save, found)
     return weights
+
+
+def _check_start(
+    folder: Path | None,
+    settings: Settings,
+    setup: pz.Setup,
+    model: torch.nn.Module,
+    position: Position | None,
+) -> None:
+    """Whether a run that writes into `folder` can go on from the checkpoint that it finds. Raises PlanError."""
+    if folder is None:  # a rank that joined others: rank 0 looks
+        return
+    found = check_start(place_of(settings, folder), settings, setup, model, position)
+    if found:
+        raise PlanError(found)

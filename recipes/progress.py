@@ -88,6 +88,13 @@ def summary(result: Result, folder: Path) -> None:
     print(f"\n{_trained(result)}")
     if result.stopped:
         print(_stopped(result))
+    if result.unwritten:
+        last = (
+            "and there is no other"
+            if result.checkpoint is None
+            else f"the last is {shown(result.checkpoint)}"
+        )
+        print(f"{result.unwritten} checkpoint{'s' * (result.unwritten > 1)} could not be written; {last}")
     if result.validation_loss is not None:
         baseline = result.baseline
         verdict = "below" if result.validation_loss < baseline.loss else "not yet below"

@@ -13,7 +13,8 @@ class Result:
     """What a run comes to: the loss of each step and the held-out one, in nats a token (or image), and what that is
     compared with. `first` steps were there before; what follows them is told.
 
-    `stopped` is the signal that ended the run before its time, 0 for none, and `checkpoint` the last one that was written.
+    `stopped` is the signal that ended the run before its time, 0 for none, `checkpoint` the last one that was written, and
+    `unwritten` how many could not be.
     """
 
     losses: tuple[float, ...]
@@ -23,3 +24,4 @@ class Result:
     first: int = 0
     stopped: int = 0
     checkpoint: Path | None = None
+    unwritten: int = 0

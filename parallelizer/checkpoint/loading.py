@@ -69,7 +69,11 @@ def open_checkpoint(path: str | Path) -> Opened:
     """Read what a checkpoint says of itself. Raises PlanError `checkpoint-not-found`, `checkpoint-damaged`."""
     path = Path(path)
     if not (path / manifest.NAME).exists() and not (path / METADATA).exists():
-        message = "there is no checkpoint" if not path.exists() else "this folder is no checkpoint"
+        message = "there is no checkpoint"
+        if path.exists():
+            message = f"this {'folder' if path.is_dir() else 'file'} is no checkpoint"
+        if path.suffix == names.UNFINISHED:
+            message = "this checkpoint was never finished"
         help_text = "a checkpoint is a folder step_<N> with a manifest.json"
         raise PlanError([Diagnostic("checkpoint-not-found", message, Span(str(path)), help_text)])
     files = manifest.read(path)
@@ -100,7 +104,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Opened | None, list[Diagnosti
             return opened, passed
         except PlanError as error:
             passed += [
-                dataclasses.replace(d, help="an older one is taken", severity="warning")
+                dataclasses.replace(d, help="it is passed over", severity="warning")
                 for d in error.diagnostics
             ]
     return None, passed

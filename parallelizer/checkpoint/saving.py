@@ -8,6 +8,7 @@ checkpoints before it alone, and is told as a diagnostic.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -260,7 +261,6 @@ def _told(path: Path, error: Exception) -> Diagnostic:
     """In words."""
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     message = f"the checkpoint was not written: {reason}"
-    help_text = (
-        "the run goes on, and the checkpoints before it are as they were; make room, or a folder writable"
-    )
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    help_text = f"the run goes on without it, and tries the next one{'; make room' if full else ''}"
     return Diagnostic("checkpoint-unwritable", message, Span(str(path)), help_text, "warning")

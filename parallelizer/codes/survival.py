@@ -32,6 +32,14 @@ CODES: tuple[Code, ...] = (
         Example(command=f"{_RUN} train.resume=never hydra.run.dir=runs/a", because=_RUNNING),
     ),
     Code(
+        "checkpoint-in-use",
+        "another run saves into the same folder",
+        """Two runs would remove each other's checkpoints and go on from each other's steps. Mostly the other one was
+        thought to be dead: ranks may outlive a torchrun that was killed. The message names the process, which holds a lock
+        on the folder for as long as it lives.""",
+        Example(command=f"{_RUN} train.checkpoint_every=10 hydra.run.dir=runs/a", because=_RUNNING),
+    ),
+    Code(
         "checkpoint-mismatch",
         "a checkpoint is of another model",
         """Parameters and saved buffers must have the same names and whole shapes; how they are split may differ. What is

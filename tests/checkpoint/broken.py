@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from parallelizer.checkpoint.loading import load_checkpoint
+from parallelizer.checkpoint.lock import hold
 from parallelizer.checkpoint.saving import Checkpoints, save_checkpoint
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.origins import Origins
@@ -66,6 +68,15 @@ def _exists(here: Path) -> Iterable[Diagnostic]:
     return _start(here, "never")
 
 
+def _in_use(here: Path) -> Iterable[Diagnostic]:
+    with closing(hold(here / "checkpoints")):  # type: ignore[type-var]
+        try:
+            hold(here / "checkpoints")
+        except PlanError as error:
+            return error.diagnostics
+    return ()
+
+
 def _unwritable(here: Path) -> Iterable[Diagnostic]:
     (here / "file").touch()
     checkpoints = Checkpoints(here / "file")
@@ -78,6 +89,7 @@ _BROKEN: dict[str, Callable[[Path], Iterable[Diagnostic]]] = {
     "checkpoint-damaged": _damaged,
     "checkpoint-dtype": lambda here: _of(_saved(here), nn.Linear(3, 2).to(torch.bfloat16)),
     "checkpoint-exists": _exists,
+    "checkpoint-in-use": _in_use,
     "checkpoint-mismatch": lambda here: _of(_saved(here), nn.Linear(4, 2)),
     "checkpoint-not-found": lambda here: _start(here, str(here / "nowhere")),
     "checkpoint-optimizer": _other_optimizer,

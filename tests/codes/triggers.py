@@ -158,6 +158,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
     "checkpoint-exists": lambda here: broken_checkpoint("checkpoint-exists", here),
+    "checkpoint-in-use": lambda here: broken_checkpoint("checkpoint-in-use", here),
     "checkpoint-mismatch": lambda here: broken_checkpoint("checkpoint-mismatch", here),
     "checkpoint-not-found": lambda here: broken_checkpoint("checkpoint-not-found", here),
     "checkpoint-optimizer": lambda here: broken_checkpoint("checkpoint-optimizer", here),
