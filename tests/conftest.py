@@ -6,11 +6,16 @@ import gc
 
 import torch
 import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
+from hypothesis import settings
 
 from tests.rotation import TURN, TURNS, VARIABLE
 
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
+
+# What an example does is bounded by its test; how long it takes is up to the machine, which is shared.
+settings.register_profile("parallelizer", deadline=None)
+settings.load_profile("parallelizer")
 
 gc.disable()  # until all is collected: modules and tests are no garbage
 

@@ -602,6 +602,7 @@ def test_the_public_names() -> None:
         "OutsideRanks",
         "check_ranks",
         "join",
+        "leave",
         "outside_ranks",
         "start",
     }
