@@ -34,14 +34,14 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from parallelizer import lone_rendezvous
 from parallelizer.diagnostics import PlanError
-from parallelizer.ends import has_obeyed, what_happened, who_ended
-from parallelizer.outside_ranks import OutsideRanks, join, leave, outside_ranks
-from parallelizer.rank import Device, Job, LaunchError, environment, run_rank
-from parallelizer.restarts import End, Restarts
-from parallelizer.stopping import Signals, noted_signals
-from parallelizer.watch_ranks import PERIOD, Watch, end, keep_watch
+from parallelizer.launching import lone_rendezvous
+from parallelizer.launching.ends import has_obeyed, what_happened, who_ended
+from parallelizer.launching.outside import OutsideRanks, join, leave, outside_ranks
+from parallelizer.launching.rank import Device, Job, LaunchError, environment, run_rank
+from parallelizer.launching.restarts import End, Restarts
+from parallelizer.launching.stopping import Signals, noted_signals
+from parallelizer.launching.watch import PERIOD, Watch, end, keep_watch
 
 __all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "leave", "outside_ranks", "start"]
 

@@ -88,7 +88,7 @@ def started_ranks() -> int | None:
     """
     if not {"RANK", "SLURM_PROCID"} & set(os.environ):
         return None
-    from parallelizer.outside_ranks import outside_ranks
+    from parallelizer.launching.outside import outside_ranks
 
     outside = outside_ranks()
     return outside.world_size if outside else None

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import parallelizer as pz
-from parallelizer import heartbeat
-from parallelizer.stopping import stop_requests
+from parallelizer.launching import heartbeat
+from parallelizer.launching.stopping import stop_requests
 from recipes.batches import Batches, local_device
 from recipes.checkpoint import Keeper, place_of
 from recipes.guards import Guards

@@ -79,15 +79,15 @@ def command_reported() -> Iterator[None]:
         sys.exit(1)
     except (LaunchError, KeyboardInterrupt) as error:
         sys.exit(_say(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        if in_full:
+            raise
+        sys.exit(_say(_explained(error)))
     except OSError as error:
         if not _making_a_folder(error):
             raise
         reason = f"the output folder cannot be made: {error.filename}: {error.strerror}"
         sys.exit(_say(LaunchError(reason, "give another hydra.run.dir")))
-    except (HydraException, OmegaConfBaseException) as error:
-        if in_full:
-            raise
-        sys.exit(_say(_explained(error)))
     finally:
         for sweep in SweepFolder.seen:
             discard(sweep, made=["multirun.yaml"])

@@ -19,9 +19,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import launch, watch_ranks
+from parallelizer import launch
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.launch import LaunchError, check_ranks, start
+from parallelizer.launching import watch as watch_ranks
 from tests.ranks import run_ranks
 from tests.rotation import marks_at
 
@@ -441,7 +442,7 @@ def test_a_number_of_ranks_below_one_is_refused() -> None:
 PARENT = """
     import os, sys, time
     import torch.distributed as dist
-    from parallelizer import watch_ranks
+    from parallelizer.launching import watch as watch_ranks
     from parallelizer.launch import start
 
     if sys.argv[1] == "stubborn":

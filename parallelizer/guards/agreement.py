@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from parallelizer.diagnostics import Diagnostic
 from parallelizer.guards.wording import ranks_named
-from parallelizer.rank import LaunchError
+from parallelizer.launching.rank import LaunchError
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from parallelizer.explaining import explain
 from parallelizer.hugging_face.proposal import inexpressible
 from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
 from parallelizer.hugging_face.translate import translate
+from parallelizer.launching.rank import LaunchError
 from parallelizer.origins import Origins
 from parallelizer.plan import Mesh
-from parallelizer.rank import LaunchError
 from parallelizer.show import codes, html, lock, proof
 from parallelizer.show.diff import check_rank
 from parallelizer.show.export import export

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from parallelizer.guards.agreement import Agreement, Verdict, minority, out_of_step
-from parallelizer.rank import LaunchError
+from parallelizer.launching.rank import LaunchError
 from tests.ranks import run_ranks
 
 

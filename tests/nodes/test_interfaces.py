@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import interfaces
+from parallelizer.launching import interfaces
 from tests.nodes.network import Nodes
 from tests.recipes.runs import ROOT
 

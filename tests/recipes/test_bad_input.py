@@ -128,3 +128,10 @@ def test_the_command_says_what_validate_says(here: Path) -> None:
     assert trained.err == validated.err
     assert "unknown-preset" in trained.err
     assert not (here / "outputs").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_told(here: Path) -> None:
+    (here / "taken").touch()
+    ended = typed("hydra.run.dir=taken", "train.steps=1", cwd=here)
+    assert ended.status == 1 and "Traceback" not in ended.err
+    assert ended.err.startswith("error: the output folder cannot be made: taken: File exists")

@@ -9,10 +9,10 @@ import textwrap
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from parallelizer.diagnostics import PlanError
-from parallelizer.lookout import ranks_text
-from parallelizer.rank import Failure, LaunchError
-from parallelizer.restarts import End
-from parallelizer.watch_ranks import Watch
+from parallelizer.launching.lookout import ranks_text
+from parallelizer.launching.rank import Failure, LaunchError
+from parallelizer.launching.restarts import End
+from parallelizer.launching.watch import Watch
 
 LAG = 0.25
 """Seconds by which other ranks may notice the end of a rank (its sockets close) before its parent does."""

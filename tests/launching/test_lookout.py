@@ -13,11 +13,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from parallelizer import lookout, watch_ranks
-from parallelizer.heartbeat import Beat, beat
 from parallelizer.launch import LaunchError, start
-from parallelizer.lookout import Lookout, describe, ranks_text
-from parallelizer.stacks import Frame, Stack
+from parallelizer.launching import lookout
+from parallelizer.launching import watch as watch_ranks
+from parallelizer.launching.heartbeat import Beat, beat
+from parallelizer.launching.lookout import Lookout, describe, ranks_text
+from parallelizer.launching.stacks import Frame, Stack
 from tests.test_launch import nothing_left
 
 __all__ = ["nothing_left"]

@@ -26,11 +26,12 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from parallelizer import heartbeat, torch_private
+from parallelizer import torch_private
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.launching import heartbeat
+from parallelizer.launching.stacks import answer_requests
+from parallelizer.launching.stopping import stop_signals
 from parallelizer.notes import planned_module, raised_by_torch
-from parallelizer.stacks import answer_requests
-from parallelizer.stopping import stop_signals
 
 Device = Literal["cpu", "cuda"]
 

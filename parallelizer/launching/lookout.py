@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from parallelizer.heartbeat import Beat
-from parallelizer.stacks import Stack
+from parallelizer.launching.heartbeat import Beat
+from parallelizer.launching.stacks import Stack
 
 INTERVAL = 1.0
 """Seconds between two looks."""

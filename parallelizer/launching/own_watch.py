@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parallelizer import heartbeat
+from parallelizer.launching import heartbeat
 
 
 @contextmanager

@@ -17,11 +17,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import launch, restarts
-from parallelizer.heartbeat import beat
+from parallelizer import launch
 from parallelizer.launch import LaunchError, start
-from parallelizer.restarts import End, Restarts
-from parallelizer.stopping import stop_requests
+from parallelizer.launching import restarts
+from parallelizer.launching.heartbeat import beat
+from parallelizer.launching.restarts import End, Restarts
+from parallelizer.launching.stopping import stop_requests
 from tests.test_launch import children, nothing_left
 
 __all__ = ["nothing_left"]

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelizer import lookout
-from parallelizer.heartbeat import Beat, Beats
-from parallelizer.lookout import Lookout, ranks_text
-from parallelizer.rank import Job, LaunchError
-from parallelizer.stacks import Stack, ask
-from parallelizer.stopping import Signals
+from parallelizer.launching import lookout
+from parallelizer.launching.heartbeat import Beat, Beats
+from parallelizer.launching.lookout import Lookout, ranks_text
+from parallelizer.launching.rank import Job, LaunchError
+from parallelizer.launching.stacks import Stack, ask
+from parallelizer.launching.stopping import Signals
 
 GRACE = 5.0
 """Seconds between asking a rank to end (SIGTERM) and ending it (SIGKILL)."""

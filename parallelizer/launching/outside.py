@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from parallelizer import interfaces, slurm_step
-from parallelizer.own_watch import own_watch
-from parallelizer.rank import Device, LaunchError, enter_group, environment
+from parallelizer.launching import interfaces, slurm_step
+from parallelizer.launching.own_watch import own_watch
+from parallelizer.launching.rank import Device, LaunchError, enter_group, environment
 
 T = TypeVar("T")
 

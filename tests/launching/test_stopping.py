@@ -16,9 +16,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import stopping, watch_ranks
 from parallelizer.launch import LaunchError, start
-from parallelizer.stopping import stop_requests
+from parallelizer.launching import stopping
+from parallelizer.launching import watch as watch_ranks
+from parallelizer.launching.stopping import stop_requests
 from tests.test_launch import children, nothing_left
 
 __all__ = ["nothing_left"]

@@ -11,10 +11,10 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.ends import LAG, has_obeyed, what_happened, who_ended
-from parallelizer.heartbeat import Beats
-from parallelizer.rank import Failure, Job, LaunchError
-from parallelizer.watch_ranks import Watch
+from parallelizer.launching.ends import LAG, has_obeyed, what_happened, who_ended
+from parallelizer.launching.heartbeat import Beats
+from parallelizer.launching.rank import Failure, Job, LaunchError
+from parallelizer.launching.watch import Watch
 
 
 class Ended:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from parallelizer.heartbeat import beat
 from parallelizer.launch import LaunchError, OutsideRanks, join, outside_ranks
-from parallelizer.slurm_step import first_host, port, tasks_per_node
+from parallelizer.launching.heartbeat import beat
+from parallelizer.launching.slurm_step import first_host, port, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",
@@ -43,7 +43,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in (*TORCHRUN, *os.environ):
         if name in TORCHRUN or name.startswith("SLURM_") or name == "ENVIRONMENT":
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("parallelizer.slurm_step._resolves", lambda name: True)
+    monkeypatch.setattr("parallelizer.launching.slurm_step._resolves", lambda name: True)
     return monkeypatch
 
 
