@@ -32,8 +32,10 @@ def script(folder: Path, text: str) -> Path:
 
 def test_tasks_of_a_step_on_two_nodes_train_together(slurm: Slurm, tmp_path: Path) -> None:
     """Dealt to the nodes in turn: the ranks are counted node by node all the same, and tp stays inside."""
-    step = f"srun -N2 -n4 --distribution=cyclic --wait=60 {TRAIN} parallel=fsdp2_tp2"
-    job = slurm.submit(script(tmp_path, step), "-N2", "-n4", f"--output={tmp_path}/out", cwd=tmp_path)
+    step = f"srun -N2 --ntasks-per-node=2 --distribution=cyclic --wait=60 {TRAIN} parallel=fsdp2_tp2"
+    job = slurm.submit(
+        script(tmp_path, step), "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out", cwd=tmp_path
+    )
     slurm.wait(job, timeout=300)
     out = (tmp_path / "out").read_text()
     assert out.count("mesh  4 ranks: dp_shard=2 x tp=2") == out.count("trained 2 steps") == 1
