@@ -26,6 +26,8 @@ QUICK = {
     "benchmarks/context_parallel.py": ["--rows", "64", "--rounds", "2"],
     "benchmarks/packed_documents.py": ["--rows", "64", "--median", "9", "--rounds", "2"],
     "benchmarks/validate_time.py": ["--help"],
+    "benchmarks/checkpoint.py": ["--help"],
+    "tests.survival": ["--help"],
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
     "benchmarks/any_size.py": ["--help"],

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from parallelizer.checkpoint.manifest import Stored, hash_of
+from parallelizer.checkpoint.manifest import BLOCK, Stored, hash_of
 
 
 class HashedFiles(FileSystem):
@@ -36,9 +36,7 @@ class HashedFiles(FileSystem):
                 if hashed.failure is not None:  # torch's writer of zip files tells another in its place
                     raise hashed.failure from None
                 raise
-            if not file.closed:
-                file.flush()
-                os.fsync(file.fileno())
+            hashed.close()
         self.written[Path(path)] = Stored(hashed.size, hashed.digest.hexdigest())
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -59,20 +57,48 @@ class HashedFiles(FileSystem):
 
 
 class _Hashed:
-    """A file that is written from its beginning to its end, and hashed meanwhile."""
+    """A file that is written from its beginning to its end, and hashed meanwhile.
+
+    In large parts: each of them wants the interpreter's lock, which the training wants too.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.size, self.digest = file, 0, hashlib.sha256()
         self.failure: OSError | None = None
+        self._waiting = bytearray()
 
     def write(self, data: Any) -> int:
-        self.digest.update(data)
-        self.size += memoryview(data).nbytes
+        view = memoryview(data).cast("B")
+        self.size += view.nbytes
+        self._waiting += view
+        if len(self._waiting) >= BLOCK:
+            self.flush()
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        """Hand everything to the system."""
+        waiting, self._waiting = self._waiting, bytearray()
+        self.digest.update(waiting)
         try:
-            return self.file.write(data)
+            self.file.write(waiting)
+            self.file.flush()
         except OSError as error:
             self.failure = error
             raise
+
+    def fileno(self) -> int:
+        """For fsync, which must see everything."""
+        self.flush()
+        return self.file.fileno()
+
+    def close(self) -> None:
+        """Onto the disk: torch closes a file behind its fsync, and flushes it then only."""
+        if not self.file.closed:
+            os.fsync(self.fileno())
+            self.file.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,18 @@ def test_reading_is_torchs(tmp_path: Path) -> None:
     with files.create_stream(tmp_path / "a", "rb") as stream:
         assert stream.read() == b"abc"
     assert not files.written
+
+
+def test_everything_is_handed_to_the_system_before_it_is_forced_onto_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch forces a file onto the disk by its number, and closes it behind that."""
+    sizes, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda number: (sizes.append(os.fstat(number).st_size), real(number)))
+    with HashedFiles().create_stream(tmp_path / "a", "wb") as stream:
+        stream.write(b"some")
+        assert stream.tell() == 4
+        os.fsync(stream.fileno())
+        stream.write(b" more")
+        stream.close()
+    assert sizes == [4, 9]
