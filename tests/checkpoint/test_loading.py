@@ -217,9 +217,7 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_named(tmp_path:
     opened, passed = newest_checkpoint(tmp_path)
     assert opened is not None and opened.step == 1
     assert [d.code for d in passed] == ["checkpoint-not-found", "checkpoint-damaged", "checkpoint-damaged"]
-    assert {d.severity for d in passed} == {"warning"} and {d.help for d in passed} == {
-        "an older one is taken"
-    }
+    assert {d.severity for d in passed} == {"warning"} and {d.help for d in passed} == {"it is passed over"}
     shutil.rmtree(tmp_path / "step_1")
     assert newest_checkpoint(tmp_path)[0] is None
 
@@ -227,7 +225,7 @@ def test_the_newest_whole_one_is_found_and_those_passed_over_are_named(tmp_path:
 def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path, said in ((tmp_path / "none", "there is no checkpoint"), (tmp_path, "this folder is no checkpoint"),
-                       (tmp_path / "file", "this folder is no checkpoint")):  # fmt: skip
+                       (tmp_path / "file", "this file is no checkpoint")):  # fmt: skip
         with pytest.raises(PlanError, match="checkpoint-not-found") as error:
             open_checkpoint(path)
         assert error.value.diagnostics[0].message == said
