@@ -94,9 +94,8 @@ def newest_checkpoint(folder: str | Path) -> tuple[Opened | None, list[Diagnosti
     """
     passed: list[Diagnostic] = []
     listed = gathered(together(lambda: names.steps_in(Path(folder))))
-    for step in reversed(
-        listed[0]
-    ):  # rank 0's word: a file system may show the ranks different lists for a while
+    # Rank 0's word: a file system may show the ranks different lists for a while.
+    for step in reversed(listed[0]):
         path = Path(folder) / names.name(step)
         try:
             opened = together(functools.partial(open_checkpoint, path))

@@ -12,7 +12,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 import warnings
@@ -156,9 +155,8 @@ class Checkpoints:
 
     def _write(self, step: int, pieces: Sequence[Piece], about: Mapping[str, Any], threads: int) -> None:
         """The thread: everything that takes time."""
-        torch.set_num_threads(
-            threads
-        )  # a thread's first operation would else start as many as there are cores
+        # A thread's first operation would else start as many as there are cores.
+        torch.set_num_threads(threads)
         begun = time.monotonic()
         path = self.folder / names.name(step)
         failure = None
@@ -250,13 +248,6 @@ def _mesh(model: nn.Module) -> dict[str, int]:
 def _describe(files: HashedFiles, unfinished: Path, about: Mapping[str, Any]) -> None:
     with files.create_stream(unfinished / RUN, "wb") as stream:
         stream.write((json.dumps(about, indent=1) + "\n").encode())
-
-
-def _give_way() -> None:
-    """Let this thread run when nobody else wants the core, where threads have priorities of their own: on Linux."""
-    if sys.platform == "linux":
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _make_room(unfinished: Path) -> None:

@@ -64,7 +64,8 @@ CODES: tuple[Code, ...] = (
         "checkpoint-unwritable",
         "a checkpoint could not be written",
         """The disk is full, the folder may not be written to, or the ranks do not see one folder. The run goes on, the
-        checkpoints before it stay as they were, and what was half written is removed; the next one is tried again.""",
+        checkpoints before it stay as they were, and what was half written is removed; the next one is tried again. What
+        can be told before a rank starts, that the place is no folder, is an error.""",
         Example(command=f"{_RUN} train.checkpoint_every=10", because=_RUNNING),
         "warning",
     ),
