@@ -79,7 +79,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         command.add_argument(
             "--config-dir",
             metavar="DIR",
-            help="a folder of one's own configuration, searched behind the shipped one",
+            help="a folder of one's own configuration, searched before the shipped one",
         )
         command.add_argument(
             "--config-name", metavar="NAME", default="train", help="the root configuration (train)"

@@ -29,20 +29,17 @@ from parallelizer.override_mistakes import OverrideSyntaxError, explain_override
 def compose_config(
     overrides: Sequence[str], config_dir: str | None = None, config_name: str = "train"
 ) -> tuple[DictConfig, Origins]:
-    """Compose a configuration as the recipe would: the shipped folder, and the user's behind it.
+    """Compose a configuration as the recipe would: the user's folder is searched first, the shipped one behind it.
 
     Raises PlanError when it cannot be composed, OverrideSyntaxError when an override does not parse.
     """
     shipped = config_folder()
-    folders = [shipped, *([Path(config_dir).absolute()] if config_dir else [])]
-    if not folders[-1].is_dir():
-        message, help_text = f"there is no folder {config_dir}", "--config-dir names a folder of YAML files"
-        raise PlanError([Diagnostic("config-not-found", message, None, help_text)])
+    folders = [*([_own_folder(config_dir)] if config_dir else []), shipped]
     check_overrides(overrides)
     check_files(folders, overrides, config_name)
 
     def attempt(some: Sequence[str]) -> tuple[DictConfig, Origins]:
-        with _also_searched(folders[1:]), initialize_config_dir(str(shipped), version_base="1.3"):
+        with searched_first(config_dir), initialize_config_dir(str(shipped), version_base="1.3"):
             config = compose(config_name, overrides=list(some), return_hydra_config=True)
             return config, _origins(config.hydra, config_name)
 
@@ -84,24 +81,37 @@ def _folders(schema: str, path: str) -> list[Path]:
         spec = importlib.util.find_spec(path.replace("/", ".")) if schema == "pkg" else None
     except ImportError:
         return []
-    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    return [Path(folder).resolve() for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-class _AlsoSearched(SearchPathPlugin):
-    """Puts folders where Hydra's own command line puts `--config-dir`: behind the application's."""
+def _own_folder(config_dir: str) -> Path:
+    """Raises PlanError where there is none."""
+    folder = Path(config_dir).absolute()
+    if not folder.is_dir():
+        message, help_text = f"there is no folder {config_dir}", "--config-dir names a folder of YAML files"
+        raise PlanError([Diagnostic("config-not-found", message, None, help_text)])
+    return folder
 
-    folders: ClassVar[Sequence[Path]] = ()
+
+class _SearchedFirst(SearchPathPlugin):
+    """Puts a folder before the application's. Hydra's own `--config-dir` puts it behind, where it changes nothing there."""
+
+    folder: ClassVar[Path | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in self.folders:
-            search_path.append("command-line", f"file://{folder}")
+        if self.folder is not None:
+            anchor = "main" if any(part.provider == "main" for part in search_path.get_path()) else None
+            search_path.prepend("own", f"file://{self.folder}", anchor)
 
 
 @contextmanager
-def _also_searched(folders: Sequence[Path]) -> Iterator[None]:
-    Plugins.instance().register(_AlsoSearched)
-    _AlsoSearched.folders = folders
+def searched_first(config_dir: str | None) -> Iterator[None]:
+    """While it lasts, Hydra searches the user's folder before the application's, in this process alone: a plugin that is
+    installed would enter every Hydra application on the machine. Raises PlanError where there is no such folder.
+    """
+    Plugins.instance().register(_SearchedFirst)
+    _SearchedFirst.folder = _own_folder(config_dir) if config_dir else None
     try:
         yield
     finally:
-        _AlsoSearched.folders = ()
+        _SearchedFirst.folder = None

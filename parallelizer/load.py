@@ -26,10 +26,8 @@ _Chain = tuple[tuple[str, Span | None], ...]
 
 
 def config_folder() -> Path:
-    """The folder of the shipped configuration: beside the package in a checkout, inside it when installed."""
-    package = Path(__file__).resolve().parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
+    """The folder of the shipped configuration: `parallelizer.configs`, in a checkout a link to the folder beside it."""
+    return (Path(__file__).resolve().parent / "configs").resolve()
 
 
 def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 import parallelizer as pz
 from parallelizer.launching import heartbeat
 from parallelizer.launching.stopping import stop_requests
+from parallelizer.optim import learning_rate
 from recipes.batches import Batches, local_device
 from recipes.checkpoint import Keeper, place_of
 from recipes.guards import Guards
 from recipes.metrics import MetricsWriter
-from recipes.optim import learning_rate
 from recipes.prepare import Job
 from recipes.progress import Progress
 from recipes.result import Result

@@ -77,7 +77,7 @@ def command_reported() -> Iterator[None]:
         yield
     except JobFailed:
         sys.exit(1)
-    except (LaunchError, KeyboardInterrupt) as error:
+    except (LaunchError, PlanError, KeyboardInterrupt) as error:
         sys.exit(_say(error))
     except (HydraException, OmegaConfBaseException) as error:
         if in_full:
@@ -139,11 +139,8 @@ def status_of(end: SystemExit) -> int:
 
 def _explained(error: Exception) -> Exception:
     """Hydra's exception as the one that our own composition of the same command raises."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn", default="train")
-    known, rest = parser.parse_known_args(sys.argv[1:])
-    overrides = [word for word in rest if "=" in word.lstrip("-") or word.startswith("~")]
+    known = own_words(sys.argv)
+    overrides = [word for word in known.rest if "=" in word.lstrip("-") or word.startswith("~")]
     jobs: Iterable[Sequence[str]]
     if isinstance(error, OverrideParseException):
         jobs = [overrides if error.override in overrides else [*overrides, error.override]]
@@ -155,6 +152,16 @@ def _explained(error: Exception) -> Exception:
     except (PlanError, OverrideSyntaxError) as explained:
         return explained
     return PlanError([Diagnostic("config-invalid", str(error).strip().split("\n")[0])])
+
+
+def own_words(argv: Sequence[str]) -> argparse.Namespace:
+    """Of Hydra's options `config_dir` and `config_name`; `rest` are the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--config-name", "-cn", default="train")
+    known = argparse.Namespace()
+    _, known.rest = parser.parse_known_args(argv[1:], known)
+    return known
 
 
 def _jobs(overrides: Sequence[str]) -> Iterator[Sequence[str]]:

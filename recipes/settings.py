@@ -207,4 +207,4 @@ SECTIONS = {
 }
 """What the sections say that the recipe reads; `optim` where the optimizer is its own."""
 
-OPTIMIZER = "recipes.optim.build_optimizer"
+OPTIMIZER = "parallelizer.optim.build_optimizer"

@@ -33,7 +33,7 @@ import parallelizer as pz
 from parallelizer import launch
 from parallelizer.across_nodes import across_nodes, nodes_of
 from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.compose import running_origins
+from parallelizer.compose import running_origins, searched_first
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
 from parallelizer.show import diagnostics as show_diagnostics
@@ -160,7 +160,7 @@ def main() -> None:
     """Hydra's command line, for one process of a job."""
     # Ranks are forked from this process: an OpenMP region here would hang children that use two threads.
     torch.set_num_threads(1)
-    with outcome.command_reported():
+    with outcome.command_reported(), searched_first(outcome.own_words(sys.argv).config_dir):
         outside = launch.outside_ranks()
         sys.argv += slurm_jobs.more_words(sys.argv)
         if outside is not None and slurm_jobs.MANY & set(sys.argv):

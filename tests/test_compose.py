@@ -43,22 +43,32 @@ def test_the_shipped_configuration_is_composed_without_hydras_part() -> None:
     assert origins.folders == [config_folder()]
 
 
-def test_a_users_folder_is_searched_behind_the_shipped_one_as_hydra_does(here: Path) -> None:
+def test_a_users_folder_is_searched_before_the_shipped_one(here: Path) -> None:
     folder = "my conf, [really]=1"
     files = {
-        "parallel/tp2.yaml": "mesh: {tp: 64}\n",
+        "parallel/tp2.yaml": "defaults: [base]\nmesh: {tp: 64}\n",
         "parallel/mine.yaml": "defaults: [tp2]\nmesh: {cp: 4}\n",
-        "plans/llama.yaml": "rules: {x: fsdp}\n",
+        "plans/llama_tp.yaml": "rules: {x: fsdp}\n",
         "plans/mine.yaml": "extends: llama\nlayouts: {stream: replicate}\n",
     }
     write(here / folder, files)
-    assert mesh(compose_config(["parallel=tp2"], folder)[0]) == {"tp": 2}
+    assert mesh(compose_config(["parallel=tp2"], folder)[0]) == {"tp": 64}
     config, origins = compose_config(["parallel=mine", "plan=mine"], folder)
-    assert mesh(config) == {"cp": 4, "tp": 2}
-    assert origins.folders == [config_folder(), here / folder]
+    assert mesh(config) == {"cp": 4, "tp": 64}
+    assert origins.folders == [here / folder, config_folder()]
     plan = from_config(config, origins).plan
     assert len(plan.rules) > 5 and plan.layouts == {"stream": REPLICATE}
+    config, origins = compose_config(["plan=llama_tp"], folder)
+    assert from_config(config, origins).plan.file == f"{folder}/plans/llama_tp.yaml"
     assert plan.file == f"{folder}/plans/mine.yaml"
+
+
+def test_an_own_root_that_names_the_package_is_composed(here: Path) -> None:
+    root = "defaults: [parallel: mine, _self_]\nhydra: {searchpath: [pkg://parallelizer.configs]}\n"
+    write(here, {"conf/own.yaml": root, "conf/parallel/mine.yaml": "defaults: [tp2]\nmesh: {cp: 4}\n"})
+    config, origins = compose_config([], "conf", "own")
+    assert mesh(config) == {"cp": 4, "tp": 2}
+    assert origins.folders == [here / "conf", config_folder(), config_folder()]
 
 
 def test_another_search_path_is_added_to_the_users_folder(here: Path) -> None:
@@ -67,7 +77,7 @@ def test_another_search_path_is_added_to_the_users_folder(here: Path) -> None:
     assert mesh(compose_config([also, "parallel=a"], "one")[0]) == {"tp": 3}
     config, origins = compose_config([also, "parallel=b"], "one")
     assert mesh(config) == {"tp": 5}
-    assert origins.folders == [config_folder(), here / "one", here / "two"]
+    assert origins.folders == [here / "one", config_folder(), here / "two"]
 
 
 def test_a_users_folder_is_forgotten_afterwards(here: Path) -> None:

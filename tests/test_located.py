@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import recipes.losses  # noqa: F401  a module that is loaded is proposed
+import parallelizer.losses  # noqa: F401  a module that is loaded is proposed
 from parallelizer.compose import compose_config
 from parallelizer.config import from_config
 from parallelizer.diagnostics import PlanError
@@ -25,8 +25,11 @@ def test_what_a_path_names() -> None:
     ("path", "said"),
     [
         ("nowhere.build", "there is no module 'nowhere'"),
-        ("recipes.losses.cross_entrop", "recipes.losses has no 'cross_entrop'; did you mean cross_entropy?"),
-        ("recipes.loses.cross_entropy", "recipes has no 'loses'; did you mean losses?"),
+        (
+            "parallelizer.losses.cross_entrop",
+            "parallelizer.losses has no 'cross_entrop'; did you mean cross_entropy?",
+        ),
+        ("parallelizer.loses.cross_entropy", "parallelizer has no 'loses'; did you mean losses?"),
         ("os.path.nothing", "os.path has no 'nothing'"),
         ("os.sep", "it names a str"),
         ("os..sep", "'os..sep' is no dotted path"),
@@ -48,12 +51,12 @@ def test_a_module_that_lacks_another_says_so(tmp_path: Path, monkeypatch: pytest
 
 def test_the_loss_of_a_configuration(caplog: pytest.LogCaptureFixture) -> None:
     """One account of it: nothing is logged beside."""
-    setup = from_config(*compose_config(["model.loss=recipes.losses.cross_entropi"]))
+    setup = from_config(*compose_config(["model.loss=parallelizer.losses.cross_entropi"]))
     with caplog.at_level(logging.DEBUG), pytest.raises(PlanError) as caught:
         setup.loss()
     assert caplog.records == []
     [found] = caught.value.diagnostics
     assert found.message == (
-        "model.loss=recipes.losses.cross_entropi is no function: "
-        "recipes.losses has no 'cross_entropi'; did you mean cross_entropy?"
+        "model.loss=parallelizer.losses.cross_entropi is no function: "
+        "parallelizer.losses has no 'cross_entropi'; did you mean cross_entropy?"
     )

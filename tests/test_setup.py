@@ -34,7 +34,7 @@ def test_of_several_arguments_all_are_shown() -> None:
 
 
 def test_a_class_that_is_not_there_is_no_fault_of_its_arguments() -> None:
-    override = "model._target_=recipes.models.llama.Lama"
+    override = "model._target_=parallelizer.models.llama.Lama"
     found = refused("model.dim=128", override)
     assert found.span is not None and found.span.file == f"<override {override}>"
 
@@ -45,6 +45,6 @@ def test_without_arguments_on_the_command_line_the_class_is_pointed_at(
     def broken(self: object, **_: object) -> None:
         raise RuntimeError("no model today")
 
-    monkeypatch.setattr("recipes.models.llama.Llama.__init__", broken)
+    monkeypatch.setattr("parallelizer.models.llama.Llama.__init__", broken)
     found = refused("parallel=tp2", "model.plan=llama")
     assert found.span is not None and found.span.file.endswith("llama_debug.yaml") and found.span.line == 2

@@ -14,8 +14,8 @@ from torch import nn
 
 import parallelizer as pz
 from parallelizer import applier, step, whole_parameters
+from parallelizer.models.llama import Llama
 from parallelizer.plan import Plan
-from recipes.models.llama import Llama
 from tests.parity import (
     EXACT,
     VOCAB,

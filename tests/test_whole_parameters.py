@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import parallelizer as pz
+from parallelizer.models.llama import Llama
 from parallelizer.plan import Mesh
 from parallelizer.whole_parameters import compute_in, sum_gradients_of
-from recipes.models.llama import Llama
 from tests.findings import on_meta
 from tests.parity import plan, style_defaults, token_batch, token_loss
 from tests.ranks import run_ranks

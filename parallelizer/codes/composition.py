@@ -60,7 +60,7 @@ def model(target: str) -> str:
     return (
         f"_target_: {target}\n"
         "plan: llama\n"
-        "loss: recipes.losses.cross_entropy\n"
+        "loss: parallelizer.losses.cross_entropy\n"
         "batch: {input_ids: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
     )
 

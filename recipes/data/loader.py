@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.losses import IGNORED
 from recipes.data.source import ALL
-from recipes.losses import IGNORED
 
 if TYPE_CHECKING:
     from recipes.data.corpus import Data

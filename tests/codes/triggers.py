@@ -26,6 +26,7 @@ from parallelizer.hugging_face.proposal import inexpressible
 from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
 from parallelizer.hugging_face.translate import translate
 from parallelizer.launching.rank import LaunchError
+from parallelizer.optim import build_optimizer
 from parallelizer.origins import Origins
 from parallelizer.plan import Mesh
 from parallelizer.show import codes, html, lock, proof
@@ -44,7 +45,6 @@ from recipes.data.files import check_unchanged, read_document
 from recipes.data.loader import window_count
 from recipes.data.position import Position, check
 from recipes.data.text import load
-from recipes.optim import build_optimizer
 from recipes.train import prepare
 from tests.checkpoint.broken import report as broken_checkpoint
 

@@ -154,7 +154,7 @@ def test_ranks_out_of_step_end_the_run_before_they_exchange_anything_else(
 
 
 def test_one_process_is_guarded_too() -> None:
-    from recipes.models.llama import Llama
+    from parallelizer.models.llama import Llama
     from tests.guards.planted import SIZES
     from tests.parity import token_batch
 

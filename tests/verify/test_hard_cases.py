@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from parallelizer.diagnostics import PlanError
+from parallelizer.losses import cross_entropy
+from parallelizer.models.llama import Llama
 from parallelizer.show.proof import verify_document
 from parallelizer.testing import assert_equivalent
 from parallelizer.verify import observe
 from parallelizer.verify.prove import Proof
-from recipes.losses import cross_entropy
-from recipes.models.llama import Llama
 from tests.verify import faults, subjects
 
 pytestmark = pytest.mark.ranks

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.losses import classification
-from recipes.models.vit import VisionTransformer
+from parallelizer.losses import classification
+from parallelizer.models.vit import VisionTransformer
 
 SIZES = {
     "image_size": 8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recipes.models.encoder_decoder import EncoderDecoder, RelativeBias
+from parallelizer.models.encoder_decoder import EncoderDecoder, RelativeBias
 
 SIZES = {
     "vocab_size": 40, "dim": 16, "n_layers": 2, "heads": 4, "head_dim": 6, "hidden_dim": 20, "buckets": 8, "max_distance": 10,

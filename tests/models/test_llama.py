@@ -13,9 +13,9 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from parallelizer.losses import cross_entropy
+from parallelizer.models.llama import Attention, Llama, RotaryEmbedding, rotate
 from recipes.data.corpus import unigram_entropy
-from recipes.losses import cross_entropy
-from recipes.models.llama import Attention, Llama, RotaryEmbedding, rotate
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 OWN_KEYS = ("plan", "batch", "loss", "tiny")

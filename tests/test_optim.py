@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from parallelizer.diagnostics import PlanError
-from recipes.optim import build_optimizer, learning_rate
+from parallelizer.optim import build_optimizer, learning_rate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 def config(**changes: Any) -> Any:
@@ -94,7 +94,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from recipes.optim import build_optimizer
+from parallelizer.optim import build_optimizer
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
