@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from parallelizer import interrupts
 from parallelizer.command_words import Parser, refuse_options
 from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
-from parallelizer.override_mistakes import OverrideSyntaxError
+from parallelizer.override_mistakes import OverrideSyntaxError, override_span
 from parallelizer.propose import command as init_command
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.torch_import import import_torch
@@ -126,6 +126,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
             init_command.add_options(command)
         command.set_defaults(run=run)
     _add_explain(commands)
+    _add_new(commands)
     return parser, commands.choices
 
 
@@ -140,6 +141,28 @@ def _add_explain(commands: Any) -> None:
     command.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
     command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     command.set_defaults(run=_explain)
+
+
+def _add_new(commands: Any) -> None:
+    doc = "copy the training recipe and a small configuration into a folder, to start from"
+    command = commands.add_parser("new", help=doc, description=doc + ".")
+    command.add_argument("folder", metavar="DIR", help="a new folder, or one that has none of the files")
+    command.set_defaults(run=_new, overrides=[])
+
+
+def _new(arguments: argparse.Namespace) -> int:
+    from parallelizer import new
+
+    if arguments.overrides:
+        message = f"new takes one folder, and here stands {arguments.overrides[0]} too"
+        raise OverrideSyntaxError(
+            Diagnostic("override-syntax", message, override_span(arguments.overrides[0]))
+        )
+    try:
+        return new.run(arguments.folder)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
 
 
 def _validate(arguments: argparse.Namespace) -> int:

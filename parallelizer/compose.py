@@ -27,19 +27,20 @@ from parallelizer.override_mistakes import OverrideSyntaxError, explain_override
 
 
 def compose_config(
-    overrides: Sequence[str], config_dir: str | None = None, config_name: str = "train"
+    overrides: Sequence[str], config_dir: str | Sequence[str] | None = None, config_name: str = "train"
 ) -> tuple[DictConfig, Origins]:
-    """Compose a configuration as the recipe would: the user's folder is searched first, the shipped one behind it.
+    """Compose a configuration as the recipe would: the user's folders are searched first, the shipped one behind them.
 
     Raises PlanError when it cannot be composed, OverrideSyntaxError when an override does not parse.
     """
     shipped = config_folder()
-    folders = [*([_own_folder(config_dir)] if config_dir else []), shipped]
+    own = [config_dir] if isinstance(config_dir, str) else list(config_dir or ())
+    folders = [*map(_own_folder, own), shipped]
     check_overrides(overrides)
     check_files(folders, overrides, config_name)
 
     def attempt(some: Sequence[str]) -> tuple[DictConfig, Origins]:
-        with searched_first(config_dir), initialize_config_dir(str(shipped), version_base="1.3"):
+        with searched_first(own), initialize_config_dir(str(shipped), version_base="1.3"):
             config = compose(config_name, overrides=list(some), return_hydra_config=True)
             return config, _origins(config.hydra, config_name)
 
@@ -56,7 +57,9 @@ def compose_config(
 
 
 def running_origins() -> Origins:
-    """The origins of the configuration that `@hydra.main` is running with."""
+    """The origins of the configuration that `@hydra.main` is running with; of none, the shipped folder alone."""
+    if not HydraConfig.initialized():
+        return Origins(folders=[config_folder()])
     hydra = HydraConfig.get()
     return _origins(hydra, str(hydra.job.config_name))
 
@@ -94,24 +97,23 @@ def _own_folder(config_dir: str) -> Path:
 
 
 class _SearchedFirst(SearchPathPlugin):
-    """Puts a folder before the application's. Hydra's own `--config-dir` puts it behind, where it changes nothing there."""
+    """Puts folders before the application's. Hydra's own `--config-dir` puts one behind, where it changes nothing there."""
 
-    folder: ClassVar[Path | None] = None
+    folders: ClassVar[Sequence[Path]] = ()
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if self.folder is not None:
-            anchor = "main" if any(part.provider == "main" for part in search_path.get_path()) else None
-            search_path.prepend("own", f"file://{self.folder}", anchor)
+        for folder in self.folders:
+            search_path.prepend("own", f"file://{folder}", "main")
 
 
 @contextmanager
-def searched_first(config_dir: str | None) -> Iterator[None]:
-    """While it lasts, Hydra searches the user's folder before the application's, in this process alone: a plugin that is
+def searched_first(folders: Sequence[str]) -> Iterator[None]:
+    """While it lasts, Hydra searches the user's folders before the application's, in this process alone: a plugin that is
     installed would enter every Hydra application on the machine. Raises PlanError where there is no such folder.
     """
     Plugins.instance().register(_SearchedFirst)
-    _SearchedFirst.folder = _own_folder(config_dir) if config_dir else None
+    _SearchedFirst.folders = [_own_folder(folder) for folder in folders]
     try:
         yield
     finally:
-        _SearchedFirst.folder = None
+        _SearchedFirst.folders = ()

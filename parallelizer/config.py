@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from parallelizer import options
+from parallelizer.compose import running_origins
 from parallelizer.diagnostics import Diagnostic, PlanError, quoted
 from parallelizer.layouts import layouts_in, unused_layouts
 from parallelizer.limits import grown_key
@@ -36,10 +37,12 @@ DEVICES = ("auto", "cpu", "cuda")
 def from_config(config: DictConfig, origins: Origins | None = None, *, planless: bool = False) -> Setup:
     """Read a composed configuration; with `planless` no plan is read, and the setup's has no rules.
 
+    Without `origins` they are those of the `@hydra.main` that runs, or else the shipped folder.
+
     Raises PlanError with every mistake in it, plan files included. What `imports` names and `checks` name is imported; no
     model is built.
     """
-    reading = Reading(config, origins or Origins(folders=[config_folder()]))
+    reading = Reading(config, origins or running_origins())
     _check_size(reading)
     _import(reading)
     _check_preset(reading)

@@ -5,7 +5,6 @@ Exit 1: the configuration is wrong, or a rank failed. 2: the command line does n
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import shutil
@@ -29,6 +28,7 @@ from parallelizer.compose import OverrideSyntaxError, compose_config
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.launch import LaunchError, outside_ranks
 from parallelizer.show import diagnostics as show_diagnostics
+from recipes.own_configs import own_folders, own_words
 from recipes.progress import show_cursor
 
 PATIENCE = 10.0
@@ -140,6 +140,7 @@ def status_of(end: SystemExit) -> int:
 def _explained(error: Exception) -> Exception:
     """Hydra's exception as the one that our own composition of the same command raises."""
     known = own_words(sys.argv)
+    folders = own_folders(sys.argv)
     overrides = [word for word in known.rest if "=" in word.lstrip("-") or word.startswith("~")]
     jobs: Iterable[Sequence[str]]
     if isinstance(error, OverrideParseException):
@@ -148,20 +149,10 @@ def _explained(error: Exception) -> Exception:
         jobs = _jobs(overrides)
     try:
         for job in jobs:
-            compose_config(job, known.config_dir, known.config_name)
+            compose_config(job, folders, known.config_name)
     except (PlanError, OverrideSyntaxError) as explained:
         return explained
     return PlanError([Diagnostic("config-invalid", str(error).strip().split("\n")[0])])
-
-
-def own_words(argv: Sequence[str]) -> argparse.Namespace:
-    """Of Hydra's options `config_dir` and `config_name`; `rest` are the other words."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn", default="train")
-    known = argparse.Namespace()
-    _, known.rest = parser.parse_known_args(argv[1:], known)
-    return known
 
 
 def _jobs(overrides: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -41,6 +41,7 @@ from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
 from recipes import outcome, run_name, slurm_jobs, slurm_launcher
 from recipes.loop import train
+from recipes.own_configs import own_folders
 from recipes.prepare import Job, prepare
 from recipes.progress import summary
 from recipes.result import Result
@@ -160,7 +161,7 @@ def main() -> None:
     """Hydra's command line, for one process of a job."""
     # Ranks are forked from this process: an OpenMP region here would hang children that use two threads.
     torch.set_num_threads(1)
-    with outcome.command_reported(), searched_first(outcome.own_words(sys.argv).config_dir):
+    with outcome.command_reported(), searched_first(own_folders(sys.argv)):
         outside = launch.outside_ranks()
         sys.argv += slurm_jobs.more_words(sys.argv)
         if outside is not None and slurm_jobs.MANY & set(sys.argv):
