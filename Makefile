@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test test-all lint parity matrix clean
+.PHONY: train test test-all test-wheel lint parity matrix clean
 
 train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
@@ -14,6 +14,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)  ## the slow matrices too
 	$(BIN)/python -m pytest -m ""
+
+test-wheel: $(STAMP)  ## the wheel in an environment that pip fills from a package index, outside of the checkout
+	$(BIN)/python -m pytest -m "" tests/wheel/test_fresh.py
 
 parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
 	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""

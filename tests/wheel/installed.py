@@ -61,10 +61,14 @@ def install(wheel: Path, folder: Path) -> Installed:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
-    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([*pip, wheel], env=without, check=True, capture_output=True)
+    subprocess.run([*pip, wheel], env=without_path(), check=True, capture_output=True)
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     packages = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
     # A line of a .pth file is a folder behind the others; .pth files in that one (our editable install) do not count.
     (packages / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return Installed(wheel, python)
+
+
+def without_path() -> dict[str, str]:
+    """This process's variables without PYTHONPATH: a checkout on it is, for pip, the package installed already."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
