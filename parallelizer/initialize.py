@@ -3,14 +3,17 @@
 Each module is initialised whole by its own `reset_parameters`, one at a time, on the CPU, from a generator
 seeded by (seed, module name), and then sliced. DTensor's own random numbers do not exist on CPU and would
 differ by mesh. The cost is that every rank draws every number once: time grows with the whole model, memory
-with its largest module.
+with its largest module; with the whole model where only its constructor can make its values.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
+import numpy
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -36,46 +39,84 @@ def materialize(
     device: str | torch.device,
     seed: int,
     initializer: Initializer | None = None,
+    whole: Callable[[], nn.Module] | None = None,
     skip_saved: bool = False,
 ) -> nn.Module:
     """Allocate a meta model's local shards on `device` and give them values. Returns the model.
 
     `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`, and of a
-    transformers model what that model has for it. With `skip_saved` only modules with buffers that a state dict leaves out
+    transformers model what that model has for it. `whole` builds the model with its values on the CPU, as its constructor
+    makes them, from random numbers seeded alike on every rank, and each rank takes its slices of that: for models whose
+    modules cannot fill themselves, or whose constructor does more. It costs each rank the memory of the whole model for
+    that time. With `skip_saved` only modules with buffers that a state dict leaves out
     are filled: a checkpoint has all else.
     No communication. Raises PlanError when a module has values of its own and no initializer, with the model
     still on meta, or an initializer that leaves some of them as they were.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
     initializer = initializer or initializer_of(model)
-    if initializer is None:
+    if initializer is None and whole is None:
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
         if lacking:
             message = f"{_called(lacking[0], model)} cannot make its values"
-            raise PlanError(
-                [Diagnostic("no-initializer", message, None, "give it a method reset_parameters()")]
+            help_text = (
+                "give it a method reset_parameters(), or pass whole=, a function that builds the model"
             )
+            raise PlanError([Diagnostic("no-initializer", message, None, help_text)])
     state = state_of(model)
     packed = state.packed if state else {}
     divided = {a.module: a.divided for a in state.program if a.divided} if state else {}
+    donor = None if whole is None else built_whole(whole, seed)
     allocate(model, device)
     filled: set[int] = set()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in owners:
             if skip_saved and not module._non_persistent_buffers_set:
                 continue
-            # The CPU's generator only: torch.manual_seed would change those of the devices too.
-            torch.default_generator.manual_seed(derived_seed(seed, path))
-            whole = _whole(module, divided.get(path, {}))
-            (initializer or _reset)(whole)
-            _check_filled(whole, path, model)
+            if donor is not None:
+                full = donor.get_submodule(path)
+                _check_filled(full, path, model)
+            else:
+                # The CPU's generator only: torch.manual_seed would change those of the devices too.
+                torch.default_generator.manual_seed(derived_seed(seed, path))
+                full = _whole(module, divided.get(path, {}))
+                (initializer or _reset)(full)
+                _check_filled(full, path, model)
             for name, param in module.named_parameters(recurse=False):
                 if id(param) not in filled:  # a tied one has the values of its first owner
-                    fill(param, whole.get_parameter(name).data, packed.get(full_name(path, name)))
+                    fill(param, full.get_parameter(name).data, packed.get(full_name(path, name)))
                     filled.add(id(param))
             for name, buffer in module.named_buffers(recurse=False):
-                buffer.copy_(whole.get_buffer(name))
+                buffer.copy_(full.get_buffer(name))
     return model
+
+
+def built_whole(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """The model as `build` makes it on the CPU, from torch's, numpy's and Python's random numbers seeded by `seed`, which
+    are then as they were. Floats that it does not fill are NaN.
+    """
+    kept, kept_numpy = random.getstate(), numpy.random.get_state()
+    with _filled_with_nan(), torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(derived_seed(seed, ""))
+        random.seed(derived_seed(seed, "python"))
+        numpy.random.seed(derived_seed(seed, "numpy") % 2**32)
+        try:
+            return build()
+        finally:
+            random.setstate(kept)
+            numpy.random.set_state(kept_numpy)
+
+
+@contextmanager
+def _filled_with_nan() -> Iterator[None]:
+    """`torch.empty` gives NaN, and not what lay in memory, which is another thing on every rank."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
 def derived_seed(seed: int, name: str) -> int:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from parallelizer.workload import Entry, Workload
 
 MODEL_HELP = "a model config says _target_ with its arguments, plan, batch and loss"
+INITIALIZE = ("whole", "modules")
+"""Who makes the values of a model: its constructor, or each module its own by `reset_parameters()`."""
+
 ENTRY_HELP = "write {shape: [batch, sequence], dtype: int64, range: [0, 256]}"
 
 
@@ -27,6 +30,10 @@ def read_model(reading: Reading) -> dict[str, Any]:
         if not model.get(key):
             where = f"model.{key}" if key in model else "model"
             reading.error("model-build", f"the model config has no `{key}`", where, MODEL_HELP)
+    if model.get("initialize") not in (None, *INITIALIZE):
+        message = f"model.initialize is {quoted(str(model['initialize']))}"
+        help_text = "it is whole, modules, or null: whole where only the constructor can make the values"
+        reading.error("unknown-value", message, "model.initialize", help_text)
     return {str(k): v for k, v in model.items()}
 
 
@@ -57,7 +64,7 @@ def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
 
     says = written if isinstance(written, Mapping) else {}
     shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))
-    bounds, ignore = says.get("range", [0, 2]), says.get("ignore")
+    bounds, ignore, data = says.get("range", [0, 2]), says.get("ignore"), says.get("data")
     if not isinstance(shape, list) or not all(d in ("batch", "sequence") or is_whole(d) for d in shape):
         key, wrong = "shape", "has no shape of the words batch and sequence, and numbers"
     elif dtype not in DTYPES:
@@ -66,8 +73,10 @@ def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
         key, wrong = "range", "has no range of two whole numbers, the first one below the second"
     elif ignore is not None and not is_whole(ignore):
         key, wrong = "ignore", "has an `ignore` that is no whole number"
+    elif data is not None and not isinstance(data, str):
+        key, wrong = "data", "has a `data` that is no name of an entry of the data"
     else:
-        return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore)
+        return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore, data)
     here = f"model.batch.{name}"
     span = reading.origins.span(f"{here}.{key}") or reading.span(here)
     reading.findings.error("wrong-type", f"{here} {wrong}", span, ENTRY_HELP)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parallelizer.simulate.trace import Recipe
     from parallelizer.workload import Workload
 
-MODEL_KEYS = ("plan", "batch", "loss", "tiny")
+MODEL_KEYS = ("plan", "batch", "loss", "tiny", "initialize")
 """The keys of a model config that are ours; the others are `_target_` and its arguments."""
 
 
@@ -63,14 +63,27 @@ class Setup:
 
     def build_model(self) -> nn.Module:
         """The configured model on the meta device. Raises PlanError when it cannot be built."""
+        return self._built("meta")
+
+    def whole_model(self, model: nn.Module) -> Callable[[], nn.Module] | None:
+        """What builds the model with its values, where only its constructor can make them, or `model.initialize` says so;
+        None where its modules fill themselves. `model` is what `build_model` gave.
+        """
+        from parallelizer.construction import needs_whole
+
+        return (lambda: self._built("cpu")) if needs_whole(model, self.model.get("initialize")) else None
+
+    def _built(self, device: str) -> nn.Module:
         import torch
         from hydra.utils import instantiate
         from torch import nn
 
+        from parallelizer.construction import watched
+
         arguments = {k: v for k, v in self.model.items() if k not in MODEL_KEYS}
         try:
-            with torch.device("meta"):
-                model = instantiate(arguments, _convert_="all")
+            with torch.device(device):
+                model = watched(lambda: instantiate(arguments, _convert_="all"))
         except Exception as error:  # whatever the constructor of somebody's model raises
             raise self._model_error(error) from None
         if not isinstance(model, nn.Module):
@@ -122,6 +135,7 @@ class Setup:
         made.
         """
         from parallelizer.compiler import compile as compile_plan
+        from parallelizer.construction import told
 
         try:
             program = compile_plan(
@@ -136,7 +150,9 @@ class Setup:
             )
         except PlanError as error:
             raise PlanError(map(self._placed, error.diagnostics)) from None
-        found = map(self._placed, (*self.warnings, *program.diagnostics))
+        found = map(
+            self._placed, (*self.warnings, *program.diagnostics, *told(model, self.model.get("initialize")))
+        )
         return dataclasses.replace(program, diagnostics=in_order(found))
 
     def _placed(self, found: Diagnostic) -> Diagnostic:

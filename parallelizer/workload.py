@@ -31,13 +31,15 @@ class Entry:
     """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole
     numbers their range.
 
-    `ignore` is the value that takes a token out of the loss, where the entry has one.
+    `ignore` is the value that takes a token out of the loss, where the entry has one. `data` is what the data calls the
+    entry, where that is not the model's name for it.
     """
 
     shape: tuple[str | int, ...]
     dtype: str = "int64"
     range: tuple[int, int] = (0, 2)
     ignore: int | None = None
+    data: str | None = None
 
     def sequence_dim(self) -> int | None:
         """The dimension that counts tokens, or None."""
@@ -60,6 +62,11 @@ class Workload:
     def has_sequence(self) -> bool:
         """Whether any entry counts tokens; true where nothing is said of entries."""
         return not self.entries or any(entry.sequence_dim() is not None for entry in self.entries.values())
+
+    def renamed(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A batch of the data's entries, by the names that the model has for them."""
+        names = {entry.data: name for name, entry in self.entries.items() if entry.data}
+        return {names.get(name, name): tensor for name, tensor in batch.items()}
 
     def example(
         self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0

@@ -55,7 +55,7 @@ class Batches:
         return [self._local(batch) for batch in batches]
 
     def _local(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return pz.shard_batch(batch, self.plan, self.mesh, device=self.device)
+        return pz.shard_batch(self.workload.renamed(batch), self.plan, self.mesh, device=self.device)
 
 
 def local_device(kind: str) -> torch.device:

@@ -38,17 +38,19 @@ def train(job: Job) -> Result:
     mesh = pz.build_mesh(setup.mesh, setup.device)
     pz.seed_ranks(mesh, settings.seed)
     device = local_device(setup.device)
-    model = pz.apply(job.program, setup.build_model(), mesh)
+    model = setup.build_model()
+    whole = setup.whole_model(model)
+    pz.apply(job.program, model, mesh)
     leads = dist.get_rank() == 0
     place = place_of(settings, job.folder or Path())
     keeper = Keeper(place, settings, job.record, job.position, mesh, leads=leads)
     begun_from = keeper.find()
     if begun_from is not None:
-        pz.materialize(model, device=device, seed=settings.seed, skip_saved=True)
+        pz.materialize(model, device=device, seed=settings.seed, whole=whole, skip_saved=True)
     elif job.weights is not None:
         pz.load_pretrained(model, job.weights, device=device)
     else:
-        pz.materialize(model, device=device, seed=settings.seed)
+        pz.materialize(model, device=device, seed=settings.seed, whole=whole)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
     first, samples = keeper.load(begun_from, model, optimizer) if begun_from is not None else (0, 0)
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)

@@ -333,5 +333,5 @@ def test_only_what_forward_takes_is_handed_to_it() -> None:
 
     model = Open()
     step.forward(model, token_batch())
-    assert model.names == {"input_ids", "labels"}
+    assert model.names == {"input_ids"}  # labels are the loss's, unless forward names them
     step.forward(Tiny(), token_batch())  # takes no labels

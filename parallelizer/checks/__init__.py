@@ -14,7 +14,6 @@ from parallelizer.checks.buffers import buffers
 from parallelizer.checks.compiled_regions import compiled_regions
 from parallelizer.checks.dealing import dealing
 from parallelizer.checks.fsdp_shards import fsdp_shards
-from parallelizer.checks.initializers import initializers
 from parallelizer.checks.lazy_modules import lazy_modules
 from parallelizer.checks.nested_attention import nested_attention
 from parallelizer.checks.placed_twice import placed_twice
@@ -45,7 +44,6 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     sequence_length,
     dealing,
     fsdp_shards,
-    initializers,
     attention_heads,
     ulysses_degree,
     positions,

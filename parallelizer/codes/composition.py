@@ -96,6 +96,20 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "built-whole",
+        "every rank builds the model whole for its values",
+        """A model is built without memory, and each module then fills its own slices by `reset_parameters()`. Where a
+        module has none, or the model's constructor fills parameters itself, as GPT-2's scales some, only the
+        constructor knows the values: each rank runs it on its CPU and keeps its slices. That is right, and takes
+        the memory of the whole model once for each rank.""",
+        Example(
+            'rules: {"": fsdp}',
+            ["model=bare"],
+            {"conf/model/bare.yaml": model("bare.Bare"), "bare.py": _BARE},
+        ),
+        "warning",
+    ),
+    Code(
         "compiled-region",
         "something inside a compiled module cannot be compiled",
         """`compile` makes one piece of code of all that a module does: tensor parallelism, context parallelism and
@@ -238,14 +252,13 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "no-initializer",
-        "a module on the meta device cannot make its values",
-        """Models are built without memory, and every module then fills the parameters and buffers that it
-        owns, through `reset_parameters()`. One that has none would be left with whatever lay in memory, other
-        values on every rank.""",
+        "a module's values are made by nothing",
+        """A model is built without memory, and its parameters and buffers are then filled, by `reset_parameters()` of
+        the module that owns them, or by the model's constructor. What neither of them fills would be left with
+        whatever lay in memory, other values on every rank.""",
         Example(
-            'rules: {"": fsdp}',
-            ["model=bare"],
-            {"conf/model/bare.yaml": model("bare.Bare"), "bare.py": _BARE},
+            command="python -m recipes.train --config-dir conf model=bare",
+            because="values are made by the ranks, and not by `validate`",
         ),
     ),
     Code(

@@ -13,8 +13,9 @@ from torch import nn
 from parallelizer.styles.base import forward_names
 
 OURS_ALONE = frozenset({"labels"})
-"""Entries of a batch that a transformers model would take, and is not given: it would shift labels that are shifted
-already, inside of each rank's part of the sequence, and take a mean that is not the batch's.
+"""Entries of a batch that a model is not given for its `**kwargs` alone: they are the loss's. A transformers model that
+names them is not given them either: it would shift labels that are shifted already, inside of each rank's part of the
+sequence, and take a mean that is not the batch's.
 """
 
 WHOLE = frozenset({"attention_mask"})
@@ -30,12 +31,15 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 def inputs_of(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch entries that the model is given: those that its forward takes, of a transformers model without labels."""
-    names, hidden = forward_names(model), OURS_ALONE if is_pretrained(model) else frozenset()
+    """The batch entries that the model is given: those that its forward takes. Labels go to one that names them, and never
+    to a transformers model.
+    """
+    names, asked = forward_names(model), inspect.signature(model.forward).parameters
+    hidden = OURS_ALONE if is_pretrained(model) else OURS_ALONE - {*asked}
     given = {k: v for k, v in batch.items() if (names is None or k in names) and k not in hidden}
-    tokens, asked = given.get("input_ids"), inspect.signature(model.forward).parameters
+    tokens = given.get("input_ids")
     if (
-        hidden
+        is_pretrained(model)
         and isinstance(tokens, torch.Tensor)
         and tokens.is_meta
         and "attention_mask" in {*asked} - {*given}

@@ -135,12 +135,15 @@ def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
     from parallelizer.simulate.world import WorldError, in_children
     from parallelizer.verify.tiny import shrink
 
+    small: nn.Module | None
     try:
-        small = shrink(setup)[0].build_model()
+        shrunk = shrink(setup)[0]
+        small = shrunk.build_model()
+        whole = shrunk.whole_model(small)
     except PlanError:
-        small = None
+        small = whole = None
     try:
-        (found,) = in_children([(carriers, model, setup.workload, small)])
+        (found,) = in_children([(carriers, model, setup.workload, small, whole)])
         (facts,) = in_children([(_facts, model, setup.workload, found.input)])
     except WorldError as error:
         names = tuple(path for path, _ in model.named_modules())

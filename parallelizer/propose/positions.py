@@ -28,12 +28,17 @@ class Carriers:
     buffers: dict[str, int] = field(default_factory=dict)
 
 
-def carriers(model: nn.Module, workload: Workload, small: nn.Module | None = None) -> Carriers:
+def carriers(
+    model: nn.Module,
+    workload: Workload,
+    small: nn.Module | None = None,
+    whole: Callable[[], nn.Module] | None = None,
+) -> Carriers:
     """Runs `model`, which is on meta and is used up, on fake tensors. An argument takes positions if forward uses it and
     `small`, a small one of the kind on meta, gives the same when it is told the positions that tokens have anyway; without
-    `small`, if forward makes fewer positions of its own then.
+    `small`, if forward makes fewer positions of its own then. `whole` builds `small` with values, if it cannot fill itself.
     """
-    accepts = _same_told(small, workload) if small is not None else None
+    accepts = _same_told(small, workload, whole) if small is not None else None
     fake = torch_private.FakeTensors()
     with fake:
         allocate(model, "cpu")
@@ -55,10 +60,12 @@ def carriers(model: nn.Module, workload: Workload, small: nn.Module | None = Non
     return Carriers(chosen, buffers)
 
 
-def _same_told(model: nn.Module, workload: Workload) -> Callable[[str], bool] | None:
+def _same_told(
+    model: nn.Module, workload: Workload, whole: Callable[[], nn.Module] | None
+) -> Callable[[str], bool] | None:
     """Whether an argument changes nothing when it holds 0, 1, 2, ...; None where the model cannot be given values."""
     try:
-        materialize(model, device="cpu", seed=0)
+        materialize(model, device="cpu", seed=0, whole=whole)
         model.eval()
         batch = workload.example(2, min(workload.seq_len, 8), "cpu")
         length = next(

@@ -32,7 +32,8 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
 
 def blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
     """The repeated blocks: children of one list that are of one class, have parameters and modules in them, and are called;
-    those of the outermost lists.
+    those of the outermost lists. Of children that are lists themselves, and so not called, what is called in each of them
+    and has most of its parameters.
     """
     ran = set(called)
     found: list[str] = []
@@ -43,13 +44,30 @@ def blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
             continue
         prefix = f"{path}." if path else ""
         children = [(f"{prefix}{name}", child) for name, child in module.named_children()]
+        if None in module._modules.values():  # parts of one thing, some of which may be missing
+            continue
         kinds = {type(child) for _, child in children}
         if len(kinds) == 1 and all(
             name in ran and any(True for _ in child.children()) and any(True for _ in child.parameters())
             for name, child in children
         ):
             found += [name for name, _ in children]
+        elif kinds == {nn.ModuleList} and len(children) > 1:
+            main = [_main_part(name, child, ran) for name, child in children]
+            if all(main):
+                found += filter(None, main)
     return found
+
+
+def _main_part(path: str, container: nn.Module, ran: set[str]) -> str | None:
+    """The outermost called module inside a container that has more than half of its parameters."""
+    half = _held(container) / 2
+    inside = [(f"{path}.{name}", module) for name, module in container.named_modules() if name]
+    return next((name for name, module in inside if name in ran and _held(module) > half), None)
+
+
+def _held(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 class _Finder:

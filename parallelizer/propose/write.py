@@ -51,14 +51,25 @@ def globs(modules: Sequence[str], among: Sequence[str]) -> list[str]:
     """Globs for exactly these modules of a model: with wildcards where all layers are meant, else with ranges."""
     if list(modules) == [""]:
         return [""]
-    patterns = list(
-        dict.fromkeys(
-            ".".join("*" if s == "*" else escape(s) for s in pattern(m).split(".")) for m in modules
-        )
-    )
-    wide = fold_alternatives(patterns)
-    found = {path for glob in wide for path in parse_glob(glob).select(among)}
-    return wide if found == set(modules) else fold_paths(modules)
+    alike: dict[str, list[list[str]]] = {}
+    for module in modules:
+        alike.setdefault(pattern(module), []).append(module.split("."))
+    for starred in (_numbered, _varying):
+        wide = fold_alternatives(dict.fromkeys(starred(of, some) for of, some in alike.items()))
+        if {path for glob in wide for path in parse_glob(glob).select(among)} == set(modules):
+            return wide
+    return fold_paths(modules)
+
+
+def _numbered(of: str, some: Sequence[Sequence[str]]) -> str:
+    """A wildcard for every number: `layers.*.ff.*`."""
+    return ".".join("*" if segment == "*" else escape(segment) for segment in of.split("."))
+
+
+def _varying(of: str, some: Sequence[Sequence[str]]) -> str:
+    """A wildcard for every number that is not the same in all of them: `layers.*.ff.0`."""
+    columns = zip(of.split("."), *some, strict=True)
+    return ".".join("*" if segment == "*" and len(set(at)) > 1 else escape(at[0]) for segment, *at in columns)
 
 
 def _rules(facts: Facts, found: Sequence[Line]) -> list[str]:

@@ -75,8 +75,8 @@ def longest_run(program: Iterable[Application], model: nn.Module) -> Run | None:
         )
     best: Run | None = None
     for path, module in model.named_modules():
-        if not isinstance(module, nn.ModuleList | nn.Sequential):
-            continue
+        if not isinstance(module, nn.ModuleList | nn.Sequential) or None in module._modules.values():
+            continue  # a list may hold None
         first = 0
         for _, group in itertools.groupby(_signatures(module, f"{path}." if path else "", styles)):
             count = len(list(group))

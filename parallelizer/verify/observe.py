@@ -74,7 +74,8 @@ def unsharded(
     with _entered(modes), _default_dtype(dtype):
         model = subject.build().to(dtype)
         if _on_meta(model):
-            materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
+            whole = subject.whole(model)
+            materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
         return _observe(model, subject, seed, None, flip, nudge)
 
 
@@ -83,10 +84,10 @@ def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: 
     with _entered(modes), _default_dtype(dtype):
         mesh = build_mesh(subject.mesh, "cpu")
         model = subject.build().to(dtype)
-        meta = _on_meta(model)
+        meta, whole = _on_meta(model), subject.whole(model)
         apply(program, model, mesh)
         if meta:
-            materialize(model, device="cpu", seed=seed, initializer=subject.initializer)
+            materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
         return _observe(model, subject, seed, mesh)
 
 

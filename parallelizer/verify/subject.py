@@ -22,7 +22,7 @@ class Subject:
 
     `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the
     whole batch of the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate`
-    parts of every rank share out.
+    parts of every rank share out. `whole(model)` is what builds a model that only its constructor can fill.
     """
 
     plan: Plan
@@ -36,6 +36,7 @@ class Subject:
     accumulate: int = 1
     clip: float | None = None
     initializer: Initializer | None = None
+    whole: Callable[[nn.Module], Callable[[], nn.Module] | None] = lambda model: None
     defaults: Mapping[str, StyleDefaults] = field(default_factory=dict)
     workload: Workload | None = None
     redistribute: str = "greedy"

@@ -86,6 +86,7 @@ def subject_of(setup: Setup) -> Subject:
         plan=setup.plan,
         mesh=setup.mesh,
         build=functools.partial(_build, setup),
+        whole=setup.whole_model,
         loss=setup.loss(),
         optimizer=setup.build_optimizer,
         batch=functools.partial(proof_batch, work),

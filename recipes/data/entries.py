@@ -19,9 +19,10 @@ def check_entries(source: Source, setup: Setup, seed: int) -> None:
 
 def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]:
     work = setup.workload
-    given = source.training_batch(
+    batch = source.training_batch(
         0, batch_size=work.batch_size, seq_len=work.seq_len, seed=seed, rows=slice(0, 1)
     )
+    given = work.renamed(batch)
     made = {name for name, buffer in setup.plan.batch.items() if buffer.make}
     for name, entry in work.entries.items():
         span = setup.origins.span(f"model.batch.{name}")
@@ -29,8 +30,9 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
         if name in made:
             continue
         if name not in given:
-            message = f"the model takes a batch entry {name!r}, and the data has {', '.join(given)}"
-            yield Diagnostic("data-mismatch", message, span, f"choose other data: {_choices(setup)}")
+            message = f"the model takes a batch entry {name!r}, and the data has {', '.join(batch)}"
+            advice = f"say `data: NAME` of the entry, as the data calls it, or choose other data: {_choices(setup)}"
+            yield Diagnostic("data-mismatch", message, span, advice)
         elif list(given[name].shape) != wanted:
             message = f"the model takes {name!r} of {wanted} for one row, and the data has {list(given[name].shape)}"
             yield Diagnostic("data-mismatch", message, span, "make the sizes of model and data the same")

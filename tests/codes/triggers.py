@@ -25,6 +25,7 @@ from parallelizer.explaining import explain
 from parallelizer.hugging_face.proposal import inexpressible
 from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
 from parallelizer.hugging_face.translate import translate
+from parallelizer.initialize import materialize
 from parallelizer.launching.rank import LaunchError
 from parallelizer.optim import build_optimizer
 from parallelizer.origins import Origins
@@ -122,6 +123,13 @@ def added() -> Found:
     return raised(lambda: refuse_added_parameters(model))
 
 
+def uninitialised() -> Found:
+    """What is said of a parameter that neither a method nor a constructor fills."""
+    with torch.device("meta"):
+        model = nn.ParameterList([torch.empty(2)])
+    return raised(lambda: materialize(model, device="cpu", seed=0))
+
+
 def unsayable() -> Found:
     """What is said of a `tp_plan` with a string that is new."""
     entry = Entry("linear", "colwise_from_tomorrow", ("linear",), ("linear.weight",))
@@ -180,6 +188,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
     "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "no-tp-plan": lambda here: raised(lambda: read_tp_plan(nn.Linear(2, 2))),
+    "no-initializer": lambda here: uninitialised(),
     "nonfinite": lambda here: not_finite(),
     "not-equal": lambda here: unequal(),
     "optim-invalid": lambda here: optimizer(),

@@ -1,0 +1,155 @@
+"""Which models only their constructor can fill, and that they then have its values, on every mesh."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import parallelizer as pz
+from parallelizer.construction import filled_at, needs_whole, told, watched, without_initializer
+from parallelizer.diagnostics import PlanError
+from parallelizer.initialize import built_whole
+from parallelizer.plan import Mesh
+from tests.parity import plan
+from tests.ranks import run_ranks
+
+
+class Bare(nn.Module):
+    """Its parameter and its buffer have values that no method makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((8,), 0.5))
+        self.register_buffer("table", torch.arange(8.0) ** 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.table
+
+
+class Scaled(nn.Sequential):
+    """As GPT-2: its constructor goes over its parts and fills them anew."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 16), nn.Linear(16, 8))
+        self.apply(self._init_weights)
+
+    @staticmethod
+    def _init_weights(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.001)
+
+
+class ByData(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.linear.weight.data.normal_(0, 0.02)
+
+
+class InPlace(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        with torch.no_grad():
+            self.weight *= 0.5
+
+
+class Tidy(nn.Module):
+    """All it holds is made by modules' own methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Embedding(4, 4, padding_idx=0)])
+        self.head = nn.Linear(4, 4, bias=False)
+        self.head.weight = self.parts[2].weight
+        self.double = 2 * self.head.weight.shape[0]
+
+
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        model: nn.Module = watched(build)
+    return model
+
+
+@pytest.mark.parametrize("build", [Scaled, ByData, InPlace])
+def test_a_constructor_that_fills_parameters_is_seen_where_it_does(build: type[nn.Module]) -> None:
+    model = on_meta(build)
+    place = filled_at(model)
+    assert place is not None and place.rpartition(":")[0] == __file__
+    assert needs_whole(model, None) and not needs_whole(model, "modules") and needs_whole(model, "whole")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Tidy,
+        lambda: nn.TransformerEncoderLayer(8, 2),
+        lambda: nn.LSTM(4, 4),
+        lambda: nn.Sequential(nn.Linear(2, 2)),
+    ],
+)
+def test_what_modules_make_of_their_own_is_no_reason(build: Callable[[], nn.Module]) -> None:
+    assert filled_at(on_meta(build)) is None
+
+
+def test_modules_that_hold_something_and_cannot_fill_it_are_named() -> None:
+    model = on_meta(lambda: nn.Sequential(nn.Linear(2, 2), Bare(), nn.Dropout(), Bare()))
+    assert without_initializer(model) == ["1", "3"]
+    [found] = told(model, "modules")
+    assert (found.code, found.severity) == ("built-whole", "warning")
+    assert found.message == (
+        "every rank builds the model whole, 152 B, to take its slices of the values: {1,3} (Bare) cannot fill what they hold"
+    )
+    assert told(model, "whole") == ()
+
+
+def test_nothing_is_told_of_models_that_fill_themselves_or_have_values() -> None:
+    assert told(on_meta(Tidy), None) == ()
+    assert without_initializer(Bare()) == []
+    assert "its constructor fills parameters itself" in told(on_meta(Scaled), None)[0].message
+    assert told(on_meta(Scaled), "modules") == ()
+
+
+def test_values_are_the_constructors_on_every_mesh() -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(Scaled(), Bare())
+
+    expected = built_whole(build, 3).state_dict()
+
+    def check() -> None:
+        mesh = pz.build_mesh(Mesh({"dp_shard": 2, "tp": 2}), "cpu")
+        model = on_meta(build)
+        rules = plan("rules: {'0.0': colwise, '0.1': rowwise, '': fsdp}")
+        pz.parallelize(model, rules, mesh)
+        pz.materialize(model, device="cpu", seed=3, whole=build)
+        found = pz.whole_state_dict(model)
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+        assert found["0.0.weight"].std() < 0.01
+
+    run_ranks(check, 4)
+
+
+def test_the_random_numbers_of_all_three_are_seeded_and_then_as_they_were() -> None:
+    def build() -> nn.Module:
+        values = [torch.randn(()).item(), random.random(), float(numpy.random.rand())]
+        return nn.ParameterList([torch.tensor(values)])
+
+    before = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].copy())
+    one, two, other = (built_whole(build, seed).state_dict()["0"] for seed in (1, 1, 2))
+    assert torch.equal(one, two) and bool((one != other).all())
+    assert torch.equal(before[0], torch.get_rng_state()) and random.getstate() == before[1]
+    assert (numpy.random.get_state()[1] == before[2]).all()
+
+
+def test_what_a_constructor_leaves_unfilled_is_refused() -> None:
+    def build() -> nn.Module:
+        return nn.ParameterList([torch.empty(2)])
+
+    with pytest.raises(PlanError) as raised:
+        pz.materialize(on_meta(build), device="cpu", seed=0, whole=build)
+    assert raised.value.diagnostics[0].code == "no-initializer"
