@@ -170,14 +170,22 @@ def test_renaming_keeps_groups_and_says_what_it_cannot_read() -> None:
         assert rename_axes(mesh, {"model": "tp"}) is rename_axes(mesh, {"model": "tp"})
 
         wrong: list[tuple[DeviceMesh, dict[str, str], str]] = [
-            (mesh, {}, r"are \(data, model\), and plans know \(pp, .*perhaps axes={'data': 'dp_shard', 'model': 'tp'}"),
+            (
+                mesh,
+                {},
+                r"are \(data, model\), and plans know \(pp, .*perhaps axes={'data': 'dp_shard', 'model': 'tp'}",
+            ),
             (mesh, {"data": "dp_shard"}, "perhaps axes="),
             (mesh, {"date": "dp_shard", "model": "tp"}, r"no axis 'date': it has \(data, model\)"),
             (mesh, {"data": "dpshard", "model": "tp"}, r"plans know no axis 'dpshard': they know \(pp, "),
             (mesh, {"data": "tp", "model": "tp"}, "one name: tp, tp"),
             (init_device_mesh("cpu", (2,)), {}, "has no axis names: make it with mesh_dim_names"),
             (init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), {}, "as in axes={'x': 'dp_shard'}"),
-            (init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "data")), {}, "as in axes={'dp': 'dp_shard'}"),
+            (
+                init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "data")),
+                {},
+                "as in axes={'dp': 'dp_shard'}",
+            ),
         ]
         for device_mesh, axes, message in wrong:
             for wants_a_mesh in (
