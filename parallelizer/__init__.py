@@ -30,6 +30,7 @@ _WHERE = {
     "cross_entropy": "vocabulary",
     "evaluate": "step",
     "from_config": "config",
+    "from_overrides": "asking",
     "load_checkpoint": "checkpoint.loading",
     "load_plan": "load",
     "load_pretrained": "hugging_face.weights",
@@ -50,6 +51,8 @@ _WHERE = {
     "style": "styles.base",
     "train_step": "step",
     "unshard": "context.buffers",
+    "validate": "asking",
+    "verify": "asking",
     "whole_state_dict": "whole_state",
 }
 

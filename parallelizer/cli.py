@@ -171,23 +171,13 @@ def _validate(arguments: argparse.Namespace) -> int:
 
         return quick.run(arguments, lambda: _setup(arguments))
     import_torch()
-    import torch
-
-    from parallelizer.across_nodes import across_nodes, nodes_of
-    from parallelizer.checks.idle_rules import idle_rules
-    from parallelizer.checks.layout_flow import check_layout_flow
+    from parallelizer.asking import validate
     from parallelizer.show.documents import validate_document
 
-    torch.set_num_threads(1)  # the step is followed in a forked child
-    found: tuple[Diagnostic, ...]
     setup: Setup | None = None
     try:
         setup = _setup(arguments)
-        model = setup.build_model()
-        program = setup.compile(model)
-        crossing = across_nodes(setup.mesh, nodes_of(setup.mesh, setup.hardware), setup.hardware)
-        followed = check_layout_flow(setup, program, model)
-        found = (*program.diagnostics, *crossing, *idle_rules(program), *followed)
+        found = validate(setup)
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:
