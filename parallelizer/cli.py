@@ -127,6 +127,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         command.set_defaults(run=run)
     _add_explain(commands)
     _add_new(commands)
+    doc = "say what is here and what works: to paste into an issue"
+    command = commands.add_parser("doctor", help=doc, description=doc + ".")
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    command.set_defaults(run=_doctor, overrides=[])
     return parser, commands.choices
 
 
@@ -385,6 +389,15 @@ def _import_plan(arguments: argparse.Namespace) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     import_torch()
     return init_command.run(arguments, lambda more: _setup(arguments, more))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from parallelizer import doctor
+
+    if arguments.overrides:
+        sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
+        return 2
+    return doctor.run(arguments.json)
 
 
 def _schema(arguments: argparse.Namespace) -> int:
