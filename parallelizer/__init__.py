@@ -14,6 +14,7 @@ _WHERE = {
     "Application": "compiler",
     "Checkpoints": "checkpoint.saving",
     "Diagnostic": "diagnostics",
+    "Entry": "workload",
     "LaunchError": "launch",
     "Mesh": "plan",
     "Plan": "plan",
