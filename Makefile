@@ -32,7 +32,7 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hf,slurm]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hf,slurm,lightning]"
 	touch $@
 
 clean:

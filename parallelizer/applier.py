@@ -27,7 +27,7 @@ from parallelizer.forwards import wrap_forward
 from parallelizer.hugging_face import layout, masks
 from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.load import load_plan
-from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename, submesh, with_shard_axis
+from parallelizer.mesh import data_groups, describe, fsdp_mesh, rename_axes, submesh, with_shard_axis
 from parallelizer.notes import add_notes
 from parallelizer.plan import Plan, StyleDefaults, full_name
 from parallelizer.state import ParallelState, remember
@@ -113,12 +113,13 @@ def parallelize(
 ) -> nn.Module:
     """Load, compile and apply a plan in one call: a plan by name, path or as loaded.
 
-    `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`.
+    `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`: see
+    `rename_axes`, which does it once for all functions.
     `redistribute` is how DTensors of several axes move in `train_step` and `evaluate`: `greedy` or `min-cost`.
     Raises PlanError, with the model untouched, when anything that was written is wrong.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
-    ours = rename(mesh, axes)
+    ours = rename_axes(mesh, axes)
     program = compile_plan(
         loaded, model, ours, workload=workload, defaults=defaults, redistribute=redistribute
     )

@@ -127,6 +127,10 @@ def _parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPa
         command.set_defaults(run=run)
     _add_explain(commands)
     _add_new(commands)
+    doc = "say what is here and what works: to paste into an issue"
+    command = commands.add_parser("doctor", help=doc, description=doc + ".")
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    command.set_defaults(run=_doctor, overrides=[])
     return parser, commands.choices
 
 
@@ -171,23 +175,13 @@ def _validate(arguments: argparse.Namespace) -> int:
 
         return quick.run(arguments, lambda: _setup(arguments))
     import_torch()
-    import torch
-
-    from parallelizer.across_nodes import across_nodes, nodes_of
-    from parallelizer.checks.idle_rules import idle_rules
-    from parallelizer.checks.layout_flow import check_layout_flow
+    from parallelizer.asking import validate
     from parallelizer.show.documents import validate_document
 
-    torch.set_num_threads(1)  # the step is followed in a forked child
-    found: tuple[Diagnostic, ...]
     setup: Setup | None = None
     try:
         setup = _setup(arguments)
-        model = setup.build_model()
-        program = setup.compile(model)
-        crossing = across_nodes(setup.mesh, nodes_of(setup.mesh, setup.hardware), setup.hardware)
-        followed = check_layout_flow(setup, program, model)
-        found = (*program.diagnostics, *crossing, *idle_rules(program), *followed)
+        found = validate(setup)
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:
@@ -395,6 +389,15 @@ def _import_plan(arguments: argparse.Namespace) -> int:
 def _init(arguments: argparse.Namespace) -> int:
     import_torch()
     return init_command.run(arguments, lambda more: _setup(arguments, more))
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from parallelizer import doctor
+
+    if arguments.overrides:
+        sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
+        return 2
+    return doctor.run(arguments.json)
 
 
 def _schema(arguments: argparse.Namespace) -> int:

@@ -34,36 +34,51 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
 
 def describe(device_mesh: DeviceMesh) -> Mesh:
     """The sizes of a DeviceMesh whose axes have our names, in our order. Raises ValueError for any other: see
-    `rename`.
+    `rename_axes`.
     """
     names = device_mesh.mesh_dim_names or ()
     known = [a for a in AXES if a in names]
     if not names or list(names) != known:
-        raise ValueError(
-            f"the axes of the DeviceMesh are ({', '.join(names)}), where names out of ({', '.join(AXES)}) are wanted, in this "
-            "order: say which is which with `axes`, or `rename` it"
-        )
+        raise ValueError(_unknown_axes(names))
     return Mesh({n: device_mesh.size(i) for i, n in enumerate(names)})
 
 
-def rename(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
-    """The same ranks and process groups under our axis names and in our order.
+def rename_axes(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
+    """The same ranks and process groups under our axis names (`pp`, `dp_replicate`, `dp_shard`, `cp`, `ep`, `tp`) and in
+    our order: what all other functions take.
 
-    `axes` maps names in `device_mesh` to ours; one left out has our name already. No communication. Raises
-    ValueError when a name is unknown on either side, or given twice.
+        mesh = rename_axes(mesh, {"data_parallel": "dp_shard", "tensor_parallel": "tp"})
+
+    `axes` maps names in `device_mesh` to ours; one left out has our name already, or is of size 1 and left out of the
+    result. No communication; asked again, the same mesh. Raises ValueError when a name is unknown on either side, or given
+    twice; what names usually mean is proposed then, and never guessed.
     """
-    axes, names = axes or {}, device_mesh.mesh_dim_names or ()
-    ours = [axes.get(n, n) for n in names]
-    wrong = [n for n in axes if n not in names] + [n for n in ours if n not in AXES]
-    if wrong or not names:
-        raise ValueError(
-            f"no axis {wrong[0] if wrong else ''!r}: the DeviceMesh has ({', '.join(names)}), plans know ({', '.join(AXES)})"
-        )
+    axes, names = dict(axes or {}), device_mesh.mesh_dim_names or ()
+    if missing := [n for n in axes if n not in names]:
+        raise ValueError(f"the DeviceMesh has no axis {missing[0]!r}: it has ({', '.join(names)})")
+    if unknown := [n for n in axes.values() if n not in AXES]:
+        raise ValueError(f"plans know no axis {unknown[0]!r}: they know ({', '.join(AXES)})")
+    made: dict[object, DeviceMesh] = device_mesh.__dict__.setdefault("_parallelizer_renamed", {})
+    key = tuple(sorted(axes.items()))
+    if key not in made:
+        made[key] = _renamed(device_mesh, axes)
+    return made[key]
+
+
+def _renamed(device_mesh: DeviceMesh, axes: Mapping[str, str]) -> DeviceMesh:
+    # An axis that nobody knows and that has one rank parts nothing.
+    names = device_mesh.mesh_dim_names or ()
+    kept = tuple(n for i, n in enumerate(names) if axes.get(n, n) in AXES or device_mesh.size(i) > 1)
+    ours = [axes.get(n, n) for n in kept]
+    if not kept or any(n not in AXES for n in ours):
+        raise ValueError(_unknown_axes(names))
     if len(set(ours)) < len(ours):
         raise ValueError(f"two axes of the DeviceMesh would have one name: {', '.join(ours)}")
+    if kept != names:
+        device_mesh = device_mesh[kept if len(kept) > 1 else kept[0]]
     order = sorted(range(len(ours)), key=lambda i: AXES.index(ours[i]))
     in_order = tuple(ours[i] for i in order)
-    if in_order == names:
+    if in_order == kept:
         return device_mesh
     groups = [device_mesh.get_group(i) for i in order]
     # Its own root, which all its sub-meshes share: `fully_shard` joins a data axis with a tensor axis only
@@ -72,6 +87,30 @@ def rename(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> De
         return DeviceMesh.from_group(groups[0], device_mesh.device_type, mesh_dim_names=in_order)
     ranks = device_mesh.mesh.permute(order)
     return DeviceMesh.from_group(groups, device_mesh.device_type, mesh=ranks, mesh_dim_names=in_order)
+
+
+USUALLY = {
+    "dp": "dp_shard", "fsdp": "dp_shard", "data": "dp_shard", "data_parallel": "dp_shard", "shard": "dp_shard",
+    "ddp": "dp_replicate", "replicate": "dp_replicate", "hsdp": "dp_replicate",
+    "model": "tp", "mp": "tp", "tensor": "tp", "tensor_parallel": "tp",
+    "context": "cp", "context_parallel": "cp", "sp": "cp", "sequence": "cp", "sequence_parallel": "cp",
+    "pipeline": "pp", "pipe": "pp", "expert": "ep", "expert_parallel": "ep",
+}  # fmt: skip
+"""What names of other code bases usually mean. Proposed in messages; a wrong guess would train something else."""
+
+
+def _unknown_axes(names: Sequence[str]) -> str:
+    """What to say of a DeviceMesh whose axes have these names."""
+    if not names:
+        return f"the DeviceMesh has no axis names: make it with mesh_dim_names out of ({', '.join(AXES)})"
+    meant = {n: n if n in AXES else USUALLY.get(n.lower(), "") for n in names}
+    guessed = all(meant.values()) and len(set(meant.values())) == len(names)
+    shown = {n: m for n, m in meant.items() if n != m} if guessed else {names[0]: "dp_shard"}
+    how = "in another order" if not shown else f"{'perhaps' if guessed else 'as in'} axes={shown}"
+    return (
+        f"the axes of the DeviceMesh are ({', '.join(names)}), and plans know ({', '.join(AXES)}), in this order: say which "
+        f"is which ({how}), or once for all by parallelizer.rename_axes(mesh, axes)"
+    )
 
 
 def with_shard_axis(device_mesh: DeviceMesh) -> DeviceMesh:
@@ -125,11 +164,13 @@ def folded_name(mesh: Mesh) -> str:
     return "+".join(mesh.fsdp_axes) or "dp_shard"
 
 
-def batch_rank(device_mesh: DeviceMesh) -> tuple[int, int]:
+def batch_rank(device_mesh: DeviceMesh, *, axes: Mapping[str, str] | None = None) -> tuple[int, int]:
     """This rank's index among those that see different rows of the global batch, and their number.
 
-    Raises ValueError for axes that have other names than ours.
+    `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`. Raises ValueError for axes
+    that have other names than ours.
     """
+    device_mesh = rename_axes(device_mesh, axes)
     mesh, index = describe(device_mesh), 0
     for axis in BATCH_AXES:
         if mesh.sizes[axis] > 1:

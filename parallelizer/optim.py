@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
         fused = all(p.device.type in FUSED_DEVICES and p.is_floating_point() for p in parameters)
     try:
         return AdamW(
-            groups(parameters, config["weight_decay"]),
+            parameter_groups(parameters, config["weight_decay"]),
             lr=config["lr"],
             betas=tuple(config["betas"]),
             eps=config["eps"],
@@ -39,10 +39,12 @@ def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
         raise PlanError([Diagnostic("optim-invalid", f"AdamW refuses: {error}", help=help)]) from error
 
 
-def groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups by weight decay and by device mesh.
+def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    """Groups for any optimizer of torch, by weight decay and by device mesh; parameters of fewer than two dimensions are
+    not decayed.
 
-    By mesh, because a kernel runs over one group, and cannot take plain tensors and DTensors together.
+    By mesh, because a fused or foreach kernel runs over one group, and cannot take plain tensors and DTensors together,
+    or DTensors of two meshes: torch refuses them late, in the first step.
     """
     members: dict[tuple[Any, float], list[Tensor]] = {}
     for p in parameters:

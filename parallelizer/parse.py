@@ -27,7 +27,10 @@ def parse_plan(node: MappingNode, parent: Plan, findings: Findings) -> Plan:
     version = node.get("version")
     if version is not None and not (isinstance(version, Scalar) and version.text == "1"):
         message = f"{kind(version)} is no version of the plan language"
-        findings.error("plan-version", message, version.span, "write `version: 1`")
+        help_text = "write `version: 1`"
+        if isinstance(version, Scalar) and version.text.isdecimal() and int(version.text) > 1:
+            help_text = "a newer parallelizer may know it; this one reads `version: 1` alone"
+        findings.error("plan-version", message, version.span, help_text)
     batch, model = _buffers(section(node, "buffers", findings), findings)
     return Plan(
         parent.name,

@@ -11,7 +11,7 @@ before it recomputes, draws the same again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,17 +22,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.context.dropout import draw_seed
 from parallelizer.forwards import wrap_forward
 from parallelizer.initialize import derived_seed
-from parallelizer.mesh import batch_rank, describe
+from parallelizer.mesh import batch_rank, describe, rename_axes
 
 _axes: list[str] = []
 
 
-def seed_ranks(mesh: DeviceMesh, seed: int) -> None:
+def seed_ranks(mesh: DeviceMesh, seed: int, *, axes: Mapping[str, str] | None = None) -> None:
     """Seed torch's default generators: alike on ranks that see the same tokens, independently on all others.
 
     On one rank, and wherever no axis deals out tokens, this is `torch.manual_seed(seed)`. Call it once, on every rank,
-    before training. Raises ValueError for axes that have other names than ours.
+    before training. `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`. Raises
+    ValueError for axes that have other names than ours.
     """
+    mesh = rename_axes(mesh, axes)
     sizes, place = describe(mesh).sizes, batch_rank(mesh)[0]
     part = mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0
     torch.manual_seed(seed if place == part == 0 else derived_seed(seed, f"tokens of {place}, part {part}"))

@@ -17,7 +17,7 @@ from parallelizer.mesh import (
     describe,
     folded_name,
     fsdp_mesh,
-    rename,
+    rename_axes,
     submesh,
     with_shard_axis,
 )
@@ -115,7 +115,7 @@ def test_a_foreign_mesh_trains_as_one_of_ours(part: int) -> None:
         for name, shape, names, axes, part in foreign:
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
             mesh = mesh[part] if part else mesh
-            ours = rename(mesh, axes)
+            ours = rename_axes(mesh, axes)
             index, count = batch_rank(ours)
             expected = dataclasses.replace(reference, logits=reference.logits.chunk(count)[index])
             worst[name] = max(errors(sharded(case, ours), expected).values())
@@ -158,35 +158,49 @@ def test_parallelize_takes_a_foreign_mesh() -> None:
 def test_renaming_keeps_groups_and_says_what_it_cannot_read() -> None:
     def worker() -> None:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "model"))
-        ours = rename(mesh, {"data": "dp_shard", "model": "tp"})
+        ours = rename_axes(mesh, {"data": "dp_shard", "model": "tp"})
         assert describe(ours) == Mesh({"tp": 2})
         assert [g.group_name for g in ours.get_all_groups()] == [g.group_name for g in mesh.get_all_groups()]
         assert submesh(ours, ["tp"]).get_group().group_name == mesh.get_group("model").group_name
-        assert rename(ours) is ours
+        assert rename_axes(ours) is ours
         assert with_shard_axis(ours) is ours
 
+        # An axis of one rank that nobody knows parts nothing.
+        assert describe(rename_axes(mesh, {"model": "tp"})) == Mesh({"tp": 2})
+        assert rename_axes(mesh, {"model": "tp"}) is rename_axes(mesh, {"model": "tp"})
+
         wrong: list[tuple[DeviceMesh, dict[str, str], str]] = [
-            (mesh, {}, "no axis 'data': the DeviceMesh has \\(data, model\\), plans know \\(pp, "),
-            (mesh, {"data": "dp_shard"}, "no axis 'model'"),
-            (mesh, {"date": "dp_shard", "model": "tp"}, "no axis 'date'"),
-            (mesh, {"data": "dpshard", "model": "tp"}, "no axis 'dpshard'"),
+            (
+                mesh,
+                {},
+                r"are \(data, model\), and plans know \(pp, .*perhaps axes={'data': 'dp_shard', 'model': 'tp'}",
+            ),
+            (mesh, {"data": "dp_shard"}, "perhaps axes="),
+            (mesh, {"date": "dp_shard", "model": "tp"}, r"no axis 'date': it has \(data, model\)"),
+            (mesh, {"data": "dpshard", "model": "tp"}, r"plans know no axis 'dpshard': they know \(pp, "),
             (mesh, {"data": "tp", "model": "tp"}, "one name: tp, tp"),
-            (init_device_mesh("cpu", (2,)), {}, "has \\(\\)"),
+            (init_device_mesh("cpu", (2,)), {}, "has no axis names: make it with mesh_dim_names"),
+            (init_device_mesh("cpu", (2,), mesh_dim_names=("x",)), {}, "as in axes={'x': 'dp_shard'}"),
+            (
+                init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "data")),
+                {},
+                "as in axes={'dp': 'dp_shard'}",
+            ),
         ]
         for device_mesh, axes, message in wrong:
-            with pytest.raises(ValueError, match=message):
-                rename(device_mesh, axes)
-        for device_mesh in (
-            mesh,
-            init_device_mesh("cpu", (2,)),
-            init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "cp")),
-        ):
-            with pytest.raises(ValueError, match="say which is which with `axes`"):
-                describe(device_mesh)
-            with pytest.raises(ValueError):  # and nobody gets another rank's rows
-                batch_rank(device_mesh)
-            with pytest.raises(ValueError):
-                pz.shard_batch({}, LLAMA, device_mesh)
+            for wants_a_mesh in (
+                rename_axes,
+                lambda mesh, axes: pz.batch_rank(mesh, axes=axes),
+                lambda mesh, axes: pz.shard_batch({}, LLAMA, mesh, axes=axes),
+                lambda mesh, axes: pz.seed_ranks(mesh, 0, axes=axes),
+                lambda mesh, axes: pz.parallelize(llama()(), LLAMA, mesh, axes=axes),
+            ):
+                with pytest.raises(ValueError, match=message):
+                    wants_a_mesh(device_mesh, axes)
+        turned = init_device_mesh("cpu", (2, 1), mesh_dim_names=("tp", "cp"))
+        with pytest.raises(ValueError, match=r"say which is which \(in another order\)"):
+            describe(turned)
+        assert describe(rename_axes(turned)) == Mesh({"tp": 2}) and batch_rank(turned) == (0, 1)
 
     run_ranks(worker, 2)
 

@@ -22,7 +22,7 @@ from parallelizer.context.dealing import document_mask, order_for
 from parallelizer.context.order import Order, order_of, padded, static_order, tagged
 from parallelizer.context.sequence import CurrentOrder, gather_sequence
 from parallelizer.glob import parse_glob
-from parallelizer.mesh import describe
+from parallelizer.mesh import describe, rename_axes
 from parallelizer.plan import AXES, Plan
 
 Tensor = torch.Tensor
@@ -34,6 +34,7 @@ def shard_batch(
     mesh: DeviceMesh | None,
     *,
     device: torch.device | str | None = None,
+    axes: Mapping[str, str] | None = None,
 ) -> dict[str, Tensor]:
     """This context-parallel rank's tokens of a batch: the entries that the plan's `buffers.batch` lists,
     split along their dimension in the order that the plan's `balance` says; the rest as they are.
@@ -42,10 +43,12 @@ def shard_batch(
     position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
     documents, bool [batch, 1, local sequence, sequence]; both also without context parallelism, and without a mesh. Where
     an entry has a `pad`, a length that does not divide is padded, and `unshard` leaves the padding out. With `device`, what
-    is returned lies there; the tensors know how they were dealt out, and copies of them do not.
+    is returned lies there; the tensors know how they were dealt out, and copies of them do not. `axes` renames the axes of a
+    DeviceMesh that has names of its own, as in `rename_axes`.
 
     Raises ValueError when a sequence does not divide by twice the size of cp, or no entry tells its length.
     """
+    mesh = rename_axes(mesh, axes) if mesh is not None else None
     ranks, rank = _cp(mesh) if mesh is not None else (1, 0)
     split = {n: b for n, b in plan.batch.items() if b.dim is not None and b.make is None and n in batch}
     order, rows = order_for(batch, split, plan, ranks, describe(mesh).sizes["tp"] if mesh is not None else 1)

@@ -1,0 +1,60 @@
+"""The loss of a global batch in a loop of one's own: `train_step` has it built in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from parallelizer.state import ParallelState, state_of
+from parallelizer.vocabulary import plain
+
+
+def mean_loss(total: Tensor, weight: Tensor | float, model: nn.Module) -> Tensor:
+    """The mean over the tokens of all ranks, a scalar that is the same on every rank, ready for `backward()`.
+
+    `total` is the sum of this rank's losses, as `cross_entropy` gives it, and `weight` what they weigh, their number. A mean
+    of each rank's mean is another number where ranks have unequal numbers of labels, and FSDP of a parallel model adds
+    gradients up instead of averaging them, so that dividing once, by the weight of all, is right for every mesh. Where
+    gradients are accumulated over n parts of equal weight, divide by n.
+
+    `model` is the parallel model, or what a framework wrapped it in. Collective over the axes whose ranks see different
+    tokens: one all-reduce of two numbers. Raises ValueError in a world of several ranks for a model without a plan.
+    """
+    total = plain(total)
+    wide = torch.float64 if total.dtype == torch.float64 else torch.float32
+    weights = torch.as_tensor(weight, dtype=wide, device=total.device)
+    state = _state_inside(model)
+    mean: Tensor = _Mean.apply(total.to(wide), weights, () if state is None else state.data_groups)
+    return mean
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, weight: Tensor, groups: tuple[dist.ProcessGroup, ...]) -> Tensor:
+        sums = torch.stack([total, weight])
+        for group in groups:
+            dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(sums[1])
+        return sums[0] / sums[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Each rank's part of the gradient; whoever sums parameters' gradients over the ranks adds them up."""
+        (weight,) = ctx.saved_tensors
+        return gradients[0] / weight, None, None
+
+
+def _state_inside(model: nn.Module) -> ParallelState | None:
+    """The state of a parallel model, also of one inside a wrapper; None for a lone process."""
+    found = next((state for module in model.modules() if (state := state_of(module)) is not None), None)
+    if found is None and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"{type(model).__name__} was not made parallel by a plan, and there are {dist.get_world_size()} ranks: which of "
+            "them see different tokens is not known; call parallelizer.parallelize first"
+        )
+    return found

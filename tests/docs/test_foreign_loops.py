@@ -1,0 +1,180 @@
+"""The loops of docs/examples that are not ours train to the losses of the recipe: same rows, seed, optimizer and plan."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.task_source import EXAMPLES, task
+from tests.ranks import run_ranks
+from tests.recipes.runs import ROOT, metrics, typed
+from tests.rotation import taking_turns
+
+SAME = 1e-6
+"""Relative; float32 sums in another order differ by 3e-7 at most here."""
+
+LLAMA = [
+    "model.dim=64",
+    "model.n_heads=8",
+    "model.n_kv_heads=4",
+    "model.hidden_dim=96",
+    "model.max_seq_len=64",
+]
+HF = [
+    "model=hf_llama", "model.config.hidden_size=64", "model.config.intermediate_size=96",
+    "model.config.num_attention_heads=8", "model.config.num_key_value_heads=4",
+    "model.config.max_position_embeddings=64",
+]  # fmt: skip
+ALIKE = [
+    f"train.steps={task.STEPS}", f"train.batch_size={task.ROWS}", f"train.seq_len={task.TOKENS}",
+    f"train.seed={task.SEED}", f"train.clip={task.CLIP}", f"optim.lr={task.RATE}", "optim.betas=[0.9,0.999]",
+    "optim.weight_decay=0", "optim.warmup=0", "optim.final_ratio=1.0", "device=cpu",
+    "data=text", "data._target_=tests.docs.task_source.load",
+]  # fmt: skip
+MODELS = {"bare_loop": LLAMA, "fabric_loop": LLAMA, "hf_trainer": HF}
+LOOPS = ("bare_loop", "hf_trainer", "fabric_loop")
+MESHES = [
+    ("bare_loop", {"cp": 2, "tp": 2}),
+    ("hf_trainer", {"dp_shard": 2, "tp": 2}),
+    ("fabric_loop", {"dp_shard": 2, "tp": 2}),
+]
+MORE_MESHES = [
+    ("bare_loop", {"dp_shard": 2, "tp": 2}),
+    ("hf_trainer", {"cp": 2, "tp": 2}),
+    ("bare_loop", {"dp_replicate": 2, "cp": 2}),
+    ("hf_trainer", {"dp_replicate": 2, "dp_shard": 2}),
+    ("fabric_loop", {"tp": 4}),
+]
+
+_recipe: dict[str, list[float]] = {}
+
+
+def of_the_recipe(loop: str, folder: Path) -> list[float]:
+    """The losses of `python -m recipes.train` on four ranks, from its metrics.jsonl; run once for each model."""
+    rows = "transformers" if loop == "hf_trainer" else "plain"
+    if rows not in _recipe:
+        more = ["parallel=fsdp2_tp2", f"data.path={rows}", f"hydra.run.dir={folder}"]
+        done = typed(*MODELS[loop], *ALIKE, *more, cwd=folder, timeout=120)
+        assert done.status == 0, done.err
+        _recipe[rows] = [entry["loss"] for entry in metrics(folder)]
+        assert len(_recipe[rows]) == task.STEPS and _recipe[rows][-1] < _recipe[rows][0] - 0.4
+    return _recipe[rows]
+
+
+def losses(loop: str, axes: Mapping[str, int], **more: Any) -> list[float]:
+    """What the example says, the same on each of as many forked ranks as it needs."""
+    ranks = 1
+    for size in axes.values():
+        ranks *= size
+    train = importlib.import_module(loop).train
+    first, *others = run_ranks(lambda: train(axes, **more), ranks, timeout=120)
+    assert all(other == first for other in others)
+    return first
+
+
+def worst(found: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("loop, axes", MESHES)
+def test_the_loop_trains_to_the_losses_of_the_recipe(loop: str, axes: dict[str, int], tmp_path: Path) -> None:
+    found = losses(loop, axes)
+    assert worst(found, of_the_recipe(loop, tmp_path)) < SAME
+    assert worst(losses(loop, {}), found) < SAME  # unsharded
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", taking_turns(MORE_MESHES))
+def test_the_loop_trains_alike_on_other_meshes(case: tuple[str, dict[str, int]], tmp_path: Path) -> None:
+    assert worst(losses(*case), of_the_recipe(case[0], tmp_path)) < SAME
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", taking_turns([{"tp": 2}, {"dp_shard": 2}, {"cp": 2}]))
+def test_the_trainer_accumulates_saves_and_goes_on_under_another_mesh(
+    mesh: dict[str, int], tmp_path: Path
+) -> None:
+    whole = losses("hf_trainer", {"dp_shard": 2, "tp": 2})
+    halves = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    saving = {"output_dir": str(tmp_path), "save_strategy": "steps", "save_steps": 2, "max_steps": 3}
+    first = losses("hf_trainer", {"dp_shard": 2, "tp": 2}, **halves, **saving)
+    assert worst(first, whole[:3]) < SAME
+    folder = tmp_path / "checkpoint-2"
+    assert {"config.json", "model.safetensors", "trainer_state.json"} <= {p.name for p in folder.iterdir()}
+    went_on = losses("hf_trainer", mesh, output_dir=str(tmp_path), resume_from_checkpoint=str(folder))
+    assert worst(went_on, whole) < SAME  # the first two are what trainer_state.json tells
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"bf16": True}, "param_dtype: bfloat16"),
+        ({"label_smoothing_factor": 0.1}, "label_smoothing_factor"),
+    ],
+)
+def test_the_trainer_refuses_what_a_plan_says_otherwise(wrong: dict[str, Any], message: str) -> None:
+    def worker() -> None:
+        with pytest.raises(ValueError, match=message):
+            importlib.import_module("hf_trainer").train({}, **wrong)
+
+    run_ranks(worker, 1)
+
+
+@pytest.mark.ranks
+def test_evaluation_of_the_trainer_is_the_mean_over_rows_of_all_ranks() -> None:
+    def worker(axes: Mapping[str, int]) -> float:
+        import torch
+
+        import parallelizer as pz
+        from parallelizer.hugging_face.trainer import ParallelTrainer
+
+        loop = importlib.import_module("hf_trainer")
+        mesh = pz.build_mesh(pz.Mesh(axes), "cpu")
+        with torch.device("meta"):
+            model = loop.AutoModelForCausalLM.from_config(loop.LlamaConfig(**loop.CONFIG))
+        pz.materialize(pz.parallelize(model, "hf_llama", mesh), device="cpu", seed=task.SEED)
+        args = loop.TrainingArguments(use_cpu=True, report_to="none", per_device_eval_batch_size=4)
+        trainer = ParallelTrainer(model, args, eval_dataset=loop.Rows())
+        found: float = trainer.evaluate()["eval_loss"]
+        return found
+
+    (alone,) = run_ranks(worker, 1, {})
+    for found in run_ranks(worker, 4, {"dp_shard": 2, "tp": 2}):
+        assert found == pytest.approx(alone, rel=SAME)
+
+
+def test_a_model_without_a_plan_is_no_model_for_the_trainer() -> None:
+    from torch import nn
+
+    from parallelizer.hugging_face.trainer import ParallelTrainer
+
+    with pytest.raises(ValueError, match=r"call parallelizer\.parallelize"):
+        ParallelTrainer(nn.Linear(1, 1))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("loop", taking_turns(LOOPS))
+def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
+    text = (EXAMPLES / f"{loop}.py").read_text()
+    printed = []
+    for command in re.findall(r"^    ((?:python|torchrun) .*?)(?:  +#.*)?$", text, re.M)[:2]:
+        python, *words = command.split()
+        launcher = ["-m", "torch.distributed.run", "--standalone"] if python == "torchrun" else []
+        done = subprocess.run(
+            [sys.executable, *launcher, *words], capture_output=True, text=True, timeout=120, cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed.append([float(loss) for loss in re.findall(r"^step \d  loss (\S+)$", done.stdout, re.M)])
+    assert len(printed) == 2 and all(len(each) == task.STEPS for each in printed)
+    assert all(each == pytest.approx(printed[0], abs=2e-5) for each in printed)
