@@ -16,8 +16,8 @@ from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data import loader
-from recipes.data.files import FileRecord
 from recipes.data.documents import told_apart
+from recipes.data.files import FileRecord
 from recipes.data.fingerprint import fingerprint
 from recipes.data.source import ALL, Baseline, Source
 from recipes.data.tokenizer import BYTES, Tokenizer

@@ -44,7 +44,9 @@ def check_vocabulary(source: Source, setup: Setup, model: nn.Module) -> None:
     """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for."""
     rows = vocabulary_of(model, setup)
     if isinstance(source, Data) and rows is not None and source.vocab_size > rows:
-        message = f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
+        message = (
+            f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
+        )
         span = setup.origins.span("data.tokenizer") or setup.origins.span("model.vocab_size")
         help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
         raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])

@@ -21,7 +21,9 @@ FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece
 ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 """What ends a document in the tokenizers of this world, looked for where a bare `tokenizer.json` does not say it."""
 
-HELP = "data.tokenizer takes a tokenizer.json, a folder of a tokenizer, or a hub id; null: bytes are the tokens"
+HELP = (
+    "data.tokenizer takes a tokenizer.json, a folder of a tokenizer, or a hub id; null: bytes are the tokens"
+)
 
 
 class HuggingFaceTokenizer(Tokenizer):
@@ -36,7 +38,9 @@ class HuggingFaceTokenizer(Tokenizer):
         ends = [tokens.eos_token_id, *(known.get(end) for end in ENDS)]
         found = next((end for end in ends if end is not None), None)
         if found is None:
-            raise _unreadable(name, f"it has no token that ends a document (an eos_token, or one of {', '.join(ENDS)})")
+            raise _unreadable(
+                name, f"it has no token that ends a document (an eos_token, or one of {', '.join(ENDS)})"
+            )
         self.separator = int(found)
 
     def encode(self, documents: Sequence[bytes]) -> list[Tensor]:
@@ -76,11 +80,14 @@ def load(choice: str) -> HuggingFaceTokenizer:
     except ImportError:
         raise _unreadable(choice, "transformers is not installed: pip install 'parallelizer[hf]'") from None
     path = Path(choice).expanduser()
-    if not path.exists() and (choice.startswith((".", "/", "~")) or choice.count("/") > 1 or path.suffix == ".json"):
+    if not path.exists() and (
+        choice.startswith((".", "/", "~")) or choice.count("/") > 1 or path.suffix == ".json"
+    ):
         raise _unreadable(choice, "there is no such file or folder")
     if path.is_dir() and not has_tokenizer(path):
         raise _unreadable(choice, f"the folder has none of {', '.join(FILES)}")
     here = path.exists() or not hub_answers()
+    tokens: Any
     try:
         if path.is_file():
             tokens = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))
@@ -89,7 +96,9 @@ def load(choice: str) -> HuggingFaceTokenizer:
             tokens = transformers.AutoTokenizer.from_pretrained(name, local_files_only=here)
     except Exception as error:  # whatever its readers raise for a file that they do not understand
         told = str(error).strip().splitlines() or [type(error).__name__]
-        reason = told[0] if path.exists() or not here else "there is no such folder, and the hub cannot be reached"
+        reason = (
+            told[0] if path.exists() or not here else "there is no such folder, and the hub cannot be reached"
+        )
         raise _unreadable(choice, reason) from None
     return HuggingFaceTokenizer(tokens, choice, _records(path))
 

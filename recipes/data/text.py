@@ -17,9 +17,7 @@ from recipes.data.tokenizer import BYTES, Tokenizer, tokenizer_of
 GIVE_PATH = "data.path takes a text file, or a folder of text files, relative to the current directory"
 
 
-def load(
-    *, path: str | None, heldout: float, tokenizer: str | None = None, documents: bool = False
-) -> Data:
+def load(*, path: str | None, heldout: float, tokenizer: str | None = None, documents: bool = False) -> Data:
     """Reads `path` whole, as bytes or the tokens of a `tokenizer`, its files in the order of a hash; the last share `heldout`
     is held out.
 
