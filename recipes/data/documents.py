@@ -12,6 +12,10 @@ from torch import Tensor
 from parallelizer.losses import IGNORED
 
 
+DOCUMENTS = ("document_ids", "position_ids")
+"""The entries that tell documents apart."""
+
+
 def told_apart(batch: dict[str, Tensor], separator: int) -> dict[str, Tensor]:
     """`input_ids` and `labels` [rows, S] with `document_ids`, counted from 0 in each row, and `position_ids`, counted from 0 in
     each document: int64 [rows, S].

@@ -11,6 +11,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.setup import Setup
 from recipes.data.corpus import Data
+from recipes.data.documents import DOCUMENTS
 from recipes.data.source import Source
 
 
@@ -34,7 +35,9 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
             continue
         if name not in given:
             message = f"the model takes a batch entry {name!r}, and the data has {', '.join(given)}"
-            yield Diagnostic("data-mismatch", message, span, f"choose other data: {_choices(setup)}")
+            can = isinstance(source, Data) and name in DOCUMENTS
+            help_text = "set data.documents=true" if can else f"choose other data: {_choices(setup)}"
+            yield Diagnostic("data-mismatch", message, span, help_text)
         elif list(given[name].shape) != wanted:
             message = f"the model takes {name!r} of {wanted} for one row, and the data has {list(given[name].shape)}"
             yield Diagnostic("data-mismatch", message, span, "make the sizes of model and data the same")
