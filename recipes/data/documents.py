@@ -11,7 +11,6 @@ from torch import Tensor
 
 from parallelizer.losses import IGNORED
 
-
 DOCUMENTS = ("document_ids", "position_ids")
 """The entries that tell documents apart."""
 
