@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from recipes.data.tokenizer import BYTES, Tokenizer, encode
+
+AT_ONCE = 1000
+"""Documents that a tokenizer is given at a time."""
 
 
 def pack(documents: Iterable[bytes], tokenizer: Tokenizer = BYTES) -> Tensor:
@@ -22,5 +26,7 @@ def pack(documents: Iterable[bytes], tokenizer: Tokenizer = BYTES) -> Tensor:
             packed.append(BYTES.separator)
         return encode(packed)
     end = torch.tensor([tokenizer.separator], dtype=torch.int32)
-    parts = [part for tokens in tokenizer.encode(list(documents)) for part in (tokens, end)]
+    rest, parts = iter(documents), []
+    while some := list(itertools.islice(rest, AT_ONCE)):
+        parts += [part for tokens in tokenizer.encode(some) for part in (tokens, end)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int32)
