@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.hugging_face.recognise import inputs_of
-from parallelizer.plan import REPLICATE, Placement
+from parallelizer.plan import REPLICATE, Placement, Plan
 from parallelizer.simulate.flex import fused
 from parallelizer.simulate.layers import short_copy
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
@@ -91,11 +91,14 @@ def attention_calls(
         yield call, (path,) if run is None else tuple(run.stands_for(path))
 
 
-def every_call(model: nn.Module, work: Workload, rows: int) -> dict[str, list[AttentionCall]]:
+def every_call(
+    model: nn.Module, work: Workload, rows: int, plan: Plan | None = None
+) -> dict[str, list[AttentionCall]]:
     """All attention calls of each module in one forward of `rows` sequences on meta, in order; nothing when the model does
-    not run there. The model is left as it is.
+    not run there. The model is left as it is. It is given the batch entries that a `plan` makes, masks above all: some
+    models repeat grouped heads under a mask.
     """
-    return _calls_of(copy.deepcopy(model), work, rows) or {}
+    return _calls_of(copy.deepcopy(model), work, rows, plan) or {}
 
 
 def split_projections(applications: Iterable[Application]) -> dict[str, Application]:
@@ -192,11 +195,16 @@ def _on_tp(placements: Mapping[str, Placement]) -> bool:
     return placements.get("tp", REPLICATE).dim is not None
 
 
-def _calls_of(model: nn.Module, work: Workload, rows: int = 1) -> dict[str, list[AttentionCall]] | None:
+def _calls_of(
+    model: nn.Module, work: Workload, rows: int = 1, plan: Plan | None = None
+) -> dict[str, list[AttentionCall]] | None:
     """The calls of each module in one forward, which may leave things behind in the model; None when it does not run."""
+    from parallelizer.context.buffers import shard_batch
+
     calls = _Calls()
-    batch = inputs_of(model, work.example(rows, work.seq_len, "meta"))
+    example: Mapping[str, torch.Tensor] = work.example(rows, work.seq_len, "meta")
     try:
+        batch = inputs_of(model, shard_batch(example, plan, None) if plan is not None else example)
         for path, module in model.named_modules():
             module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
             module.register_forward_hook(lambda *_: calls.leave(), always_call=True)

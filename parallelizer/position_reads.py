@@ -193,6 +193,8 @@ class _Watch(TorchFunctionMode):
                 return
             yield Source(kind, name, self.inside[-1], 0, taken[1].shape[0])
         elif func in _CUTS and taken and id(taken[0]) in self.tables and self.length in result.shape:
+            if len(taken) > 1 and not by:  # rows that the batch itself picks: positions of its own, say
+                return
             kind, name = self.tables[id(taken[0])]
             table = taken[0]
             dim = next((d for d in range(table.ndim) if _is_cut(table, result, d, self.length)), 0)

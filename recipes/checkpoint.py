@@ -103,16 +103,20 @@ def _first_that_opens(folder: Path) -> Opened | None:
 
 def _given(path: Path, span: Span | None) -> Opened:
     """A checkpoint, or the newest one of a folder of them, or of a run's output folder. Raises PlanError."""
-    return open_checkpoint(_resolved(path, span))
+    return open_checkpoint(resolved(path, span))
 
 
-def _resolved(path: Path, span: Span | None = None) -> Path:
+def resolved(path: Path, span: Span | None = None, key: str = "train.resume") -> Path:
+    """The newest checkpoint of a folder of them, or of a run's output folder; the path itself where it is neither. Raises
+    PlanError `checkpoint-not-found` where there is nothing.
+    """
     for folder in (path, path / SUBFOLDER):
         if steps := names.steps_in(folder):
             return folder / names.name(steps[-1])
     if not path.exists():
-        message = f"train.resume={path} does not exist"
-        help_text = "give a checkpoint (a folder step_<N>), a folder of them, or the output folder of a run; auto; never"
+        message = f"{key}={path} does not exist"
+        help_text = "give a checkpoint (a folder step_<N>), a folder of them, or the output folder of a run"
+        help_text += "; auto; never" if key == "train.resume" else "; or a saved model"
         raise PlanError([Diagnostic("checkpoint-not-found", message, span, help_text)])
     return path
 
@@ -156,7 +160,7 @@ class Keeper:
         if self.leads and passed:
             show_diagnostics.write(passed, sys.stderr)
         if found is None and self.place.given is not None:
-            return open_checkpoint(_resolved(self.place.given))
+            return open_checkpoint(resolved(self.place.given))
         if found is not None and self.place.given is not None and self.leads:
             print(f"not from train.resume={self.place.given}: this run has checkpoints of its own")
         return found
@@ -228,7 +232,7 @@ class Keeper:
 
 def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
     """What a checkpoint tells of the run that it is of: its configuration, and the text of its plan."""
-    files = {rule.span.file for rule in setup.plan.rules if rule.span is not None}
+    files = {setup.plan.file, *(rule.span.file for rule in setup.plan.rules if rule.span is not None)}
     texts = {file: Path(file).read_text() for file in sorted(files) if Path(file).is_file()}
     return {
         "config": OmegaConf.to_yaml(config),

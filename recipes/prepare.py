@@ -16,8 +16,9 @@ from parallelizer.hugging_face.source import weights_folder
 from parallelizer.origins import Origins
 from recipes.checkpoint import check_start, place_of, record_of
 from recipes.data import Data, Source, build_data
-from recipes.data.entries import check_entries
+from recipes.data.entries import check_entries, check_vocabulary
 from recipes.data.position import Position, position_of
+from recipes.data.tokenizer import with_tokenizer
 from recipes.settings import Settings, read_settings
 
 
@@ -52,10 +53,12 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     if config.dry_run:
         _check_start(folder, settings, setup, model, None)
         return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
-    data = build_data(config.data)
+    chosen = with_tokenizer(config.data, setup.model)
+    data = build_data(chosen)
     data.check_fits(setup.workload.seq_len)
     check_entries(data, setup, settings.seed)
-    options: Any = OmegaConf.to_container(config.data, resolve=True)
+    check_vocabulary(data, setup, model)
+    options: Any = OmegaConf.to_container(chosen, resolve=True)
     position = position_of(data, 0, seed=settings.seed, seq_len=setup.workload.seq_len, options=options)
     _check_start(folder, settings, setup, model, position)
     return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)

@@ -59,15 +59,16 @@ def read_settings(config: DictConfig, origins: Origins) -> Settings:
     return Settings(**found)
 
 
-def check(reading: Reading) -> None:
-    """Report every number of the recipe that is of no use, and every key that it does not read.
+def check(reading: Reading, more_keys: tuple[str, ...] = ()) -> None:
+    """Report every number of the recipe that is of no use, and every key that neither it nor, with `more_keys` at the root,
+    its caller reads.
 
     The configuration's `checks` names it, so that `parallelizer validate` says the same as a run would.
     """
     _numbers(reading)
     _weights(reading)
     _checkpoints(reading)
-    _check_keys(reading)
+    _check_keys(reading, (*KEYS, *more_keys))
 
 
 def _numbers(reading: Reading) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def _checkpoints(reading: Reading) -> dict[str, Any]:
     return {"checkpoint_dir": folder, "resume": resume or "auto"}
 
 
-def _check_keys(reading: Reading) -> None:
+def _check_keys(reading: Reading, known_here: tuple[str, ...]) -> None:
     """Report keys that nobody reads: a misspelt one that is passed over leaves its setting as it was.
 
     `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys
@@ -118,9 +119,9 @@ def _check_keys(reading: Reading) -> None:
     if reading.get("optim._target_") != OPTIMIZER:
         del sections["optim"]
     for name in map(str, reading.config):
-        added = None if name in KEYS else _added(reading, name)
+        added = None if name in known_here else _added(reading, name)
         if added is not None and f"${{{name}" not in written:
-            help_text = did_you_mean(name, KEYS, "there are")
+            help_text = did_you_mean(name, known_here, "there are")
             reading.findings.error("unknown-key", f"there is no key {quoted(name)}", added, help_text)
     for section, known in sections.items():
         below = reading.get(section, resolve=False)

@@ -65,6 +65,11 @@ CASES: list[tuple[str, Callable[[Model, Tensor], Tensor], list[Source]]] = [
         lambda m, x: x * m.angles.narrow(0, 0, length(x)),
         [Source("buffer", "angles", "", 0, 64)],
     ),
+    (
+        "a table of angles at positions that are counted",
+        lambda m, x: x * m.angles[torch.arange(length(x), device=x.device)],
+        [Source("buffer", "angles", "", 0, 64), ARANGE],
+    ),
     ("a learned table", lambda m, x: x + m.learned[: length(x)], [Source("parameter", "learned", "", 0, 64)]),
     (
         "a mask that is kept",
@@ -114,6 +119,17 @@ def test_positions_that_are_given_are_told_apart() -> None:
 
     model = on_meta(lambda: Given(lambda m, x: x))
     assert [s.kind for s in position_sources(model, WORK, ["places"])] == ["given", "parameter"]
+
+
+def test_rows_that_the_batch_picks_are_no_reads_by_position() -> None:
+    class Picked(Model):
+        def forward(self, input_ids: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+            return self.embed(input_ids) * self.angles[places] * self.angles.index_select(0, places[0])
+
+    work = Workload({"input_ids": IDS, "places": IDS}, 2, 64)
+    model = on_meta(lambda: Picked(lambda m, x: x))
+    assert position_sources(model, work) == ()
+    assert {s.kind for s in position_sources(model, work, ["places"])} == {"given", "buffer"}
 
 
 def test_a_model_that_does_not_run_on_meta_tells_nothing() -> None:

@@ -121,6 +121,17 @@ CODES: tuple[Code, ...] = (
         Example(overrides=["plan=lama"]),
     ),
     Code(
+        "tokenizer-unreadable",
+        "a tokenizer cannot be used",
+        """`data.tokenizer` names a `tokenizer.json`, a folder of a tokenizer, or a hub id. What is there cannot be
+        read, or has no token that ends a document. Falling back to bytes would train on other tokens than was
+        asked for, without a word.""",
+        Example(
+            command="python -m recipes.train data.tokenizer=./nowhere",
+            because="data is the recipe's, and not looked at by `validate`",
+        ),
+    ),
+    Code(
         "unknown-preset",
         "a group of the configuration has no file of this name",
         """`model=`, `parallel=`, `data=`, `optim=` and `hardware=` each choose one file. A name that is not

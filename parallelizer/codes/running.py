@@ -228,6 +228,17 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "prompt-invalid",
+        "a prompt is not what the model can go on from",
+        """`python -m recipes.generate` feeds the prompt's tokens to the model: there must be no more than the model takes, and
+        none that its vocabulary has not. Cut or replaced without a word, the model would go on from another text than
+        was given.""",
+        Example(
+            command="python -m recipes.generate checkpoint=runs/a model.max_seq_len=4 prompt=longer",
+            because="it takes a checkpoint",
+        ),
+    ),
+    Code(
         "rank-failed",
         "a rank of the sharded run failed",
         """A proof runs the plan for real. A rank that raises ends it without a comparison; what it said is

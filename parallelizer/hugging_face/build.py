@@ -138,7 +138,7 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
         raise ValueError(f"there is no folder {name}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"the folder {name} has no config.json")
-    here = folder.is_dir() or not _hub_answers()
+    here = folder.is_dir() or not hub_answers()
     try:
         return transformers.AutoConfig.from_pretrained(name, local_files_only=here, **settings)
     except OSError as error:
@@ -152,7 +152,7 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
         raise ValueError(f"there is no folder {name}, and the hub says: {_first_line(error)}") from None
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether the hub's name is known here, or a proxy's business; it is asked several times, with pauses, otherwise."""
     from huggingface_hub import constants
 

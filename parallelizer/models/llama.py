@@ -74,16 +74,20 @@ class RotaryEmbedding(nn.Module):
         self.cos.copy_(angle.cos())
         self.sin.copy_(angle.sin())
 
-    def forward(self, seq_len: int) -> tuple[Tensor, Tensor]:
-        """The rows of the first `seq_len` positions. ValueError if there are fewer."""
+    def forward(self, seq_len: int, position_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rows of the first `seq_len` positions, [S, E/2], or of `position_ids` [B, S], [B, S, E/2]. ValueError if there
+        are fewer positions than tokens.
+        """
+        if position_ids is not None:
+            return self.cos[position_ids], self.sin[position_ids]
         if seq_len > self.cos.shape[0]:
             raise ValueError(f"a sequence of {seq_len} tokens; max_seq_len is {self.cos.shape[0]}")
         return self.cos[:seq_len], self.sin[:seq_len]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates neighbouring pairs of the last dimension of `x` [B, S, heads, E] by `cos`, `sin` [S, E/2]."""
-    cos, sin = cos[:, None, :], sin[:, None, :]
+    """Rotates neighbouring pairs of the last dimension of `x` [B, S, heads, E] by `cos`, `sin`, [S, E/2] or [B, S, E/2]."""
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     even, odd = x[..., 0::2], x[..., 1::2]
     # float32 cosines promote the product, so that a bfloat16 x is rotated in float32.
     rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -91,11 +95,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class CausalAttention(nn.Module):
-    """softmax(q kᵀ / sqrt(E)) v over earlier positions: q [B, H, S, E], k and v [B, K, S, E]."""
+    """softmax(q kᵀ / sqrt(E)) v over earlier positions: q [B, H, S, E], k and v [B, K, S, E]; or over those that a mask,
+    bool [B, 1, S, S], shows.
+    """
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         grouped = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
 
 
 class Attention(nn.Module):
@@ -110,14 +118,14 @@ class Attention(nn.Module):
         self.wo = Linear(n_heads * self.head_dim, dim)
         self.inner = CausalAttention()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         B, S = x.shape[:2]
         # -1 counts the heads that are here: all of them, or one rank's slice.
         q = self.wq(x).view(B, S, -1, self.head_dim)
         k = self.wk(x).view(B, S, -1, self.head_dim)
         v = self.wv(x).view(B, S, -1, self.head_dim)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = self.inner(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        out = self.inner(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask)
         return self.wo(out.transpose(1, 2).reshape(B, S, -1))
 
 
@@ -144,14 +152,16 @@ class Block(nn.Module):
         self.ffn_norm = RMSNorm(dim, norm_eps)
         self.feed_forward = FeedForward(dim, hidden_dim)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.attention_norm(x), cos, sin, mask)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class Llama(nn.Module):
     """Token ids [B, S] to logits [B, S, vocab_size].
 
+    Packed documents come with `position_ids` [B, S], which begin again with each, and `attention_mask` bool [B, 1, S, S]: which
+    tokens see which; without a mask each sees those before it.
     `tie_embeddings` makes `output.weight` the same parameter as `tok_embeddings.weight`.
     ValueError where heads do not divide: `dim` by `n_heads` to an even number, `n_heads` by `n_kv_heads`.
     """
@@ -185,9 +195,11 @@ class Llama(nn.Module):
         if tie_embeddings:
             self.output.weight = self.tok_embeddings.weight
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        cos, sin = self.rope(input_ids.shape[1])
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        cos, sin = self.rope(input_ids.shape[1], position_ids)
         x = self.tok_embeddings(input_ids)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, attention_mask)
         return self.output(self.norm(x))

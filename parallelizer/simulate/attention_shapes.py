@@ -113,7 +113,7 @@ def whole_attention(program: Program, model: nn.Module, workload: Workload, rows
     """
     if program.mesh.size("cp", *TENSOR_AXES) == 1 or not any(p.is_meta for p in model.parameters()):
         return {}
-    calls = every_call(model, workload, rows)
+    calls = every_call(model, workload, rows, program.plan)
     return {path: [call.shape for call in made] for path, made in calls.items()}
 
 

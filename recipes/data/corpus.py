@@ -16,18 +16,19 @@ from torch import Tensor
 
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data import loader
+from recipes.data.documents import told_apart
 from recipes.data.files import FileRecord
 from recipes.data.fingerprint import fingerprint
 from recipes.data.source import ALL, Baseline, Source
-from recipes.data.tokenizer import VOCAB_SIZE
+from recipes.data.tokenizer import BYTES, Tokenizer
 
 
 @dataclass(frozen=True)
 class Data(Source):
     """A text. `train` and `heldout` are tokens [n] of an integer type below `vocab_size`; they share no text.
 
-    `unigram_entropy` is that of the held-out tokens, in nats per token; `files` are those that the text was read
-    from.
+    `unigram_entropy` is that of the held-out tokens, in nats per token, each a `token_unit`; `files` are those that the
+    text and its tokenizer were read from. `separator` ends each document; with `documents` batches tell documents apart.
     """
 
     kind: ClassVar[str] = "text"
@@ -38,10 +39,13 @@ class Data(Source):
     vocab_size: int
     unigram_entropy: float
     files: tuple[FileRecord, ...] = ()
+    token_unit: str = BYTES.unit
+    separator: int = BYTES.separator
+    documents: bool = False
 
     @property
     def baseline(self) -> Baseline:
-        return Baseline(self.unigram_entropy, "the unigram entropy of that text", "nats a byte")
+        return Baseline(self.unigram_entropy, "the unigram entropy of that text", f"nats a {self.token_unit}")
 
     def check_fits(self, seq_len: int) -> None:
         loader.check_fits(self, seq_len)
@@ -52,23 +56,29 @@ class Data(Source):
     def training_batch(
         self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
-        return loader.global_batch(
+        batch = loader.global_batch(
             self.train, position=position, batch_size=batch_size, seq_len=seq_len, seed=seed, rows=rows
         )
+        return self._told_apart(batch)
 
     def heldout_batches(
         self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
     ) -> list[dict[str, Tensor]]:
-        return loader.evaluation_batches(
+        batches = loader.evaluation_batches(
             self.heldout, batch_size=batch_size, seq_len=seq_len, count=count, rows=rows
         )
+        return list(map(self._told_apart, batches))
+
+    def _told_apart(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return told_apart(batch, self.separator) if self.documents else batch
 
     def fingerprint(self) -> str:
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        return fingerprint(self.kind, loader.order_probe(), self.train, self.heldout)
+        apart = ("documents", self.separator) if self.documents else ()
+        return fingerprint(self.kind, loader.order_probe(), self.train, self.heldout, *apart)
 
 
 def build_data(config: DictConfig) -> Source:
@@ -101,14 +111,31 @@ def unbuildable(reason: str) -> PlanError:
     return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
 
 
-def build(train: Tensor, heldout: Tensor, source: str, files: Iterable[FileRecord] = ()) -> Data:
+def build(
+    train: Tensor,
+    heldout: Tensor,
+    source: str,
+    files: Iterable[FileRecord] = (),
+    tokenizer: Tokenizer = BYTES,
+    *,
+    documents: bool = False,
+) -> Data:
     """The two parts of `source`, read from `files`, as Data. PlanError if one has nothing to predict."""
     for name, tokens in (("training", train), ("held-out", heldout)):
         if len(tokens) < 2:
             message = f"the {name} part of {source} has {len(tokens)} tokens"
             help = "give more text, or another held-out share with data.heldout"
             raise PlanError([Diagnostic("data-too-short", message, help=help)])
-    return Data(train, heldout, VOCAB_SIZE, unigram_entropy(heldout), tuple(sorted(files)))
+    return Data(
+        train,
+        heldout,
+        tokenizer.vocab_size,
+        unigram_entropy(heldout),
+        tuple(sorted({*files, *tokenizer.files})),
+        tokenizer.unit,
+        tokenizer.separator,
+        documents,
+    )
 
 
 def unigram_entropy(tokens: Tensor) -> float:

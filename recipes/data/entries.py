@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from torch import nn
+
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.setup import Setup
+from recipes.data.corpus import Data
+from recipes.data.documents import DOCUMENTS
 from recipes.data.source import Source
 
 
@@ -31,11 +36,37 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
             continue
         if name not in given:
             message = f"the model takes a batch entry {name!r}, and the data has {', '.join(batch)}"
-            advice = f"say `data: NAME` of the entry, as the data calls it, or choose other data: {_choices(setup)}"
-            yield Diagnostic("data-mismatch", message, span, advice)
+            can = isinstance(source, Data) and name in DOCUMENTS
+            other = f"say `data: NAME` of the entry, as the data calls it, or choose other data: {_choices(setup)}"
+            yield Diagnostic("data-mismatch", message, span, "set data.documents=true" if can else other)
         elif list(given[name].shape) != wanted:
             message = f"the model takes {name!r} of {wanted} for one row, and the data has {list(given[name].shape)}"
             yield Diagnostic("data-mismatch", message, span, "make the sizes of model and data the same")
+
+
+def check_vocabulary(source: Source, setup: Setup, model: nn.Module) -> None:
+    """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for."""
+    rows = vocabulary_of(model, setup)
+    if isinstance(source, Data) and rows is not None and source.vocab_size > rows:
+        message = (
+            f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
+        )
+        span = setup.origins.span("data.tokenizer") or setup.origins.span("model.vocab_size")
+        help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
+        raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])
+
+
+def vocabulary_of(model: nn.Module, setup: Setup) -> int | None:
+    """How many tokens a model on meta has an embedding for; None where nothing says so.
+
+    A model of transformers has a method that tells; of others the argument `vocab_size` is taken at its word.
+    """
+    if is_pretrained(model):
+        embedding = model.get_input_embeddings()  # type: ignore[operator]
+        rows = getattr(embedding, "num_embeddings", None)
+        return rows if isinstance(rows, int) else None
+    said = setup.model.get("vocab_size")
+    return said if isinstance(said, int) else None
 
 
 def _choices(setup: Setup) -> str:

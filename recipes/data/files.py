@@ -75,6 +75,14 @@ def read_document(path: Path) -> Document:
     return Document(content, _record(str(path), after, hashlib.sha256(content).hexdigest()))
 
 
+def record_file(path: Path) -> FileRecord:
+    """The record of a file that somebody else has read. OSError if it cannot be read."""
+    with open(path, "rb") as opened:
+        return _record(
+            str(path), os.fstat(opened.fileno()), hashlib.file_digest(opened, "sha256").hexdigest()
+        )
+
+
 def check_unchanged(files: Iterable[FileRecord]) -> tuple[FileRecord, ...]:
     """Raises PlanError `data-changed` with every file that is not what it was.
 

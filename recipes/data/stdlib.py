@@ -11,6 +11,7 @@ from recipes.data import text
 from recipes.data.corpus import Data, build, stable_hash
 from recipes.data.files import Document, read_document
 from recipes.data.packing import pack
+from recipes.data.tokenizer import tokenizer_of
 
 # Folders of what is not the library's own, its tests, and two that hold tables rather than programs.
 SKIPPED = frozenset(
@@ -18,14 +19,21 @@ SKIPPED = frozenset(
 )
 
 
-def load(*, max_bytes: int, heldout: float, path: str | None = None) -> Data:
+def load(
+    *,
+    max_bytes: int,
+    heldout: float,
+    path: str | None = None,
+    tokenizer: str | None = None,
+    documents: bool = False,
+) -> Data:
     """At most `max_bytes` of the library, whole files; a share `heldout` of the files is held out.
 
     Which files are taken, and which of them are held out, depends on hashes of their relative paths.
     With `path`, the text there is read instead, whole. PlanError when there is nothing to read.
     """
     if path is not None:
-        return text.load(path=path, heldout=heldout)
+        return text.load(path=path, heldout=heldout, tokenizer=tokenizer, documents=documents)
     root = Path(sysconfig.get_paths()["stdlib"])
     files = source_files(root)
     if not files:
@@ -33,10 +41,12 @@ def load(*, max_bytes: int, heldout: float, path: str | None = None) -> Data:
         raise PlanError(
             [Diagnostic("data-not-found", message, help="give a text with data.path=FILE_OR_FOLDER")]
         )
-    documents = read(root, files, max_bytes)
-    train = pack(documents[name].content for name in documents if not is_heldout(name, heldout))
-    held = pack(documents[name].content for name in documents if is_heldout(name, heldout))
-    return build(train, held, "the standard library", (document.file for document in documents.values()))
+    tokens_of = tokenizer_of(tokenizer)
+    found = read(root, files, max_bytes)
+    train = pack((found[name].content for name in found if not is_heldout(name, heldout)), tokens_of)
+    held = pack((found[name].content for name in found if is_heldout(name, heldout)), tokens_of)
+    read_from = (document.file for document in found.values())
+    return build(train, held, "the standard library", read_from, tokens_of, documents=documents)
 
 
 def source_files(root: Path) -> list[str]:

@@ -6,30 +6,41 @@ import os
 import stat
 from pathlib import Path
 
+from torch import Tensor
+
 from parallelizer.diagnostics import Diagnostic, PlanError
 from recipes.data.corpus import Data, build, stable_hash
 from recipes.data.files import Document, read_document
 from recipes.data.packing import pack
-from recipes.data.tokenizer import SEPARATOR
+from recipes.data.tokenizer import BYTES, Tokenizer, tokenizer_of
 
 GIVE_PATH = "data.path takes a text file, or a folder of text files, relative to the current directory"
 
 
-def load(*, path: str | None, heldout: float) -> Data:
-    """Reads `path` whole, as bytes, its files in the order of a hash; the last share `heldout` is held out.
+def load(*, path: str | None, heldout: float, tokenizer: str | None = None, documents: bool = False) -> Data:
+    """Reads `path` whole, as bytes or the tokens of a `tokenizer`, its files in the order of a hash; the last share `heldout`
+    is held out.
 
     So one file is enough; the cut may fall inside a document. Hidden and empty files are passed over.
     PlanError: `data-not-found`, `data-unreadable` (every unreadable file at once), `data-changed` (while it is
-    read), `data-too-short`.
+    read), `data-too-short`, `tokenizer-unreadable`.
     """
     path = "" if path is None else str(path)  # a folder called 2024 is a number to the configuration
-    documents = read(path)
-    tokens = pack(documents[name].content for name in sorted(documents, key=stable_hash))
+    tokens_of = tokenizer_of(tokenizer)
+    found = read(path, tokens_of)
+    tokens = pack((found[name].content for name in sorted(found, key=stable_hash)), tokens_of)
+    train, held = parted(tokens, heldout)
+    files = (document.file for document in found.values())
+    return build(train, held, path, files, tokens_of, documents=documents)
+
+
+def parted(tokens: Tensor, heldout: float) -> tuple[Tensor, Tensor]:
+    """What is trained on, and the last share, which is held out."""
     cut = len(tokens) - round(heldout * len(tokens))
-    return build(tokens[:cut], tokens[cut:], path, (document.file for document in documents.values()))
+    return tokens[:cut], tokens[cut:]
 
 
-def read(path: str) -> dict[str, Document]:
+def read(path: str, tokenizer: Tokenizer = BYTES) -> dict[str, Document]:
     """Every file that is not empty by its relative name. PlanError as in `load`."""
     problems: list[Diagnostic] = []
     documents = {}
@@ -42,8 +53,8 @@ def read(path: str) -> dict[str, Document]:
         except PlanError as error:
             problems += error.diagnostics
             continue
-        if SEPARATOR in document.content:
-            problems.append(unreadable(file, "it holds a zero byte, so it is no text"))
+        if (reason := tokenizer.refuses(document.content)) is not None:
+            problems.append(unreadable(file, reason))
         elif document.content:
             documents[name] = document
     if problems:

@@ -1,12 +1,90 @@
-"""Bytes as tokens: 256 values, of which 0 (found in no text file) separates documents."""
+"""Text to tokens and back: a byte a token, or what a tokenizer of transformers makes of it."""
 
 from __future__ import annotations
 
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
+
+from recipes.data.files import FileRecord
 
 VOCAB_SIZE = 256
 SEPARATOR = 0
+"""A byte that no text file holds."""
+
+AUTO = "auto"
+"""The choice of the tokenizer that a pretrained model comes with; bytes where it has none."""
+
+
+class Tokenizer(ABC):
+    """Its tokens lie below `vocab_size`; `separator` is the one that ends each document, `unit` what one token is called."""
+
+    vocab_size: int
+    separator: int
+    unit: ClassVar[str] = "token"
+
+    @abstractmethod
+    def encode(self, documents: Sequence[bytes]) -> list[Tensor]:
+        """The tokens of each document, [n] of an integer type, without a separator."""
+
+    @abstractmethod
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Their text; of what is no text, U+FFFD."""
+
+    @abstractmethod
+    def refuses(self, document: bytes) -> str | None:
+        """Why a document is no text that this tokenizer takes, where it is none."""
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        """The files that it was read from."""
+        return ()
+
+
+class Bytes(Tokenizer):
+    """256 tokens, of which 0 separates documents."""
+
+    vocab_size, separator = VOCAB_SIZE, SEPARATOR
+    unit: ClassVar[str] = "byte"
+
+    def encode(self, documents: Sequence[bytes]) -> list[Tensor]:
+        return [encode(document) for document in documents]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(tokens).decode(errors="replace")
+
+    def refuses(self, document: bytes) -> str | None:
+        return "it holds a zero byte, so it is no text" if SEPARATOR in document else None
+
+
+BYTES = Bytes()
+
+
+def tokenizer_of(choice: str | None) -> Tokenizer:
+    """What `data.tokenizer` names: null, and `auto` where no model has settled it, is bytes; else a `tokenizer.json`, a folder
+    of a tokenizer, or a hub id. PlanError `tokenizer-unreadable` where there is none.
+    """
+    if choice is None or choice == AUTO:
+        return BYTES
+    from recipes.data.hf_tokenizer import load
+
+    return load(str(choice))
+
+
+def with_tokenizer(data: DictConfig, model: Mapping[str, Any]) -> DictConfig:
+    """The configuration's `data` with `tokenizer: auto` settled: that of the pretrained model, or null, which is bytes."""
+    if OmegaConf.select(data, "tokenizer") != AUTO:
+        return data
+    from recipes.data.hf_tokenizer import of_model
+
+    settled: DictConfig = copy.deepcopy(data)  # it knows where it stands, for its interpolations
+    settled.tokenizer = of_model(model)
+    return settled
 
 
 def encode(text: str | bytes | bytearray) -> Tensor:
@@ -18,4 +96,4 @@ def encode(text: str | bytes | bytearray) -> Tensor:
 
 def decode(tokens: Tensor) -> str:
     """The text of tokens [n] of any integer type; bytes that are not UTF-8 become U+FFFD."""
-    return bytes(tokens.tolist()).decode(errors="replace")
+    return BYTES.decode(tokens.tolist())

@@ -46,6 +46,8 @@ from recipes.data.files import check_unchanged, read_document
 from recipes.data.loader import window_count
 from recipes.data.position import Position, check
 from recipes.data.text import load
+from recipes.data.tokenizer import BYTES, tokenizer_of
+from recipes.generate import tokens_of
 from recipes.train import prepare
 from tests.checkpoint.broken import report as broken_checkpoint
 
@@ -194,10 +196,12 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "optim-invalid": lambda here: optimizer(),
     "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
+    "prompt-invalid": lambda here: raised(lambda: tokens_of("longer", BYTES, 256, 4)),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
     "resume-data": lambda here: check(Position(0, 0, 8, ""), Position(0, 1, 8, ""), Origins()),
+    "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],
     "unknown-path": lambda here: raised(

@@ -19,6 +19,7 @@ from pathlib import Path
 from parallelizer import __main__ as package
 from parallelizer import launch
 from parallelizer.compose import compose_config
+from recipes import generate as generation
 from recipes import train as recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,11 @@ class Ended:
     err: str
 
 
-COMMANDS: dict[str, Callable[[], int | None]] = {"recipes.train": recipe.main, "parallelizer": package.run}
+COMMANDS: dict[str, Callable[[], int | None]] = {
+    "recipes.train": recipe.main,
+    "recipes.generate": generation.main,
+    "parallelizer": package.run,
+}
 """What `python -m` runs, by module."""
 
 
