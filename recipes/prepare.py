@@ -18,13 +18,16 @@ from recipes.checkpoint import check_start, place_of, record_of
 from recipes.data import Data, Source, build_data
 from recipes.data.entries import check_entries
 from recipes.data.position import Position, position_of
+from recipes.forecast import Forecast
 from recipes.settings import Settings, read_settings
+from recipes.trackers import missing
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
-    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data.
+    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data,
+    `forecast` what the dry run says of it, which rank 0 knows.
     """
 
     setup: pz.Setup
@@ -35,6 +38,7 @@ class Job:
     weights: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
+    forecast: Forecast = field(default_factory=Forecast)
 
 
 def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
@@ -44,6 +48,8 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     """
     setup = pz.from_config(config, origins)
     settings = read_settings(config, origins)
+    if not config.dry_run and (lacking := missing(settings.trackers, origins.span("train.trackers"))):
+        raise PlanError(lacking)
     model = setup.build_model()
     program = setup.compile(model)
     weights = _weights(setup, settings, model)
