@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import parallelizer as pz
 from parallelizer.diagnostics import Diagnostic, Span
 from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.planned import Difference, Observed, differences, observing, of_the_step
 from parallelizer.units import size
 from recipes.forecast import Forecast
@@ -90,33 +92,55 @@ class FirstStep:
             print(f"step {step}: not compared with the dry run: {why}", flush=True)
             return
         counted = of_the_step(self.observed.entries)
-        apart = differences(planned.ledger, counted)
-        if apart:
-            parts = [f"{len(counted):,} collectives, {len(planned.ledger):,} planned"]
-            show_diagnostics.write([self._not_as_planned(step, apart)], sys.stderr, summary=False)
-        else:
-            parts = [_as_planned(len(counted))]
-        if self.peaks is not None:
-            parts.append(_peaks(*self.peaks))
-        print(f"step {step}: {'; '.join(parts)}", flush=True)
-        if self.peaks is not None and _is_above(*self.peaks):
-            show_diagnostics.write([self._above(step)], sys.stderr, summary=False)
+        compared = Comparison(step, planned.ledger, counted, self.peaks, self.device.type)
+        print(compared, flush=True)
+        show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
 
-    def _not_as_planned(self, step: int, apart: Sequence[Difference]) -> Diagnostic:
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step's collectives and those that were planned, and its peak with the one predicted, in bytes."""
+
+    step: int
+    planned: Sequence[Entry]
+    counted: Sequence[Entry]
+    peaks: tuple[int, int] | None = None
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        """`step 1: 412 collectives as planned; peak 61.0 GiB, 61.2 predicted`."""
+        number = len(self.counted)
+        collectives = f"{number:,} collective{'s' if number != 1 else ''}" if number else "no collectives"
+        if differences(self.planned, self.counted):
+            text = f"step {self.step}: {collectives}, {len(self.planned):,} planned"
+        else:
+            text = f"step {self.step}: {collectives}{'' if number else ','} as planned"
+        return text + (f"; {_peaks(*self.peaks)}" if self.peaks is not None else "")
+
+    def findings(self) -> list[Diagnostic]:
+        """A warning for what differs."""
+        found = []
+        if apart := differences(self.planned, self.counted):
+            found.append(self._not_as_planned(apart))
+        if self.peaks is not None and _is_above(*self.peaks):
+            found.append(self._above(*self.peaks))
+        return found
+
+    def _not_as_planned(self, apart: Sequence[Difference]) -> Diagnostic:
         rule = next((d.rule for d in apart if d.rule is not None), None)
         span = Span(rule[1], rule[2]) if rule is not None else None
         shown = "; ".join(map(str, apart[:4])) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
         help_text = "`python -m parallelizer plan` has what was planned; train.compare=false looks no more"
-        if self.device.type == "cuda":
+        if self.device == "cuda":
             help_text = (
                 "the dry run follows the operators of the CPU, where DTensor gathers what it exchanges on CUDA: "
                 f"all_gather for all_to_all is no fault. {help_text}"
             )
-        message = f"step {step} did not send what the dry run says: {shown}"
+        message = f"step {self.step} did not send what the dry run says: {shown}"
         return Diagnostic("not-as-planned", message, span, help_text, severity="warning")
 
-    def _above(self, step: int) -> Diagnostic:
-        message = f"step {step} held {size(self.peak or 0)} at its peak, and the dry run says {size(self.predicted or 0)}"
+    def _above(self, peak: int, predicted: int) -> Diagnostic:
+        message = f"step {self.step} held {size(peak)} at its peak, and the dry run says {size(predicted)}"
         help_text = "something holds tensors that the dry run does not know of: a hook, a kernel's workspace, the data"
         return Diagnostic("not-as-planned", message, None, help_text, severity="warning")
 
@@ -124,12 +148,6 @@ class FirstStep:
 def _is_above(peak: int, predicted: int) -> bool:
     factor, more = TOLERATED
     return peak > predicted * factor + more
-
-
-def _as_planned(count: int) -> str:
-    if not count:
-        return "no collectives, as planned"
-    return f"{count:,} collective{'s' if count > 1 else ''} as planned"
 
 
 def _peaks(peak: int, predicted: int) -> str:

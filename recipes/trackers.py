@@ -150,8 +150,12 @@ class Trackers:
                 call(tracker)
             except (Exception, SystemExit) as error:
                 del self._open[name]
-                reason = next(iter(str(error).strip().splitlines()), "")
-                message = f"{name} has failed and is left out from now on: {type(error).__name__}: {reason}"
-                help_text = "the run goes on; metrics.jsonl has every step"
-                found = Diagnostic("tracker-failed", message, None, help_text, severity="warning")
-                show_diagnostics.write([found], sys.stderr, summary=False)
+                show_diagnostics.write([failed(name, error)], sys.stderr, summary=False)
+
+
+def failed(name: str, error: BaseException) -> Diagnostic:
+    """What is said of a tracker that has raised something."""
+    reason = next(iter(str(error).strip().splitlines()), "")
+    message = f"{name} has failed and is left out from now on: {type(error).__name__}: {reason}"
+    help_text = "the run goes on; metrics.jsonl has every step"
+    return Diagnostic("tracker-failed", message, None, help_text, severity="warning")
