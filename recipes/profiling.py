@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -59,13 +62,15 @@ class Profiling:
             activities.append(ProfilerActivity.CUDA)
             self._stack.enter_context(torch_private.memory_history(place / f"rank{self.rank}.memory.pickle"))
         self._profile = profile(activities=activities, record_shapes=True, profile_memory=True)
-        self._profile.__enter__()
+        with _hushed():
+            self._profile.__enter__()
 
     def _end(self) -> None:
         if self._profile is None or self.folder is None:
             return
         ended, self._profile = self._profile, None
-        ended.__exit__(None, None, None)
+        with _hushed():
+            ended.__exit__(None, None, None)
         self.written = self.folder / "profile"
         path = self.written / f"rank{self.rank}.trace.json"
         ended.export_chrome_trace(str(path))
@@ -78,3 +83,17 @@ class Profiling:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Without what the profiler's own library writes to stderr as it starts and ends, whatever its log level."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -46,8 +46,10 @@ class TensorBoard:
     def open(self, config: Mapping[str, Any], folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1 if done else None)
-        if not done:
+        place = folder / "tensorboard"
+        again = place.is_dir()
+        self._writer = SummaryWriter(str(place), purge_step=done + 1 if again else None)
+        if not again:
             self._writer.add_text("config", f"```json\n{json.dumps(config, indent=2, default=str)}\n```")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
