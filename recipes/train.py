@@ -123,7 +123,9 @@ def _joined(job: Job) -> Result:
     """As one of ranks that others started: rank 0 has chosen the output folder, the others learn of it."""
     chosen = [str(job.folder)]
     dist.broadcast_object_list(chosen, src=0)
-    return train(replace(job, folder=Path(chosen[0])))
+    folder = Path(chosen[0])
+    with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
+        return train(replace(job, folder=folder))
 
 
 def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRanks | None) -> None:
