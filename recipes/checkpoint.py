@@ -30,6 +30,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.together import together
+from recipes import changes
 from recipes.data.files import FileRecord, check_unchanged
 from recipes.data.position import Position, check
 from recipes.settings import Settings
@@ -177,6 +178,8 @@ class Keeper:
         if self.leads:
             mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
             print(f"going on behind step {opened.step} from {shown(opened.path)}, saved on {mesh}")
+            if (differences := changes.told(opened.state, self.record)) is not None:
+                print(differences)
             sys.stdout.flush()
         return opened.step, there.samples
 

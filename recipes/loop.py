@@ -29,6 +29,7 @@ from recipes.prepare import Job
 from recipes.profiling import Profiling
 from recipes.progress import Progress
 from recipes.result import Result
+from recipes.saved import note_saved
 from recipes.settings import Settings
 from recipes.trackers import Trackers
 
@@ -164,6 +165,8 @@ def _finish(job: Job, model: torch.nn.Module, batches: Batches, result: Result) 
         result = replace(result, validation_loss=loss)
     if job.settings.save is not None:
         pz.save_pretrained(model, job.settings.save)
+        if dist.get_rank() == 0 and job.folder is not None:
+            note_saved(job.folder, Path(job.settings.save), job.settings.steps)
     return result
 
 

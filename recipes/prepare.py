@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import parallelizer as pz
+from parallelizer.checkpoint.folder import steps_in
 from parallelizer.diagnostics import PlanError
 from parallelizer.hugging_face.source import weights_folder
 from parallelizer.origins import Origins
@@ -19,6 +20,7 @@ from recipes.data import Data, Source, build_data
 from recipes.data.entries import check_entries
 from recipes.data.position import Position, position_of
 from recipes.forecast import Forecast
+from recipes.saved import has_saved
 from recipes.settings import Settings, read_settings
 from recipes.trackers import missing
 
@@ -52,7 +54,9 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
         raise PlanError(lacking)
     model = setup.build_model()
     program = setup.compile(model)
-    weights = _weights(setup, settings, model)
+    if folder is not None and settings.save is not None and _is_finished(folder, settings):
+        settings = replace(settings, save=None)
+    weights = _weights(setup, settings, model, looks=folder is not None)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
     if config.dry_run:
@@ -67,9 +71,15 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)
 
 
-def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:
+def _is_finished(folder: Path, settings: Settings) -> bool:
+    """Whether the run of this folder has trained all its steps and saved its model where it should."""
+    done = max(steps_in(place_of(settings, folder).folder), default=0)
+    return done >= settings.steps and has_saved(folder, Path(settings.save or ""), settings.steps)
+
+
+def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module, *, looks: bool) -> Path | None:
     """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
-    whether the trained model can be saved where it should be. Raises PlanError.
+    for a rank that `looks` whether the trained model can be saved where it should be. Raises PlanError.
     """
     weights = weights_folder(setup.model, setup.origins) if settings.pretrained else None
     if weights is None and settings.save is None:
@@ -78,7 +88,7 @@ def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Pat
     from parallelizer.hugging_face.weights import look_up
 
     found = None if weights is None else look_up(model, weights)
-    if settings.save is not None:
+    if settings.save is not None and looks:
         check_savable(model, settings.save, found)
     return weights
 

@@ -96,8 +96,9 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
     if folder is not None:
         outcome.tidy(folder)
         summary(result, folder)
-        if settings.save is not None and not result.stopped:
-            print(f"model saved in {settings.save}")
+        if config.train.save is not None and not result.stopped:
+            before = "" if settings.save is not None else ", by the run that ended before"
+            print(f"model saved in {config.train.save}{before}")
     if result.stopped:
         sys.exit(settings.requeue_code)
 
@@ -120,12 +121,14 @@ def _dry_run(job: Job) -> None:
 
 
 def _joined(job: Job) -> Result:
-    """As one of ranks that others started: rank 0 has chosen the output folder, the others learn of it."""
-    chosen = [str(job.folder)]
+    """As one of ranks that others started: rank 0 has chosen the output folder, and looked whether the model is saved
+    there already; the others learn of it.
+    """
+    chosen = [str(job.folder), job.settings.save]
     dist.broadcast_object_list(chosen, src=0)
-    folder = Path(chosen[0])
+    folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
     with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
-        return train(replace(job, folder=folder))
+        return train(replace(job, folder=folder, settings=settings))
 
 
 def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRanks | None) -> None:
