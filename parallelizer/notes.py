@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
 from parallelizer.conversions import conversions
+from parallelizer.gone import is_of_another
 from parallelizer.placement import from_torch
 from parallelizer.program import Application, Program
 from parallelizer.wording import SHARDED_LOSS, flow, place
@@ -70,8 +71,8 @@ class PlannedModule:
         # Any other is one that somebody is handling, with this call as a part of that.
 
     def _add(self, error: BaseException, received: Sequence[str], phase: str = "in ") -> None:
-        """Add a note, once: the innermost module is the first to be left."""
-        if not hasattr(error, _NOTED):
+        """Add a note, once: the innermost module is the first to be left. That another rank has ended is no module's doing."""
+        if not hasattr(error, _NOTED) and not is_of_another(error):
             setattr(error, _NOTED, self)
             error.add_note(self.note(received, phase))
 
@@ -117,7 +118,7 @@ def noted_loss(output: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if lies:
+        if lies and not is_of_another(error):
             error.add_note(f"in the loss, which was given {', '.join(lies)}\n  {SHARDED_LOSS}")
         raise
 

@@ -30,10 +30,11 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.initialize import derived_seed
 from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.together import together
+from recipes import changes
 from recipes.data.files import FileRecord, check_unchanged
 from recipes.data.position import Position, check
-from recipes.progress import shown
 from recipes.settings import Settings
+from recipes.summary import shown
 
 SUBFOLDER = "checkpoints"
 """Where they lie in a run's output folder, if nothing else is said."""
@@ -65,7 +66,7 @@ def check_start(
     """
     there = names.steps_in(place.folder)
     span = setup.origins.span("train.resume")
-    if settings.resume == "never" and there and not _is_restart():
+    if settings.resume == "never" and there and not is_restart():
         message = f"{place.folder} holds checkpoints already, up to step {there[-1]}"
         help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
         raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
@@ -144,14 +145,14 @@ class Keeper:
         self.checkpoints = Checkpoints(
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
-        self.goes_on = _is_restart()
+        self.goes_on = is_restart()
 
     def find(self) -> Opened | None:
         """The checkpoint to start from: the newest whole one of this run, else the one that was given. Collective.
 
         Raises PlanError on all ranks.
         """
-        if self.settings.resume == "never" and not _is_restart():
+        if self.settings.resume == "never" and not is_restart():
             return None
         found, passed = newest_checkpoint(self.place.folder)
         if found is None and passed:
@@ -181,6 +182,8 @@ class Keeper:
         if self.leads:
             mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
             print(f"going on behind step {opened.step} from {shown(opened.path)}, saved on {mesh}")
+            if (differences := changes.told(opened.state, self.record)) is not None:
+                print(differences)
             sys.stdout.flush()
         return opened.step, there.samples
 
@@ -210,6 +213,11 @@ class Keeper:
         if wait:
             self.checkpoints.wait()
         self.report()
+
+    @property
+    def written_step(self) -> int | None:
+        """The step of the last checkpoint that was written."""
+        return None if self.written is None else names.step_of(self.written)
 
     def _files(self) -> tuple[FileRecord, ...]:
         return check_unchanged(self.position.files) if self.leads else self.position.files
@@ -241,6 +249,6 @@ def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
     }
 
 
-def _is_restart() -> bool:
+def is_restart() -> bool:
     """Whether these ranks have been started again behind others that died, or in a job that was queued again."""
     return any(int(os.environ.get(name) or 0) > 0 for name in RESTARTS)

@@ -27,13 +27,48 @@ from parallelizer import interrupts
 from parallelizer.compose import OverrideSyntaxError, compose_config
 from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.launch import LaunchError, outside_ranks
+from parallelizer.launching.failures import failure_of
 from parallelizer.show import diagnostics as show_diagnostics
 from recipes.own_configs import own_folders, own_words
 from recipes.progress import show_cursor
+from recipes.summary import shown
 
 PATIENCE = 10.0
 """Seconds that a rank other than 0 waits before it says what is wrong: mostly rank 0 says the same at that
 moment, and the launcher then ends them all."""
+
+BEHIND = 3.0
+"""Seconds that a rank which has lost another waits before it says so: the one that ended first speaks first, and the
+launcher mostly ends the others before they can."""
+
+
+class LostError(LaunchError):
+    """This rank goes on no further because another one has ended."""
+
+
+@contextmanager
+def rank_reported(rank: int, ranks: int, folder: Path) -> Iterator[None]:
+    """Around what a rank does that joined others: raises LaunchError, with the traceback of what it does itself, where
+    something fails, and LostError, a line, where another rank has ended. The whole traceback goes to `rank<k>.log`.
+    """
+    try:
+        yield
+    except (PlanError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        failure = failure_of(rank, error, 1, folder, __file__)
+        whole = f"whole in {shown(folder / f'rank{rank}.log')}"
+        if failure.lost:
+            message = f"rank {rank} of {ranks} {failure.line}"
+            raise LostError(
+                message, f"the rank that ended first says why; this one's traceback is {whole}"
+            ) from None
+        text = f"rank {rank} of {ranks} {failure.line}\n\n{failure.text.rstrip()}\n"
+        raise OwnError(text, f"its traceback is {whole}") from None
+
+
+class OwnError(LaunchError):
+    """What this rank has failed with by itself: it does not wait for others to say it."""
 
 
 class JobFailed(Exception):
@@ -178,12 +213,15 @@ def _say(error: BaseException) -> int:
 
 
 def _told(error: BaseException) -> int:
-    _let_rank_0_speak()
+    if not isinstance(error, LostError | OwnError):
+        _let_rank_0_speak()
     if isinstance(error, KeyboardInterrupt):
         print(
             "\ninterrupted" if sys.stderr.isatty() else "interrupted", file=sys.stderr
         )  # behind the echo of ^C
         return 130
+    if isinstance(error, LostError):
+        time.sleep(BEHIND)
     if isinstance(error, LaunchError):
         print(f"error: {error.message}", file=sys.stderr)
         if error.help:

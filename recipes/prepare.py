@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import parallelizer as pz
+from parallelizer.checkpoint.folder import steps_in
 from parallelizer.diagnostics import PlanError
 from parallelizer.hugging_face.source import weights_folder
 from parallelizer.origins import Origins
@@ -19,13 +20,17 @@ from recipes.data import Data, Source, build_data
 from recipes.data.entries import check_entries, check_vocabulary
 from recipes.data.position import Position, position_of
 from recipes.data.tokenizer import with_tokenizer
+from recipes.forecast import Forecast
+from recipes.saved import has_saved
 from recipes.settings import Settings, read_settings
+from recipes.trackers import missing
 
 
 @dataclass(frozen=True)
 class Job:
     """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
-    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data.
+    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data,
+    `forecast` what the dry run says of it, which rank 0 knows.
     """
 
     setup: pz.Setup
@@ -36,6 +41,7 @@ class Job:
     weights: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
+    forecast: Forecast = field(default_factory=Forecast)
 
 
 def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
@@ -45,9 +51,13 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     """
     setup = pz.from_config(config, origins)
     settings = read_settings(config, origins)
+    if not config.dry_run and (lacking := missing(settings.trackers, origins.span("train.trackers"))):
+        raise PlanError(lacking)
     model = setup.build_model()
     program = setup.compile(model)
-    weights = _weights(setup, settings, model)
+    if folder is not None and settings.save is not None and _is_finished(folder, settings):
+        settings = replace(settings, save=None)
+    weights = _weights(setup, settings, model, looks=folder is not None)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
     if config.dry_run:
@@ -64,9 +74,15 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     return Job(setup, program, settings, data, folder, weights, record_of(config, setup), position)
 
 
-def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Path | None:
+def _is_finished(folder: Path, settings: Settings) -> bool:
+    """Whether the run of this folder has trained all its steps and saved its model where it should."""
+    done = max(steps_in(place_of(settings, folder).folder), default=0)
+    return done >= settings.steps and has_saved(folder, Path(settings.save or ""), settings.steps)
+
+
+def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module, *, looks: bool) -> Path | None:
     """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
-    whether the trained model can be saved where it should be. Raises PlanError.
+    for a rank that `looks` whether the trained model can be saved where it should be. Raises PlanError.
     """
     weights = weights_folder(setup.model, setup.origins) if settings.pretrained else None
     if weights is None and settings.save is None:
@@ -75,7 +91,7 @@ def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module) -> Pat
     from parallelizer.hugging_face.weights import look_up
 
     found = None if weights is None else look_up(model, weights)
-    if settings.save is not None:
+    if settings.save is not None and looks:
         check_savable(model, settings.save, found)
     return weights
 

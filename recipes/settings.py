@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from parallelizer.diagnostics import PlanError, Span, quoted
 from parallelizer.origins import Origins
 from parallelizer.reading import Reading, is_whole
+from parallelizer.source import Scalar
 from parallelizer.suggest import did_you_mean
+from recipes.trackers import TRACKERS
+
+Steps = tuple[int, int]
+"""The first and the last step, from 1."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Settings:
     """A run in numbers: `lr` to `final_ratio` are those of `learning_rate`, timeouts are in seconds.
 
     `pretrained`: a model with weights starts from them. `save`: the folder that the trained model is written to.
-    `checkpoint_every` to `on_drift`: see the configuration, `train`.
+    `checkpoint_every` to `profile`: see the configuration, `train`.
     """
 
     steps: int
@@ -48,12 +54,15 @@ class Settings:
     check_every: int = 100
     on_nonfinite: str = "stop"
     on_drift: str = "stop"
+    compare: bool = True
+    trackers: tuple[str, ...] = ()
+    profile: Steps | None = None
 
 
 def read_settings(config: DictConfig, origins: Origins) -> Settings:
     """Settings of a composed configuration. Raises PlanError with every value that is of no use."""
     reading = Reading(config, origins)
-    found = {**_numbers(reading), **_weights(reading), **_checkpoints(reading)}
+    found = {**_numbers(reading), **_weights(reading), **_checkpoints(reading), **_watching(reading)}
     if reading.findings.items:
         raise PlanError(reading.findings.items)
     return Settings(**found)
@@ -68,6 +77,7 @@ def check(reading: Reading, more_keys: tuple[str, ...] = ()) -> None:
     _numbers(reading)
     _weights(reading)
     _checkpoints(reading)
+    _watching(reading)
     _check_keys(reading, (*KEYS, *more_keys))
 
 
@@ -106,6 +116,53 @@ def _checkpoints(reading: Reading) -> dict[str, Any]:
         help_text = "it is auto, never, or a checkpoint's folder"
         reading.error("wrong-type", f"train.resume is {resume!r}", "train.resume", help_text)
     return {"checkpoint_dir": folder, "resume": resume or "auto"}
+
+
+def _watching(reading: Reading) -> dict[str, Any]:
+    """What is looked at while it runs, who else is told, and which steps are profiled; all may be left out."""
+    compare, trackers = reading.get("train.compare"), reading.get("train.trackers")
+    if not isinstance(compare, bool | None):
+        reading.error("wrong-type", f"train.compare is {compare!r}", "train.compare", "it is true or false")
+    names = trackers if isinstance(trackers, list) else [trackers] * (trackers is not None)
+    for name in names:
+        if name not in TRACKERS:
+            help_text = did_you_mean(str(name), list(TRACKERS), "there are")
+            reading.error("wrong-type", f"train.trackers has {name!r}", "train.trackers", help_text)
+    return {
+        "compare": compare is not False,
+        "trackers": tuple(dict.fromkeys(map(str, names))),
+        "profile": _profile(reading),
+    }
+
+
+def _profile(reading: Reading) -> Steps | None:
+    value = reading.get("train.profile")
+    written = reading.origins.written("train.profile")
+    if isinstance(value, int) and isinstance(written, Scalar) and ":" in written.text:
+        message = f"YAML reads `{written.text}` as the number {value}"
+        help_text = f'write it in quotes: "{written.text}"'
+        reading.findings.error("yaml-retyped", message, written.span, help_text)
+        return None
+    try:
+        return read_steps(value)
+    except ValueError as error:
+        reading.error("wrong-type", f"train.profile is {value!r}", "train.profile", str(error))
+        return None
+
+
+def read_steps(value: Any) -> Steps | None:
+    """`3:5` is steps 3 to 5, `3` or 3 that step alone. Raises ValueError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    found = re.fullmatch(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?", value) if isinstance(value, str) else None
+    if found is None:
+        raise ValueError("it is a step, or the first and the last one: 3 or 3:5")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not 1 <= first <= last:
+        raise ValueError("steps count from 1, and the first is not behind the last")
+    return first, last
 
 
 def _check_keys(reading: Reading, known_here: tuple[str, ...]) -> None:
@@ -199,6 +256,7 @@ SECTIONS = {
         *("pretrained", "save"),
         *("checkpoint_every", "checkpoint_dir", "keep_last", "keep_every", "resume"),
         *("check_every", "on_nonfinite", "on_drift"),
+        *("compare", "trackers", "profile"),
     ),
     "launch": (
         *("start_timeout", "collective_timeout", "max_cpu_ranks"),

@@ -32,7 +32,6 @@ from omegaconf import DictConfig
 import parallelizer as pz
 from parallelizer import launch
 from parallelizer.across_nodes import across_nodes, nodes_of
-from parallelizer.checks.layout_flow import check_layout_flow
 from parallelizer.compose import running_origins, searched_first
 from parallelizer.config import config_folder
 from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
@@ -40,12 +39,13 @@ from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
 from recipes import outcome, run_name, slurm_jobs, slurm_launcher
+from recipes.forecast import look_ahead
 from recipes.loop import train
 from recipes.own_configs import own_folders
 from recipes.prepare import Job, prepare
-from recipes.progress import summary
 from recipes.result import Result
 from recipes.settings import Settings
+from recipes.summary import summary
 
 run_name.register()
 slurm_launcher.register()
@@ -63,7 +63,9 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
         return
     _check_world(job.setup, settings, outside)
     if leads:
-        found = (*job.program.diagnostics, *_crossing(job.setup, outside), *_followed(job))
+        forecast, findings = look_ahead(job.setup, job.program, settings)
+        job = replace(job, forecast=forecast)
+        found = (*job.program.diagnostics, *_crossing(job.setup, outside), *findings)
         if has_errors(found):
             raise PlanError(found)
         show_diagnostics.write(found, sys.stderr)
@@ -94,15 +96,11 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
     if folder is not None:
         outcome.tidy(folder)
         summary(result, folder)
-        if settings.save is not None and not result.stopped:
-            print(f"model saved in {settings.save}")
+        if config.train.save is not None and not result.stopped:
+            before = "" if settings.save is not None else ", by the run that ended before"
+            print(f"model saved in {config.train.save}{before}")
     if result.stopped:
         sys.exit(settings.requeue_code)
-
-
-def _followed(job: Job) -> tuple[Diagnostic, ...]:
-    """What one step on a fake world tells that no file can: see `parallelizer validate`."""
-    return check_layout_flow(job.setup, job.program, job.setup.build_model())
 
 
 def _crossing(setup: pz.Setup, outside: launch.OutsideRanks | None) -> tuple[Diagnostic, ...]:
@@ -123,10 +121,14 @@ def _dry_run(job: Job) -> None:
 
 
 def _joined(job: Job) -> Result:
-    """As one of ranks that others started: rank 0 has chosen the output folder, the others learn of it."""
-    chosen = [str(job.folder)]
+    """As one of ranks that others started: rank 0 has chosen the output folder, and looked whether the model is saved
+    there already; the others learn of it.
+    """
+    chosen = [str(job.folder), job.settings.save]
     dist.broadcast_object_list(chosen, src=0)
-    return train(replace(job, folder=Path(chosen[0])))
+    folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
+    with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
+        return train(replace(job, folder=folder, settings=settings))
 
 
 def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRanks | None) -> None:

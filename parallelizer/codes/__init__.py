@@ -16,6 +16,7 @@ from parallelizer.codes import (
     mesh,
     running,
     survival,
+    watching,
     weights,
 )
 from parallelizer.codes.declare import Code, Example, Family
@@ -32,6 +33,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("configuration", "Presets, overrides, and what they name.", configuration.CODES),
     Family("running", "What is known only when something runs.", running.CODES),
     Family("survival", "Checkpoints, faults, and what changes under a run.", survival.CODES),
+    Family("watching", "What a run that goes is compared with, and whom it tells.", watching.CODES),
     Family("weights", "Pretrained weights: read, fitted to the model, saved.", weights.CODES),
 )
 """In the order in which a plan is read, compiled and run."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import signal
 import textwrap
+from collections.abc import Iterator, Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from parallelizer.diagnostics import PlanError
+from parallelizer.launching.failures import Failure, LaunchError
 from parallelizer.launching.lookout import ranks_text
-from parallelizer.launching.rank import Failure, LaunchError
 from parallelizer.launching.restarts import End
 from parallelizer.launching.watch import Watch
 
@@ -31,21 +32,36 @@ def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
     first, *others = failures
     if first.diagnostics is not None:
         return PlanError(first.diagnostics)
-    parts = [f"rank {first.rank} of {watch.job.ranks} {first.line}"]
+    beat = watch.beats()[first.rank]
+    where = f", in step {beat.step}" if beat is not None and beat.step else ""
+    parts = [f"rank {first.rank} of {watch.job.ranks} {first.line}{where}"]
     if first.text:
         parts.append(f"\n{first.text.rstrip()}\n")
-    if others:
-        line = textwrap.shorten(others[0].line, 200, placeholder=" ...")
-        parts.append(f"then rank {others[0].rank} {line}")
-    if rest := {failure.rank for failure in others[1:]}:
-        parts.append(f"and {ranks_text(rest)} after it")
-    return LaunchError("\n".join(parts), _help(watch, first))
+    parts += _followers(others)
+    return LaunchError("\n".join(parts), _help(watch, first, others))
+
+
+MOST_FOLLOWERS = 8
+"""Ranks that failed by themselves, behind the first, of which each has a line."""
+
+
+def _followers(others: Sequence[Failure]) -> Iterator[str]:
+    """One line for each other rank, or for those that say the same."""
+    alike: dict[str, list[int]] = {}
+    for failure in others:
+        alike.setdefault(failure.line, []).append(failure.rank)
+    for line, ranks in list(alike.items())[:MOST_FOLLOWERS]:
+        yield f"then {ranks_text(ranks)} {textwrap.shorten(line, 200, placeholder=' ...')}"
+    if rest := {rank for ranks in list(alike.values())[MOST_FOLLOWERS:] for rank in ranks}:
+        yield f"and {ranks_text(rest)} after them"
 
 
 def who_ended(watch: Watch, trouble: Exception, error: LaunchError) -> End:
     """The end of an attempt as it counts for starting again; `error` is what `what_happened` made of it."""
-    line = error.message.splitlines()[0]
     failures = [] if watch.late is not None else _failures(watch, trouble)
+    line = error.message.splitlines()[0]
+    if failures:
+        line = f"rank {failures[0].rank} of {watch.job.ranks} {failures[0].line}"
     rank = min(watch.blamed, default=None) if watch.late is not None else None
     rank = failures[0].rank if failures else rank
     beat = None if rank is None else watch.beats()[rank]
@@ -102,14 +118,17 @@ def _ending(code: int | None) -> str:
         return f"was killed by signal {-code} (exit code {code})"
 
 
-def _help(watch: Watch, first: Failure) -> str | None:
+def _help(watch: Watch, first: Failure, others: Sequence[Failure]) -> str | None:
     lines = []
     if "SIGKILL" in first.line and not first.text:
         lines.append(
             "the system kills so when memory runs out: see `dmesg`, or take a smaller model or fewer ranks"
         )
+    folder = watch.job.log_dir
     if first.log is not None:
         lines.append(f"its traceback: {first.log}")
-    elif watch.job.log_dir is not None and first.rank > 0:
-        lines.append(f"its output: {watch.job.log_dir / f'rank{first.rank}.log'}")
+    elif folder is not None and first.rank > 0:
+        lines.append(f"its output: {folder / f'rank{first.rank}.log'}")
+    if folder is not None and others:
+        lines.append(f"the others' tracebacks: {folder / 'rank*.log'}")
     return "\n".join(lines) or None

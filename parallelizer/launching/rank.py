@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import os
 import pickle
 import signal
 import socket
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -27,29 +24,17 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
-from parallelizer.diagnostics import Diagnostic, PlanError
 from parallelizer.launching import heartbeat
+from parallelizer.launching.failures import Failure as Failure
+from parallelizer.launching.failures import LaunchError, failure_of
 from parallelizer.launching.stacks import answer_requests
 from parallelizer.launching.stopping import stop_signals
-from parallelizer.notes import planned_module, raised_by_torch
 
 Device = Literal["cpu", "cuda"]
 
 # Looked up before any fork: a child must not need the loader's lock, which another thread may have held.
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
-
-
-class LaunchError(Exception):
-    """Ranks could not be started, or did not all finish. `help`, where there is one, says what to do."""
-
-    def __init__(self, message: str, help: str | None = None) -> None:
-        super().__init__(message, help)
-        self.message = message
-        self.help = help
-
-    def __str__(self) -> str:
-        return f"{self.message}\n{self.help}" if self.help else self.message
 
 
 @dataclass(frozen=True)
@@ -68,22 +53,6 @@ class Job:
     graceful: float = 0.0
     """Seconds that ranks get to save and end by themselves; 0 where they are ended at once."""
     stuck_after: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank ended: in a line and in full, with a PlanError's diagnostics; `when` is monotonic time.
-
-    `log` is the file that its traceback went to, where `text` does without: an operation failed in a module of
-    the plan, and the notes on the exception say which and how its tensors lay.
-    """
-
-    rank: int
-    line: str
-    text: str = ""
-    diagnostics: tuple[Diagnostic, ...] | None = None
-    when: float = -math.inf
-    log: Path | None = None
 
 
 def run_rank(job: Job) -> None:
@@ -111,7 +80,7 @@ def run_rank(job: Job) -> None:
         # whose rank was killed as it wrote.
         _note(job, "finished", rank, result)
     except BaseException as error:
-        _note(job, "failed", rank, _failure(job, rank, error))
+        _note(job, "failed", rank, failure_of(rank, error, _exit_code(error), job.log_dir, __file__))
         sys.stdout.flush()
         sys.stderr.flush()
         # Neither destructors nor exit handlers: they might wait for ranks that wait for this one.
@@ -162,23 +131,6 @@ def _redirect(job: Job, rank: int) -> None:
     os.dup2(stream.fileno(), 1)
     os.dup2(stream.fileno(), 2)
     sys.stdout = sys.stderr = stream
-
-
-def _failure(job: Job, rank: int, error: BaseException) -> Failure:
-    what = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
-    inner = error.__traceback__  # leave out the frames of this file, which led to the worker
-    while inner and inner.tb_next and inner.tb_frame.f_code.co_filename == __file__:
-        inner = inner.tb_next
-    text = "".join(traceback.format_exception(type(error), error, inner))
-    diagnostics = error.diagnostics if isinstance(error, PlanError) else None
-    line, log = f"failed (exit code {_exit_code(error)}): {what}", None
-    planned = planned_module(error)
-    if planned is not None and planned.is_laid_out and raised_by_torch(error) and job.log_dir:
-        log = job.log_dir / f"rank{rank}.log"
-        with suppress(OSError), open(log, "a", errors="backslashreplace") as stream:
-            stream.write(text)
-        text = "\n".join(error.__notes__)
-    return Failure(rank, line, text, diagnostics, time.monotonic(), log)
 
 
 def _exit_code(error: BaseException) -> int:

@@ -165,8 +165,11 @@ class Ledger(TorchDispatchMode):
             if name in KINDS:
                 self._record(KINDS[name], args, kwargs, result)
             elif name.endswith(("_coalesced", "_coalesced_")):
-                raise RuntimeError(f"the ledger does not know the collective {func}")
+                self._unknown(str(func))
         return result
+
+    def _unknown(self, operator: str) -> None:
+        raise RuntimeError(f"the ledger does not know the collective {operator}")
 
     def _record(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
         leaves = tree_leaves((args, kwargs))

@@ -48,6 +48,8 @@ from recipes.data.position import Position, check
 from recipes.data.text import load
 from recipes.data.tokenizer import BYTES, tokenizer_of
 from recipes.generate import tokens_of
+from recipes.first_step import Comparison
+from recipes.trackers import TRACKERS, failed, missing
 from recipes.train import prepare
 from tests.checkpoint.broken import report as broken_checkpoint
 
@@ -164,7 +166,21 @@ def drifted() -> Found:
     return [guards.ranks_drifted(100, [guards.Drift("norm.weight", "", (0, 1), (0, 1), 0.5)])]
 
 
+def lacking_tracker(folder: Path) -> Found:
+    """A tracker whose package nobody has."""
+    before = dict(TRACKERS)
+    TRACKERS["nobody-has-it"] = object  # type: ignore[assignment]
+    try:
+        return missing(["nobody-has-it"], None)
+    finally:
+        TRACKERS.clear()
+        TRACKERS.update(before)
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
+    "not-as-planned": lambda folder: Comparison(1, (), (), (3 << 30, 1 << 30)).findings(),
+    "tracker-failed": lambda folder: [failed("wandb", OSError("no space left on device"))],
+    "tracker-missing": lacking_tracker,
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
     "checkpoint-exists": lambda here: broken_checkpoint("checkpoint-exists", here),

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.launching.ends import LAG, has_obeyed, what_happened, who_ended
+from parallelizer.launching.ends import LAG, MOST_FOLLOWERS, has_obeyed, what_happened, who_ended
 from parallelizer.launching.heartbeat import Beats
 from parallelizer.launching.rank import Failure, Job, LaunchError
 from parallelizer.launching.watch import Watch
@@ -65,7 +65,25 @@ def test_the_rank_that_failed_first_is_told_whole_and_the_others_in_short(watch:
     ended(watch, 2, -signal.SIGTERM, 9.0)
     lines = told(watch, agent(0, 1))
     assert lines[0].startswith("rank 3 of 4 failed: first first")
-    assert lines[2:] == ["traceback of 3", "", "then rank 0 failed: late", "and rank 1 after it"]
+    assert lines[2:] == ["traceback of 3", "", "then rank 0 failed: late", "then rank 1 failed: later"]
+
+
+def test_ranks_that_say_the_same_share_a_line_and_there_are_not_too_many_lines(watch: Watch) -> None:
+    watch.job.__dict__["ranks"] = 30
+    failed(watch, 3, "failed: the reason", 5.0)
+    for rank in (0, 1, 2, 7):
+        failed(watch, rank, "lost another rank: Connection closed", 6.0)
+    for rank in range(10, 10 + MOST_FOLLOWERS + 2):
+        failed(watch, rank, f"failed: in its own way, {rank}", 7.0)
+    lines = told(watch, agent(0, 1))[4:]
+    assert lines[0] == "then ranks 0-2, 7 lost another rank: Connection closed"
+    assert len(lines) == MOST_FOLLOWERS + 1 and lines[-1] == "and ranks 17-19 after them"
+
+
+def test_the_step_in_which_it_ended_is_told(watch: Watch) -> None:
+    Beats(watch.job.folder / "beats", 4).say(1, 7, "step")
+    failed(watch, 1, "failed: the reason", 5.0)
+    assert told(watch, agent(1, 1))[0] == "rank 1 of 4 failed: the reason, in step 7"
 
 
 def test_what_follows_in_short_is_cut(watch: Watch) -> None:

@@ -38,6 +38,7 @@ SMALL = (
     "train.eval_batches=1",
     f"data.path={ROOT / 'LICENSE'}",
     "device=cpu",
+    "train.compare=false",  # a second or two for each run, and tests of its own: test_first_step.py
 )
 
 

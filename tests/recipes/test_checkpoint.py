@@ -189,3 +189,28 @@ def test_every_family_goes_on_under_another_preset(model: str, tmp_path: Path) -
         ended = typed(*steady, f"parallel={preset}", f"train.steps={steps}", cwd=tmp_path, timeout=300)
         assert ended.status == 0, ended.err
     torch.testing.assert_close(losses(tmp_path), losses(tmp_path / "whole"), rtol=2e-6, atol=0)
+
+
+def test_what_differs_from_the_checkpoint_is_told_in_a_line(here: Path) -> None:
+    again = typed(*RUN, "parallel=fsdp2", "train.steps=5", "optim.lr=1e-4", cwd=here)
+    [line] = [line for line in again.out.splitlines() if line.startswith("other than then")]
+    assert "mesh tp=2 -> dp_shard=2" in line and "-> 0.0001" in line
+    same = typed(*RUN, "parallel=fsdp2", "train.steps=6", "optim.lr=1e-4", cwd=here)
+    assert "going on behind step 5" in same.out and "other than then" not in same.out
+
+
+def test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_again(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    run = ("model=hf_llama", "hydra.run.dir=run", "train.seq_len=16", "train.batch_size=4", "device=cpu")
+    run += ("train.checkpoint_every=2", "train.steps=2", "train.save=tuned", f"data.path={ROOT / 'LICENSE'}")
+    run += ("train.compare=false",)
+    first = typed(*run, cwd=tmp_path)
+    assert first.status == 0 and "model saved in tuned\n" in first.out, first.err
+    again = typed(*run, cwd=tmp_path)
+    assert again.status == 0, again.err
+    assert "no step was left to train" in again.out
+    assert "model saved in tuned, by the run that ended before" in again.out
+    more = typed(*run, "train.steps=3", cwd=tmp_path)  # which would save another model there
+    assert more.status == 1 and "error[weights-unwritable]" in more.err
+    other = typed(*run, "hydra.run.dir=other", cwd=tmp_path)
+    assert other.status == 1 and "error[weights-unwritable]" in other.err

@@ -9,9 +9,11 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recipes.guards import Guards
 from tests.recipes.runs import SMALL, Ended, command, entries, metrics, run_command, run_here
 
 pytestmark = pytest.mark.ranks
@@ -62,6 +64,43 @@ def test_a_rank_other_than_0_speaks_when_rank_0_has_nothing_to_say(
     [only] = ranks([1], "parallel=tp22", cwd=tmp_path)
     assert only.status == 1
     assert only.err.startswith("rank 1:\nerror[unknown-preset]")
+
+
+class Broken(Guards):
+    """Guards on which rank 1 fails behind its second step, in one way or another."""
+
+    how = ""
+
+    def after(self, step: int, *told: Any, **more: Any) -> int:
+        if step == 2 and os.environ["RANK"] == "1":
+            if self.how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the reason\nin two lines")
+        return super().after(step, *told, **more)
+
+
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceback_in_its_log(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Broken, "how", how)
+    monkeypatch.setattr("recipes.loop.Guards", Broken)
+    first, second = two_ranks(*SMALL, "parallel=tp2", "train.steps=100", "hydra.run.dir=a", cwd=tmp_path)
+    log = (tmp_path / "a" / "rank0.log").read_text()
+    assert "Traceback" in log and "by peer" in log and "in the loss" not in log
+    # It waits for the launcher to end it, so that nothing stands before what rank 1 says.
+    assert "Traceback" not in first.err and "Error executing job" not in first.err
+    assert len(first.err.splitlines()) <= 2
+    if how == "killed":
+        assert second.status == -signal.SIGKILL and second.err == ""
+        return
+    assert second.status == 1
+    lines = second.err.splitlines()
+    assert lines[0] == "error: rank 1 of 2 failed (exit code 1): ValueError: the reason"
+    assert lines[2] == "Traceback (most recent call last):" and "recipes/loop.py" in second.err
+    assert "hydra" not in second.err.partition("= help")[0].replace("hydra.run.dir", "")
+    assert lines[-1].endswith("its traceback is whole in " + str(Path("a") / "rank1.log"))
+    assert "in two lines" in (tmp_path / "a" / "rank1.log").read_text()
 
 
 def two_ranks(*arguments: str, cwd: Path) -> list[Ended]:

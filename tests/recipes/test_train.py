@@ -44,7 +44,12 @@ def test_it_learns_and_says_so(tmp_path: Path) -> None:
         r"step  1/12  loss \d\.\d{4}  grad norm [\d.]+  [\d,]+ tokens/s$", steps[0]
     )
     first, last = measured[0]["loss"], measured[-1]["loss"]
-    assert re.match(rf"trained 12 steps in [\d.]+ s: loss {first:.4f} -> {last:.4f}$", lines[-3])
+    [at] = [i for i, line in enumerate(lines) if line.startswith("trained")]
+    assert re.match(rf"trained 12 steps in [\d.]+ s: loss {first:.4f} -> {last:.4f}$", lines[at])
+    best = min(measured, key=lambda m: m["loss"])
+    assert lines[at + 1] == f"  lowest loss {best['loss']:.4f}, at step {best['step']}"
+    assert re.match(r"  6,144 tokens, [\d,]+ a second \(quartiles [\d,]+ to [\d,]+\)$", lines[at + 2])
+    assert re.match(r"  rank 0's process had [\d.]+ [MG]iB in use at most$", lines[at + 3])
     assert f"validation loss {measured[-1]['validation_loss']:.4f}, " in lines[-2]
     assert "unigram entropy of that text" in lines[-2]
     assert lines[-1] == f"outputs in {folder.relative_to(tmp_path)}"
@@ -153,12 +158,22 @@ def test_a_terminated_run_saves_itself_says_how_to_go_on_and_leaves_no_rank(tmp_
     assert len(metrics(folder)) == int(said[1])
 
 
-def test_a_bar_shows_loss_rate_and_time_to_go(tmp_path: Path) -> None:
-    run = _Terminal(tmp_path, *SMALL, "train.steps=4")
+def test_a_panel_shows_the_run_in_its_place_and_stays_behind(tmp_path: Path) -> None:
+    run = _Terminal(tmp_path, *SMALL, "train.steps=40", "train.eval_every=39")
     ended = run.end()
     assert ended.status == 0
-    assert re.search(r"4/4.*loss.*\d\.\d{4}.*tokens/s.*validation \d\.\d{4}.*ETA.*0:00:00", ended.out)
-    assert "grad norm" not in ended.out
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", ended.out)
+    last = plain[plain.rindex("╭") : plain.rindex("╯")]
+    assert re.search(r"step +40/40.*100%.*ETA 0:00 ", last) and re.search(r"loss +\d\.\d{4}  [▁-█]+", last)
+    assert re.search(r"grad norm .*lr .*validation +\d\.\d{4}", last) and re.search(r"tokens/s +[\d,]+", last)
+    assert plain.rindex("trained 40 steps") > plain.rindex("╯")
+    assert not re.search(r"^step ", plain, re.M)  # no line a step
+    # Before each panel the cursor goes up as many lines as the one before it has: none scrolls by.
+    frames = ended.out[ended.out.index("╭") :].split("╭")[1:]
+    assert len(frames) >= 3
+    for frame in frames[:-1]:
+        panel, _, behind = frame.partition("╯")
+        assert behind.count("\x1b[1A") == panel.count("\n") >= 5
 
 
 class _Terminal:

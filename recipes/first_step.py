@@ -1,0 +1,160 @@
+"""The first step of a run compares itself with the dry run: its collectives, and the peak of its memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import parallelizer as pz
+from parallelizer.diagnostics import Diagnostic, Span
+from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.simulate.ledger import Entry
+from parallelizer.simulate.planned import Difference, Observed, differences, observing, of_the_step
+from parallelizer.units import size
+from recipes.forecast import Forecast
+from recipes.memory import PeakOfStep
+
+TOLERATED = (1.1, 128 << 20)
+"""How far a peak may lie above the predicted one without a word, as a factor and in bytes: the dry run counts no
+kernels' workspaces.
+"""
+
+Batch = Mapping[str, torch.Tensor]
+
+
+class FirstStep:
+    """Looks at one step as rank 0 takes it. Nothing of it is left behind in the model, and the next step runs as if it
+    had not been there.
+    """
+
+    def __init__(
+        self, forecast: Forecast, program: pz.Program, mesh: DeviceMesh, device: torch.device, *, leads: bool
+    ) -> None:
+        self.forecast, self.program, self.mesh, self.device, self.leads = (
+            forecast,
+            program,
+            mesh,
+            device,
+            leads,
+        )
+        self.observed: Observed | None = None
+        self.peak: int | None = None
+        self.fresh = True
+
+    @contextmanager
+    def watched(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parts: Sequence[Batch],
+        *,
+        memory: bool = True,
+    ) -> Iterator[None]:
+        """Around the step. All ranks come here, rank 0 looks. Without `memory` the peak is left alone."""
+        states = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+        self.fresh = not states
+        there = [
+            *model.parameters(),
+            *model.buffers(),
+            *states,
+            *(t for part in parts for t in part.values()),
+        ]
+        with observing(self.program, self.mesh, model, active=self.leads) as observed, ExitStack() as stack:
+            peak = stack.enter_context(PeakOfStep(self.device, there)) if self.leads and memory else None
+            yield
+        self.observed = observed
+        self.peak = peak.bytes if peak is not None else None
+
+    @property
+    def predicted(self) -> int | None:
+        """The peak that this step should have; later ones have the optimizer's states on top from the beginning."""
+        planned = self.forecast.planned
+        return None if planned is None else planned.first_peak if self.fresh else planned.peak
+
+    @property
+    def peaks(self) -> tuple[int, int] | None:
+        """The peak that was measured, and the one that was predicted for it."""
+        return None if self.peak is None or self.predicted is None else (self.peak, self.predicted)
+
+    def tell(self, step: int) -> None:
+        """Say how the step of this number compares: a line, and a warning for what differs. Only rank 0 does."""
+        if not self.leads or self.observed is None:
+            return
+        planned = self.forecast.planned
+        why = self.forecast.reason or self.observed.failure
+        if planned is None or why:
+            print(f"step {step}: not compared with the dry run: {why}", flush=True)
+            return
+        counted = of_the_step(self.observed.entries)
+        compared = Comparison(step, planned.ledger, counted, self.peaks, self.device.type)
+        print(compared, flush=True)
+        show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A step's collectives and those that were planned, and its peak with the one predicted, in bytes."""
+
+    step: int
+    planned: Sequence[Entry]
+    counted: Sequence[Entry]
+    peaks: tuple[int, int] | None = None
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        """`step 1: 412 collectives as planned; peak 61.0 GiB, 61.2 predicted`."""
+        number = len(self.counted)
+        collectives = f"{number:,} collective{'s' if number != 1 else ''}" if number else "no collectives"
+        if differences(self.planned, self.counted):
+            text = f"step {self.step}: {collectives}, {len(self.planned):,} planned"
+        else:
+            text = f"step {self.step}: {collectives}{'' if number else ','} as planned"
+        return text + (f"; {_peaks(*self.peaks)}" if self.peaks is not None else "")
+
+    def findings(self) -> list[Diagnostic]:
+        """A warning for what differs."""
+        found = []
+        if apart := differences(self.planned, self.counted):
+            found.append(self._not_as_planned(apart))
+        if self.peaks is not None and _is_above(*self.peaks):
+            found.append(self._above(*self.peaks))
+        return found
+
+    def _not_as_planned(self, apart: Sequence[Difference]) -> Diagnostic:
+        rule = next((d.rule for d in apart if d.rule is not None), None)
+        span = Span(rule[1], rule[2]) if rule is not None else None
+        shown = "; ".join(map(str, apart[:4])) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
+        help_text = "`python -m parallelizer plan` has what was planned; train.compare=false looks no more"
+        if self.device == "cuda":
+            help_text = (
+                "the dry run follows the operators of the CPU, where DTensor gathers what it exchanges on CUDA: "
+                f"all_gather for all_to_all is no fault. {help_text}"
+            )
+        message = f"step {self.step} did not send what the dry run says: {shown}"
+        return Diagnostic("not-as-planned", message, span, help_text, severity="warning")
+
+    def _above(self, peak: int, predicted: int) -> Diagnostic:
+        message = f"step {self.step} held {size(peak)} at its peak, and the dry run says {size(predicted)}"
+        help_text = "something holds tensors that the dry run does not know of: a hook, a kernel's workspace, the data"
+        return Diagnostic("not-as-planned", message, None, help_text, severity="warning")
+
+
+def _is_above(peak: int, predicted: int) -> bool:
+    factor, more = TOLERATED
+    return peak > predicted * factor + more
+
+
+def _peaks(peak: int, predicted: int) -> str:
+    """`peak 61.0 GiB, 61.2 predicted`."""
+    (number, unit), (other, its) = size(peak).split(), size(predicted).split()
+    return (
+        f"peak {number} {unit}, {other} predicted"
+        if unit == its
+        else f"peak {number} {unit}, {other} {its} predicted"
+    )

@@ -1,0 +1,24 @@
+"""Whether this run has saved its trained model already: a finished run that is started again finds it where it is."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+NOTE = "saved.json"
+"""A file of the output folder, written behind the model."""
+
+
+def note_saved(output: Path, model: Path, steps: int) -> None:
+    """The model of a run of so many steps is whole in a folder."""
+    text = json.dumps({"folder": str(model.absolute()), "steps": steps}) + "\n"
+    (output / NOTE).write_text(text, encoding="utf-8")
+
+
+def has_saved(output: Path, model: Path, steps: int) -> bool:
+    """Whether this run's model, of so many steps, is in that folder."""
+    known = None
+    with suppress(OSError, ValueError):
+        known = json.loads((output / NOTE).read_text(encoding="utf-8"))
+    return known == {"folder": str(model.absolute()), "steps": steps} and model.is_dir()

@@ -1,0 +1,173 @@
+"""A real step against the dry run: equal where it is the planned one, and told apart where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+
+import parallelizer as pz
+from parallelizer import torch_private
+from parallelizer.initialize import materialize
+from parallelizer.mesh import build_mesh
+from parallelizer.setup import Setup
+from parallelizer.simulate.flops import step_flops
+from parallelizer.simulate.ledger import Entry
+from parallelizer.simulate.memory import CATEGORIES, Change, usage
+from parallelizer.simulate.planned import (
+    Difference,
+    Planned,
+    differences,
+    first_peak,
+    held,
+    observing,
+    of_the_step,
+    plan_step,
+)
+from parallelizer.simulate.trace import local_parts
+from tests.ranks import run_ranks
+from tests.simulate.setups import llama, setup_of
+
+RANDOM_STATE = 5056
+"""Bytes of the CPU generator's state, which `train_step(skip_nonfinite=True)` keeps a copy of."""
+
+
+def planned(setup: Setup) -> Planned:
+    model = setup.build_model()
+    return plan_step(setup.compile(model), model, setup.recipe())
+
+
+def first_step(setup: Setup, spoilt: bool = False) -> tuple[list[Entry], int, int, bool]:
+    """Rank 0's first step as a run takes it: its collectives, all of them, the peak of its memory, and whether the
+    model is as it was.
+    """
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    mesh = build_mesh(setup.mesh, "cpu")
+    pz.apply(program, model, mesh)
+    materialize(model, device="cpu", seed=0)
+    optimizer = recipe.optimizer(model)
+    parts = local_parts(recipe.workload, program, mesh)
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+    def once_more(module: torch.nn.Module, args: Any, output: Any) -> None:
+        torch.distributed.all_reduce(torch.ones(4), group=mesh["tp"].get_group())
+
+    handle = model.layers[1].attention.register_forward_hook(once_more) if spoilt else None
+    there = [*model.parameters(), *model.buffers(), *(t for part in parts for t in part.values())]
+    base = held(there)
+    with observing(program, mesh, model) as observed, torch_private.allocating() as changes:
+        pz.train_step(model, parts, recipe.loss, optimizer, recipe.clip, skip_nonfinite=True)
+    if handle is not None:
+        handle.remove()
+    same = hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    return observed.entries, base + max(accumulate(changes)), len(observed.entries), same
+
+
+def fine_and_spoilt(setup: Setup) -> tuple[Any, Any]:
+    return first_step(setup), first_step(setup, spoilt=True)
+
+
+@pytest.mark.ranks
+def test_a_real_first_step_is_the_planned_one_and_one_with_something_more_is_told_by_its_module() -> None:
+    setup = llama("parallel=tp2")
+    expected = planned(setup)
+    (entries, peak, counted, same), (spoilt, *_) = run_ranks(fine_and_spoilt, 2, setup)[0]
+    _check(expected, entries, peak, counted, same)
+    [found] = differences(expected.ledger, of_the_step(spoilt))
+    assert (found.phase, found.axis, found.kind) == ("forward", "tp", "all_reduce")
+    assert (found.planned, found.counted, found.module) == (0, 1, "layers.1.attention")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["fsdp2", "cp2_tp2", "fsdp2_tp2"])
+def test_it_is_under_every_kind_of_parallelism(preset: str) -> None:
+    setup = llama(f"parallel={preset}")
+    expected = planned(setup)
+    _check(expected, *run_ranks(first_step, setup.mesh.world_size, setup)[0])
+
+
+def _check(expected: Planned, entries: list[Entry], peak: int, counted: int, same: bool) -> None:
+    found = of_the_step(entries)
+    assert found and differences(expected.ledger, found) == []
+    assert counted == len(found) + 1  # whether all ranks have finite numbers
+    assert peak == expected.first_peak + RANDOM_STATE < expected.peak
+    assert same
+
+
+def entry(phase: str = "forward", axis: str = "tp", kind: str = "all_reduce", module: str = "a") -> Entry:
+    return Entry(phase, kind, axis, 2, 4, 4, "float32", module, (module, "plan.yaml", 3), False)
+
+
+def test_what_is_missing_is_told_with_the_rule_that_planned_it() -> None:
+    ours = [entry(module="a"), entry(module="b"), entry("backward", module="b")]
+    [found] = differences(ours, [ours[0], ours[2]])
+    assert found == Difference("forward", "tp", "all_reduce", 2, 1, "b", ("b", "plan.yaml", 3))
+    assert str(found) == "tp all_reduce in forward: 2 planned, 1 counted, first in b (plan.yaml:3: `b`)"
+    assert differences(ours, list(reversed(ours))) == []
+
+
+def test_what_runs_between_the_phases_is_no_part_of_the_step() -> None:
+    assert of_the_step([entry(""), entry()]) == [entry()]
+
+
+def change(delta: int, category: str, phase: str) -> Change:
+    return Change(delta, category, phase, "")
+
+
+def test_the_first_step_has_no_states_and_no_gradients_of_a_step_before() -> None:
+    before = {**dict.fromkeys(CATEGORIES, 0), "parameters": 10, "optimizer": 20, "gradients": 10}
+    changes = [
+        change(-10, "gradients", ""),
+        change(50, "activations", "forward"),
+        change(-50, "activations", "backward"),
+        change(10, "gradients", "backward"),
+        change(5, "temporaries", "optimizer"),
+    ]
+    memory = usage(before, changes)
+    assert memory.peak == 80
+    assert first_peak(memory) == 60  # in forward, where the states are not there yet
+    assert first_peak(usage(before, [changes[0], *changes[3:]])) == 45  # in the optimizer, where they are
+    assert first_peak(usage(before, changes[:1])) == 10
+
+
+def test_a_storage_counts_once() -> None:
+    tensor = torch.zeros(8)
+    assert held([tensor, tensor[:2], torch.zeros(2, dtype=torch.float64)]) == 48
+
+
+# Floating-point operations
+
+
+def flops(*overrides: str) -> int | None:
+    setup = setup_of(*overrides)
+    model = setup.build_model()
+    return step_flops(setup.compile(model), model, setup.workload, setup.loss())
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("llama_debug", 16 * 256), ("llama3_8b", 4 * 8192)])
+def test_they_are_those_of_the_closed_form_of_palm(model: str, tokens: int) -> None:
+    words = [] if model == "llama_debug" else ["train.seq_len=8192", "train.batch_size=4"]
+    built = setup_of(f"model={model}", *words).build_model()
+    assert isinstance(built.layers, torch.nn.Module)
+    parameters = sum(p.numel() for n, p in built.named_parameters() if p.ndim == 2 and "tok_emb" not in n)
+    attention = built.layers[0].attention
+    width, length = attention.wq.weight.shape[0], 256 if model == "llama_debug" else 8192
+    expected = (6 * parameters + 12 * len(built.layers) * width * length) * tokens
+    assert flops(f"model={model}", *words) == expected
+
+
+def test_checkpointing_and_meshes_change_nothing_of_them() -> None:
+    small = ("model.dim=64", "model.hidden_dim=128", "train.seq_len=32")
+    assert flops(*small) == flops(*small, "parallel=tp2", 'rules=["layers.*: checkpoint"]')
+
+
+def test_a_model_that_does_not_run_on_fake_tensors_has_none() -> None:
+    setup = llama()
+    broken = dataclasses.replace(setup.workload, entries={})
+    model = setup.build_model()
+    assert step_flops(setup.compile(model), model, broken, setup.loss()) is None
