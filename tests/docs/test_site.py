@@ -15,7 +15,6 @@ import parallelizer
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 COMING = {"watching.md", "data.md", "stable.md", "in_ci.md", "changelog.md"} | {
-    "plan_language.md",
     "how_it_works.md",
     "limits.md",
     "peers.md",
