@@ -26,6 +26,13 @@ ROOT = DOCS.parent
 FROM_ELSEWHERE = {"context_parallelism.md": ROOT / "parallelizer/context/README.md"}
 """Pages whose text lies where its subject does."""
 
+README = ROOT / "README.md"
+SECTIONS = {"limits.md": "Limits"}
+"""Pages that are a section of the README."""
+
+MADE = {*FROM_ELSEWHERE, *SECTIONS}
+"""Pages of the site that are no files of docs/."""
+
 COPIED = {".md", ".svg", ".png", ".css", ".js"}
 """What of docs/ belongs to the site."""
 
@@ -66,6 +73,8 @@ def stage(project: Path) -> None:
                 shutil.copy(path, copy)
     for name, path in FROM_ELSEWHERE.items():
         (pages / name).write_text(for_the_site(path.read_text(), path))
+    for name, title in SECTIONS.items():
+        (pages / name).write_text(for_the_site(f"# {title}\n{section(title)}", README))
     configuration = yaml.safe_load((DOCS / "mkdocs.yml").read_text())
     configuration["nav"] = [section for section in map(_present, configuration["nav"]) if section]
     (project / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
@@ -78,6 +87,14 @@ def without_requests(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
         page.write_text(text.replace(WORKER_ON_THE_WEB, os.path.relpath(site / "worker.js", page.parent)))
+
+
+def section(title: str) -> str:
+    """What stands in the README below a heading of the second level."""
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
+    if found is None:
+        raise ValueError(f"the README has no section {title!r}")
+    return found[1]
 
 
 def navigation() -> list[str]:
@@ -96,11 +113,13 @@ def _files(node: Any) -> Iterator[str]:
 def _present(section: dict[str, list[dict[str, str]]]) -> dict[str, list[dict[str, str]]]:
     """The section without pages that are not there."""
     [(title, pages)] = section.items()
-    return {title: [p for p in pages if all((DOCS / f).exists() or f in FROM_ELSEWHERE for f in p.values())]}
+    return {title: [p for p in pages if all((DOCS / f).exists() or f in MADE for f in p.values())]}
 
 
 def for_the_site(text: str, path: Path) -> str:
     """The page's text with its links as the site needs them; code is left alone."""
+
+    sections = {title.lower().replace(" ", "-"): name for name, title in SECTIONS.items()}
 
     def changed(match: re.Match[str]) -> str:
         target = match["target"]
@@ -109,7 +128,9 @@ def for_the_site(text: str, path: Path) -> str:
         wanted = (path.parent / target).resolve()
         elsewhere = {source: DOCS / name for name, source in FROM_ELSEWHERE.items()}
         wanted = elsewhere.get(wanted, wanted)
-        home = DOCS if path in elsewhere else path.parent
+        home = path.parent if path.is_relative_to(DOCS) else DOCS
+        if wanted == README and (match["anchor"] or "#")[1:] in sections:
+            return f"[{match['text']}]({os.path.relpath(DOCS / sections[match['anchor'][1:]], home)})"
         if not wanted.is_relative_to(DOCS) or wanted.suffix not in COPIED:
             text = match["text"]
             return text if "`" in text or " " in text else f"`{text}`"
