@@ -1,5 +1,5 @@
 // From file:// a browser starts no workers. The search's runs in a hidden frame instead, which needs no server, and fetches
-// nothing from elsewhere.
+// nothing from elsewhere. It stands in for a module of this kind that the generator names on the web.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     onmessage = null;

@@ -90,7 +90,7 @@ def bar(step: Mapping[str, Any], y: float) -> tuple[list[str], float]:
     """What moves: one bar across both ranks."""
     said = f"{step['move'].replace('_', '-')}, {size(step['bytes'])}"
     return [
-        f'<path class="move" d="M0 {y + 15} l10 -11 v4 h{HALF - 20} v-4 l10 11 l-10 11 v-4 h-{HALF - 20} v4 z"/>',
+        f'<path class="move" d="M0 {y + 15} l11 -14 v4 h{HALF - 22} v-4 l11 14 l-11 14 v-4 h-{HALF - 22} v4 z"/>',
         f'<text class="moved" text-anchor="middle" x="{HALF / 2}" y="{y + 20}">{said}</text>',
     ], y + 38
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from tests.recipes.runs import Ended, typed
-from tests.recipes.runs import command as command_of_its_own
 from tests.rotation import taking_turns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +41,16 @@ def run(command: str, folder: Path) -> Ended:
     words = shlex.split(command)
     if words[0] == "parallelizer":
         return typed(*words[1:], cwd=folder, module="parallelizer", timeout=300)
-    assert words[:3] == ["python", "-m", "recipes.train"]  # the folder's own
-    more = ["train.steps=1", "train.eval_batches=1", "train.batch_size=4", "train.seq_len=64", "device=cpu"]
-    return command_of_its_own(*words[1:], *more, cwd=folder, timeout=300)
+    assert words[:3] == ["python", "-m", "recipes.train"]
+    # As the folder's own recipe, which looks into its conf by itself; a short run of a small model.
+    more = [
+        "train.steps=1",
+        "train.eval_batches=1",
+        "train.batch_size=4",
+        "train.seq_len=64",
+        "model.layers=1",
+    ]
+    return typed("--config-dir", "conf", *words[3:], *more, "device=cpu", cwd=folder, timeout=300)
 
 
 def test_it_is_the_package_that_is_installed() -> None:
