@@ -49,8 +49,8 @@ BLOCKS = [block for path in PAGES for block in blocks_of(path)]
 READERS = {"yaml", "python", "console", "commands", "json", "toml", "bash", "text", ""}
 CHEAP = ("validate", "explain", "schema", "--help")
 NEEDS_RANKS = ("init_process_group", "DeviceMesh(", "build_mesh(", "init_device_mesh")
-WORKFLOW = {"repos", "jobs"}
-"""Keys of files that other tools read."""
+WORKFLOW = {"repos", "jobs", "defaults"}
+"""Keys of files that other tools read, Hydra among them."""
 
 
 def of(*languages: str) -> list[Block]:
@@ -71,13 +71,13 @@ def test_every_block_has_a_reader_and_who_is_left_out_says_why() -> None:
 
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_yaml_is_a_plan_or_a_configuration(block: Block, tmp_path: Path) -> None:
-    keys = set(yaml.safe_load(block.text) or {})
+    read = yaml.safe_load(block.text) or {}
+    keys = set(read) if isinstance(read, dict) else WORKFLOW
     if "mesh" in keys:
         schema = json.loads((ROOT / "docs/schema/preset.json").read_text())
-        jsonschema.validate(yaml.safe_load(block.text), schema)
+        jsonschema.validate(read, schema)
     elif "_target_" in keys:
-        config = yaml.safe_load(block.text)
-        module, _, name = config.get("loss", "parallelizer.losses.cross_entropy").rpartition(".")
+        module, _, name = read.get("loss", "parallelizer.losses.cross_entropy").rpartition(".")
         assert not module.startswith("parallelizer") or hasattr(importlib.import_module(module), name)
     elif not keys & WORKFLOW:
         text = block.text
@@ -91,7 +91,8 @@ def test_yaml_is_a_plan_or_a_configuration(block: Block, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("block", of("python"), ids=str)
-def test_python_runs_or_has_its_names(block: Block) -> None:
+def test_python_runs_or_has_its_names(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     tree = ast.parse(block.text, str(block))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("parallelizer"):
@@ -121,6 +122,8 @@ def unbound(tree: ast.Module) -> set[str]:
             case ast.Name(id=name, ctx=ast.Load()):
                 read.add(name)
             case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.AsyncFunctionDef(name=name):
                 bound.add(name)
             case ast.alias(name=name, asname=other):
                 bound.add(other or name.split(".")[0])
@@ -220,4 +223,5 @@ def test_blocks_are_found_with_their_lines(tmp_path: Path, monkeypatch: pytest.M
 
 def test_names_that_nothing_binds_keep_python_from_being_run() -> None:
     assert unbound(ast.parse("import a.b as c\ndef f(x): return c(x, y)\n")) == {"y"}
+    assert unbound(ast.parse("try: pass\nexcept OSError as error: print(error)\n")) == set()
     assert unbound(ast.parse("import torch\nx = [i for i in range(3)]\ntorch.tensor(x)\n")) == set()
