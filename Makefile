@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test test-all test-wheel lint parity matrix clean
+.PHONY: train test test-all test-wheel lint parity matrix docs clean
 
 train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
@@ -24,6 +24,9 @@ parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one ran
 matrix: $(STAMP)  ## every shipped Llama on every preset that fits, proven; written into the docs
 	$(BIN)/python -m parallelizer verify --matrix --write docs/proving.md
 
+docs: $(STAMP)  ## the pages as a site, site/index.html, that needs no server
+	$(BIN)/python docs/site.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -32,8 +35,8 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hf,slurm,lightning]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hf,slurm,lightning]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) outputs multirun .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) outputs multirun site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,46 @@ Names are imported on first use, so that reading a plan needs no torch.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, editors, the documentation
+    from parallelizer.applier import apply as apply
+    from parallelizer.applier import parallelize as parallelize
+    from parallelizer.checkpoint.loading import load_checkpoint as load_checkpoint
+    from parallelizer.checkpoint.loading import newest_checkpoint as newest_checkpoint
+    from parallelizer.checkpoint.saving import Checkpoints as Checkpoints
+    from parallelizer.checkpoint.saving import save_checkpoint as save_checkpoint
+    from parallelizer.compiler import Application as Application
+    from parallelizer.compiler import Program as Program
+    from parallelizer.compiler import compile as compile
+    from parallelizer.config import Setup as Setup
+    from parallelizer.config import from_config as from_config
+    from parallelizer.context.buffers import shard_batch as shard_batch
+    from parallelizer.context.buffers import unshard as unshard
+    from parallelizer.context.public import context_parallel as context_parallel
+    from parallelizer.context.public import shard_buffers as shard_buffers
+    from parallelizer.diagnostics import Diagnostic as Diagnostic
+    from parallelizer.diagnostics import PlanError as PlanError
+    from parallelizer.gradients import clip_grad_norm_ as clip_grad_norm_
+    from parallelizer.hugging_face.saving import save_pretrained as save_pretrained
+    from parallelizer.hugging_face.weights import load_pretrained as load_pretrained
+    from parallelizer.initialize import materialize as materialize
+    from parallelizer.launch import LaunchError as LaunchError
+    from parallelizer.load import load_plan as load_plan
+    from parallelizer.mesh import batch_rank as batch_rank
+    from parallelizer.mesh import build_mesh as build_mesh
+    from parallelizer.plan import Mesh as Mesh
+    from parallelizer.plan import Plan as Plan
+    from parallelizer.random_numbers import seed_ranks as seed_ranks
+    from parallelizer.redistribution import redistribute as redistribute
+    from parallelizer.state import restore_buffers as restore_buffers
+    from parallelizer.step import evaluate as evaluate
+    from parallelizer.step import train_step as train_step
+    from parallelizer.styles.base import style as style
+    from parallelizer.vocabulary import cross_entropy as cross_entropy
+    from parallelizer.whole_state import load_whole_state_dict as load_whole_state_dict
+    from parallelizer.whole_state import whole_state_dict as whole_state_dict
+    from parallelizer.workload import Workload as Workload
 
 _WHERE = {
     "Application": "compiler",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from parallelizer.diagnostics import Diagnostic, PlanError, Related, in_order
 from parallelizer.located import function_at
@@ -51,12 +51,12 @@ class Setup:
     max_unsharded: Option | None = None
 
     @cached_property
-    def device(self) -> str:
+    def device(self) -> Literal["cpu", "cuda"]:
         """`cpu` or `cuda`: what `auto` means is asked for once, and only where it matters, because it takes
         torch.
         """
         if self.device_choice != "auto":
-            return self.device_choice
+            return cast(Literal["cpu", "cuda"], self.device_choice)
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"

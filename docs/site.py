@@ -1,0 +1,147 @@
+"""Builds the static site from the Markdown in docs/: `python docs/site.py [FOLDER]`, `site/` unless said.
+
+The pages are read on GitHub too, where they lie. For the site they are copied into a folder of their own, with what
+only a checkout has taken care of: links to files outside of docs/ become plain text (or lead to the page that holds
+the same), and the package's own page on context parallelism joins them. Zensical does the rest, with `--strict`: a link or
+an anchor that leads nowhere ends the build.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+
+FROM_ELSEWHERE = {"context_parallelism.md": ROOT / "parallelizer/context/README.md"}
+"""Pages whose text lies where its subject does."""
+
+README = ROOT / "README.md"
+SECTIONS = {"limits.md": "Limits"}
+"""Pages that are a section of the README."""
+
+MADE = {*FROM_ELSEWHERE, *SECTIONS}
+"""Pages of the site that are no files of docs/."""
+
+COPIED = {".md", ".svg", ".png", ".css", ".js"}
+"""What of docs/ belongs to the site."""
+
+WORKER_ON_THE_WEB = "https://unpkg.com/iframe-worker/shim"
+
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+_FENCE = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$", re.M | re.S)
+
+
+def main(target: Path) -> int:
+    """Build into `target`, which is replaced once the build has gone well. Returns the exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        stage(project)
+        command = [sys.executable, "-m", "zensical", "build", "--strict"]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+        said = re.sub(r"\x1b\[[\d;]*m", "", f"{done.stdout}{done.stderr}")  # without colours
+        if done.returncode or "arning" in said:
+            print(said, file=sys.stderr)
+            return done.returncode or 1
+        without_requests(project / "site")
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(project / "site", target)
+    print(f"{target}: {sum(1 for _ in target.rglob('*.html'))} pages")
+    return 0
+
+
+def stage(project: Path) -> None:
+    """Make the folder `project` from which the site is built: `mkdocs.yml`, `pages` and `source`, the package."""
+    pages = project / "pages"
+    for path in sorted(DOCS.rglob("*")):
+        if path.suffix in COPIED:
+            copy = pages / path.relative_to(DOCS)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".md":
+                copy.write_text(for_the_site(path.read_text(), path))
+            else:
+                shutil.copy(path, copy)
+    for name, path in FROM_ELSEWHERE.items():
+        (pages / name).write_text(for_the_site(path.read_text(), path))
+    for name, title in SECTIONS.items():
+        (pages / name).write_text(for_the_site(f"# {title}\n{section(title)}", README))
+    configuration = yaml.safe_load((DOCS / "mkdocs.yml").read_text())
+    configuration["nav"] = [section for section in map(_present, configuration["nav"]) if section]
+    (project / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
+    (project / "source").mkdir()
+    (project / "source/parallelizer").symlink_to(ROOT / "parallelizer")
+
+
+def without_requests(site: Path) -> None:
+    """Let pages take `worker.js` of their own where the generator names a copy on the web."""
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        page.write_text(text.replace(WORKER_ON_THE_WEB, os.path.relpath(site / "worker.js", page.parent)))
+
+
+def section(title: str) -> str:
+    """What stands in the README below a heading of the second level."""
+    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
+    if found is None:
+        raise ValueError(f"the README has no section {title!r}")
+    return found[1]
+
+
+def navigation() -> list[str]:
+    """The pages that the navigation leads to, in its order."""
+    return list(_files(yaml.safe_load((DOCS / "mkdocs.yml").read_text())["nav"]))
+
+
+def _files(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    else:
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _files(child)
+
+
+def _present(section: dict[str, list[dict[str, str]]]) -> dict[str, list[dict[str, str]]]:
+    """The section without pages that are not there."""
+    [(title, pages)] = section.items()
+    return {title: [p for p in pages if all((DOCS / f).exists() or f in MADE for f in p.values())]}
+
+
+def for_the_site(text: str, path: Path) -> str:
+    """The page's text with its links as the site needs them; code is left alone."""
+
+    sections = {title.lower().replace(" ", "-"): name for name, title in SECTIONS.items()}
+
+    def changed(match: re.Match[str]) -> str:
+        target = match["target"]
+        if re.match(r"[a-z]+:", target):
+            return match[0]
+        wanted = (path.parent / target).resolve()
+        elsewhere = {source: DOCS / name for name, source in FROM_ELSEWHERE.items()}
+        wanted = elsewhere.get(wanted, wanted)
+        home = path.parent if path.is_relative_to(DOCS) else DOCS
+        if wanted == README and (match["anchor"] or "#")[1:] in sections:
+            return f"[{match['text']}]({os.path.relpath(DOCS / sections[match['anchor'][1:]], home)})"
+        if not wanted.is_relative_to(DOCS) or wanted.suffix not in COPIED:
+            text = match["text"]
+            return text if "`" in text or " " in text else f"`{text}`"
+        return f"[{match['text']}]({os.path.relpath(wanted, home)}{match['anchor'] or ''})"
+
+    parts, at = [], 0
+    for fence in _FENCE.finditer(text):
+        parts += [_LINK.sub(changed, text[at : fence.start()]), fence[0]]
+        at = fence.end()
+    return "".join([*parts, _LINK.sub(changed, text[at:])])
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "site")))
