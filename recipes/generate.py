@@ -33,11 +33,11 @@ from recipes import outcome
 from recipes.checkpoint import resolved
 from recipes.data.entries import vocabulary_of
 from recipes.data.tokenizer import Tokenizer, tokenizer_of, with_tokenizer
-from recipes.progress import shown
 from recipes.recorded import overrides_for
 from recipes.sampling import Job, generate, multiple
 from recipes.sampling_settings import read_sampling
 from recipes.settings import read_settings
+from recipes.summary import shown
 
 UNBOUNDED = 1 << 20
 """Tokens that are fed to a model that says nothing of its longest text."""

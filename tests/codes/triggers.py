@@ -47,8 +47,8 @@ from recipes.data.loader import window_count
 from recipes.data.position import Position, check
 from recipes.data.text import load
 from recipes.data.tokenizer import BYTES, tokenizer_of
-from recipes.generate import tokens_of
 from recipes.first_step import Comparison
+from recipes.generate import tokens_of
 from recipes.trackers import TRACKERS, failed, missing
 from recipes.train import prepare
 from tests.checkpoint.broken import report as broken_checkpoint
