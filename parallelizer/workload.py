@@ -63,10 +63,13 @@ class Workload:
         """Whether any entry counts tokens; true where nothing is said of entries."""
         return not self.entries or any(entry.sequence_dim() is not None for entry in self.entries.values())
 
+    def name_of(self, data: str) -> str:
+        """The model's name for what the data calls `data`."""
+        return next((name for name, entry in self.entries.items() if entry.data == data), data)
+
     def renamed(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch of the data's entries, by the names that the model has for them."""
-        names = {entry.data: name for name, entry in self.entries.items() if entry.data}
-        return {names.get(name, name): tensor for name, tensor in batch.items()}
+        return {self.name_of(name): tensor for name, tensor in batch.items()}
 
     def example(
         self, rows: int, seq_len: int, device: str | torch.device = "cpu", seed: int = 0

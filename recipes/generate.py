@@ -33,6 +33,7 @@ from recipes import outcome
 from recipes.checkpoint import resolved
 from recipes.data.entries import vocabulary_of
 from recipes.data.tokenizer import Tokenizer, tokenizer_of, with_tokenizer
+from recipes.own_configs import own_folders, own_words
 from recipes.recorded import overrides_for
 from recipes.sampling import Job, generate, multiple
 from recipes.sampling_settings import read_sampling
@@ -50,13 +51,13 @@ class Words:
     overrides: tuple[str, ...]
     prompt: str = ""
     checkpoint: Path | None = None
-    config_dir: str | None = None
+    config_dirs: tuple[str, ...] = ()
     config_name: str = "generate"
 
 
 def read_words(argv: Sequence[str]) -> Words:
     """The words behind the command's name. Quotes around a prompt, which Hydra would ask for, are left out."""
-    known = outcome.own_words(["", "--config-name", "generate", *argv])
+    known = own_words(["", "--config-name", "generate", *argv])
     found, overrides = {"prompt": "", "checkpoint": ""}, []
     for word in known.rest:
         key, is_one, value = word.lstrip("+").partition("=")
@@ -67,7 +68,8 @@ def read_words(argv: Sequence[str]) -> Words:
             overrides.append(word)
     path = found["checkpoint"] if found["checkpoint"] not in ("", "null") else None
     checkpoint = Path(path).expanduser() if path else None
-    return Words(tuple(overrides), found["prompt"], checkpoint, known.config_dir, known.config_name)
+    folders = tuple(own_folders(["", *argv]))
+    return Words(tuple(overrides), found["prompt"], checkpoint, folders, known.config_name)
 
 
 def prepare(words: Words, folder: Path) -> Job:
@@ -76,7 +78,7 @@ def prepare(words: Words, folder: Path) -> Job:
     Raises PlanError and OverrideSyntaxError.
     """
     opened, chosen = _stored(words, folder)
-    config, origins = compose_config([*chosen, *words.overrides], words.config_dir, words.config_name)
+    config, origins = compose_config([*chosen, *words.overrides], words.config_dirs, words.config_name)
     setup, settings = pz.from_config(config, origins), read_settings(config, origins)
     sampling = read_sampling(config, origins)
     model = setup.build_model()
@@ -125,11 +127,11 @@ def entries_to_fill(setup: pz.Setup) -> dict[str, str]:
     documents, `positions` for places. Raises PlanError `data-mismatch` for a model that is not given a text.
     """
     entries, plan = setup.workload.entries, setup.plan.batch
-    text = ("batch", "sequence")
+    text, tokens = ("batch", "sequence"), setup.workload.name_of("input_ids")
     found, other = {}, []
     for name, entry in entries.items():
         told = plan.get(name)
-        if name in ("input_ids", "labels") and tuple(entry.shape) == text:
+        if name in (tokens, setup.workload.name_of("labels")) and tuple(entry.shape) == text:
             continue
         if told is not None and told.make:
             continue
@@ -139,7 +141,7 @@ def entries_to_fill(setup: pz.Setup) -> dict[str, str]:
             found[name] = "positions"
         else:
             other.append(name)
-    if other or "input_ids" not in entries:
+    if other or tokens not in entries:
         what = f"takes {', '.join(other)}" if other else "takes no input_ids"
         message = f"the model {what}: text can be made from a model that takes input_ids, [batch, sequence], and gives logits"
         span = setup.origins.span("model.batch") or setup.origins.span("model._target_")

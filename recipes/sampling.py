@@ -71,9 +71,11 @@ def generate(job: Job) -> list[list[int]]:
     mesh = pz.build_mesh(setup.mesh, setup.device)
     pz.seed_ranks(mesh, 0)
     device = local_device(setup.device)
-    model = pz.apply(job.program, setup.build_model(), mesh)
+    model = setup.build_model()
+    whole = setup.whole_model(model)
+    pz.apply(job.program, model, mesh)
     if job.checkpoint is not None:
-        pz.materialize(model, device=device, seed=0, skip_saved=True)
+        pz.materialize(model, device=device, seed=0, whole=whole, skip_saved=True)
         pz.load_checkpoint(job.checkpoint, model)
     elif job.weights is not None:
         pz.load_pretrained(model, job.weights, device=device)
@@ -124,7 +126,7 @@ class _Text:
 
     def __init__(self, job: Job, model: nn.Module, mesh: DeviceMesh, device: torch.device) -> None:
         self.job, self.model, self.mesh, self.device = job, model, mesh, device
-        self.plan = job.program.plan
+        self.plan, self.tokens = job.program.plan, job.setup.workload.name_of("input_ids")
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], filler: int | None = None, rows: int | None = None) -> Tensor:
@@ -134,8 +136,8 @@ class _Text:
         ids = torch.tensor([[*tokens, *behind]])
         places = torch.arange(ids.shape[1]).unsqueeze(0)
         fill = {n: places if what == "positions" else torch.zeros_like(ids) for n, what in job.fill.items()}
-        batch = pz.shard_batch({"input_ids": ids, **fill}, self.plan, self.mesh, device=self.device)
-        local = pz.shard_batch({"input_ids": places, **fill}, self.plan, self.mesh)["input_ids"][0]
+        batch = pz.shard_batch({self.tokens: ids, **fill}, self.plan, self.mesh, device=self.device)
+        local = pz.shard_batch({self.tokens: places, **fill}, self.plan, self.mesh)[self.tokens][0]
         output = forward(self.model, batch)
         pz.restore_buffers(self.model)
         here = (local == count - 1).nonzero().flatten().tolist()
