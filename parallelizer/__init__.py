@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, editors, the documentation
     from parallelizer.applier import apply as apply
     from parallelizer.applier import parallelize as parallelize
+    from parallelizer.asking import from_overrides as from_overrides
+    from parallelizer.asking import validate as validate
+    from parallelizer.asking import verify as verify
     from parallelizer.checkpoint.loading import load_checkpoint as load_checkpoint
     from parallelizer.checkpoint.loading import newest_checkpoint as newest_checkpoint
     from parallelizer.checkpoint.saving import Checkpoints as Checkpoints
@@ -28,6 +31,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.context.public import shard_buffers as shard_buffers
     from parallelizer.diagnostics import Diagnostic as Diagnostic
     from parallelizer.diagnostics import PlanError as PlanError
+    from parallelizer.global_mean import mean_loss as mean_loss
     from parallelizer.gradients import clip_grad_norm_ as clip_grad_norm_
     from parallelizer.hugging_face.saving import save_pretrained as save_pretrained
     from parallelizer.hugging_face.weights import load_pretrained as load_pretrained
@@ -36,6 +40,8 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.load import load_plan as load_plan
     from parallelizer.mesh import batch_rank as batch_rank
     from parallelizer.mesh import build_mesh as build_mesh
+    from parallelizer.mesh import rename_axes as rename_axes
+    from parallelizer.optim import parameter_groups as parameter_groups
     from parallelizer.plan import Mesh as Mesh
     from parallelizer.plan import Plan as Plan
     from parallelizer.random_numbers import seed_ranks as seed_ranks
@@ -47,6 +53,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.vocabulary import cross_entropy as cross_entropy
     from parallelizer.whole_state import load_whole_state_dict as load_whole_state_dict
     from parallelizer.whole_state import whole_state_dict as whole_state_dict
+    from parallelizer.workload import Entry as Entry
     from parallelizer.workload import Workload as Workload
 
 _WHERE = {
