@@ -14,7 +14,7 @@ from parallelizer.redistribution import Move, Path, sent
 from parallelizer.units import size
 
 if TYPE_CHECKING:
-    from parallelizer.lints import Traced
+    from parallelizer.traced import Traced
 
 
 def multi_hop_redistributions(traced: Traced) -> Iterator[Diagnostic]:

@@ -18,13 +18,12 @@ tp-crosses-nodes          ranks of tp on several nodes, and what that costs (`ac
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from torch import nn
 
 from parallelizer.across_nodes import across_nodes, nodes_of
-from parallelizer.calls import Calls, Journey, Passage, observe
+from parallelizer.calls import Journey, Passage, observe
 from parallelizer.conversions import Conversion, conversions
 from parallelizer.diagnostics import Diagnostic, Related, Span
 from parallelizer.fold import fold_paths
@@ -35,6 +34,7 @@ from parallelizer.program import Application, Program
 from parallelizer.setup import Setup
 from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.trace import Trace
+from parallelizer.traced import Traced
 from parallelizer.units import size
 from parallelizer.wire import wire_bytes
 
@@ -44,29 +44,6 @@ MANY_RANKS, MANY_CALLS = 8, 8
 """Small all-gathers are worth a word from this many ranks and this many calls a step on."""
 LARGE_SHARE = 0.5
 """The share of the parameters from which on the root unit is too large."""
-
-
-@dataclass(frozen=True)
-class Traced:
-    """What lints look at. `calls` is None for a model that does not run on meta; `optimizer` has the
-    optimizer's config."""
-
-    program: Program
-    model: nn.Module
-    trace: Trace
-    calls: Calls | None = None
-    accumulate: int = 1
-    optimizer: Mapping[str, object] = field(default_factory=dict)
-    optimizer_span: Span | None = None
-    hardware: Mapping[str, object] = field(default_factory=dict)
-
-    def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Entry]:
-        """The collectives of one module in one phase on one axis."""
-        return [
-            e
-            for e in self.trace.ledger
-            if (e.phase, e.axis, e.module) == (phase, axis, module) and e.kind in kinds
-        ]
 
 
 def lint(setup: Setup, program: Program, model: nn.Module, trace: Trace) -> tuple[Diagnostic, ...]:

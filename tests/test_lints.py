@@ -13,11 +13,12 @@ from parallelizer.calls import observe
 from parallelizer.compose import compose_config
 from parallelizer.config import config_folder, from_config
 from parallelizer.diagnostics import Diagnostic
-from parallelizer.lints import Traced, findings, lint
+from parallelizer.lints import findings, lint
 from parallelizer.plan import Mesh
 from parallelizer.simulate.ledger import Entry
 from parallelizer.simulate.memory import Usage
 from parallelizer.simulate.trace import Trace, trace
+from parallelizer.traced import Traced
 from parallelizer.wire import wire_bytes
 from parallelizer.workload import Entry as BatchEntry
 from parallelizer.workload import Workload

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from parallelizer.show.markdown import table
-from parallelizer.verify.matrix import Cell, Row
+from parallelizer.verify.cells import Cell, Row
 
 
 def summary(cells: Sequence[Cell]) -> str:

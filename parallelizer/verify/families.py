@@ -10,7 +10,8 @@ import torch
 from parallelizer.compose import compose_config
 from parallelizer.config import config_folder, from_config
 from parallelizer.verify import matrix
-from parallelizer.verify.matrix import Cell, Known, Row, prove_cell
+from parallelizer.verify.cells import Cell, Row
+from parallelizer.verify.matrix import Known, prove_cell
 
 MARKER = "families"
 """The place of a page that the table is written to."""

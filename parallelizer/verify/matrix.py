@@ -20,6 +20,7 @@ from parallelizer.plan import BATCH_AXES
 from parallelizer.show.diagnostics import width_of_terminal
 from parallelizer.show.markdown import around, replace_between
 from parallelizer.simulate.world import WorldError
+from parallelizer.verify.cells import Cell, Row
 from parallelizer.verify.prove import prove
 from parallelizer.verify.tiny import shrink, small_mesh
 
@@ -28,36 +29,6 @@ MARKER, FULL_MARKER = "matrix", "full-matrix"
 
 RANKS, FULL_RANKS = 8, 16
 """The most ranks of a cell: with axes shrunk to 2, and with the preset's own sizes."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is proven in one row: a model under a plan (its own, where none is named), and what else is set for it."""
-
-    model: str
-    plan: str
-    note: str = ""
-    overrides: tuple[str, ...] = ()
-    accumulate: int = 1
-    seq_len: int | None = None
-
-    @property
-    def name(self) -> str:
-        return ", ".join(part for part in (self.model, self.plan, self.note) if part)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The outcome of one proof: the worst error as a share of its bound, or why there is none. `ran` is what
-    the mesh became.
-    """
-
-    row: Row
-    preset: str
-    passed: bool
-    share: float | None
-    ran: str
-    reason: str = ""
 
 
 PLANS = ("llama", "llama_tp")

@@ -9,9 +9,8 @@ import pytest
 
 from parallelizer.show.markdown import replace_between, table
 from parallelizer.show.matrix import document, listing, markdown, summary
+from parallelizer.verify.cells import Cell, Row
 from parallelizer.verify.matrix import (
-    Cell,
-    Row,
     _computation,
     _setup,
     columns,
