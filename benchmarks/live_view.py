@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import sys
 import tempfile
 import time
@@ -37,7 +38,7 @@ from recipes.progress import A_SECOND, Progress
 from recipes.summary import summary
 
 WIDTH = 100
-RUN = ("parallel=tp8_cp2", "device=cpu", "train.eval_every=20")
+RUN = ("parallel=fsdp2_tp2", "train.eval_every=20", "train.checkpoint_every=20", "device=cpu")
 
 
 def run(*overrides: str, progress: type[Progress], folder: Path) -> Any:
@@ -64,7 +65,7 @@ def picture(path: Path, overrides: list[str]) -> None:
             super().__exit__(*error)
             if not self.quiet and error[0] is None:
                 recorder = Console(file=io.StringIO(), width=WIDTH, record=True, force_terminal=True)
-                recorder.print("[green]$[/] python -m recipes.train " + " ".join(overrides))
+                recorder.print("[green]$[/] python -m recipes.train " + " ".join(overrides), highlight=False)
                 # What was printed while it was shown: above it, as on the terminal.
                 for line in said(self.console):
                     recorder.print(line, highlight=False)
@@ -77,9 +78,10 @@ def picture(path: Path, overrides: list[str]) -> None:
 
 
 def said(console: Console | None) -> list[str]:
-    """The lines that were printed above the panel."""
+    """What step 1 said of itself above the panel."""
     text = console.file.getvalue() if console is not None and isinstance(console.file, io.StringIO) else ""
-    return [line for line in text.replace("\\x1b", "").splitlines() if line.startswith("step 1:")][:1]
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    return [line.rstrip() for line in re.findall(r"step 1:[^\n]*", plain)][:1]
 
 
 def overhead(draws: int) -> None:
