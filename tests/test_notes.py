@@ -12,7 +12,14 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 import parallelizer as pz
 from parallelizer import launch
-from parallelizer.notes import add_notes, noted_backward, planned_module, raised_by_torch
+from parallelizer.notes import (
+    PlannedModule,
+    add_notes,
+    noted_backward,
+    noted_loss,
+    planned_module,
+    raised_by_torch,
+)
 from parallelizer.plan import Mesh
 from parallelizer.styles.base import FUNCTIONS, Target
 from parallelizer.styles.declare import STYLES
@@ -220,3 +227,20 @@ def test_a_launch_shows_the_note_and_puts_the_traceback_into_the_log(
     assert "plan.yaml:3: `inner.b: rowwise` expects input: shard(-1)" in message
     logs = [path for path in tmp_path.glob("rank*.log") if "Traceback" in path.read_text()]
     assert logs and any(f"its traceback: {log}" in message for log in logs)
+
+
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [("shapes cannot be multiplied", True), ("Connection closed by peer [127.0.0.1]:1", False)],
+)
+def test_that_another_rank_has_ended_is_nobodys_doing_here(
+    text: str, noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallelizer.notes._lies", lambda tensor: "a DTensor")
+    monkeypatch.setattr("parallelizer.notes.DTensor", torch.Tensor)
+    with pytest.raises(RuntimeError) as caught, noted_loss(torch.zeros(1)):
+        raise RuntimeError(text)
+    assert bool(getattr(caught.value, "__notes__", [])) == noted
+    error = RuntimeError(text)
+    PlannedModule("inner", (), "tp=2")._add(error, [])
+    assert bool(getattr(error, "__notes__", [])) == noted
