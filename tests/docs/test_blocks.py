@@ -46,7 +46,7 @@ PAGES = [
     if str(path.relative_to(ROOT)) not in GENERATED
 ]
 BLOCKS = [block for path in PAGES for block in blocks_of(path)]
-READERS = {"yaml", "python", "console", "commands", "json", "toml", "bash", "text", ""}
+READERS = {"yaml", "python", "console", "commands", "json", "toml", "bash", "sh", "text", ""}
 CHEAP = ("validate", "explain", "schema", "--help")
 NEEDS_RANKS = ("init_process_group", "DeviceMesh(", "build_mesh(", "init_device_mesh")
 WORKFLOW = {"repos", "jobs", "defaults"}
@@ -144,7 +144,7 @@ def test_toml_parses(block: Block) -> None:
     tomllib.loads(block.text)
 
 
-@pytest.mark.parametrize("block", of("console", "commands", "bash"), ids=str)
+@pytest.mark.parametrize("block", of("console", "commands", "bash", "sh"), ids=str)
 def test_commands_are_such_as_there_are(block: Block) -> None:
     for command in block.commands():
         try:
