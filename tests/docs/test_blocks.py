@@ -195,6 +195,7 @@ def test_the_command_says_what_is_shown(
         "python -m parallelizer plan train.stpes=3",
         "python -m recipes.train train.stpes=3",
         "python -m recipes.generat checkpoint=a",
+        "python -m recipes.generate checkpoint=a promt=b",
         "torchrun --nnodes=2 -m recipes.train parallel=nothing",
         "make nothing",
         "python benchmarks/nothing.py",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.docs.commands import check
 from tests.recipes.runs import Ended, typed
 from tests.rotation import taking_turns
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/index.md").read_text()
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
 SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
-INSTALL, NEW, CHANGE, *COMMANDS = SHOWN
+INSTALL, NEW, CHANGE, *COMMANDS, SAMPLE = SHOWN
 CHEAP = [command for command in COMMANDS if command.split()[1] in ("validate", "explain")]
 FAILING = ("atention", "norm2: none")
 
@@ -55,6 +56,13 @@ def run(command: str, folder: Path) -> Ended:
 
 def test_it_is_the_package_that_is_installed() -> None:
     assert INSTALL == "pip install parallelizer" and NEW.startswith("parallelizer new ")
+
+
+def test_what_it_samples_from_is_what_it_trained() -> None:
+    """tests/wheel/test_life.py samples behind a training."""
+    check(SAMPLE)
+    folder = re.findall(r"checkpoint=(\S+)", SAMPLE)
+    assert folder and all(f"hydra.run.dir={folder[0]}" in c for c in COMMANDS if "recipes.train" in c)
 
 
 def test_the_plan_that_is_shown_is_the_one_that_is_written() -> None:
