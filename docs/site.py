@@ -30,6 +30,9 @@ README = ROOT / "README.md"
 SECTIONS = {"limits.md": "Limits"}
 """Pages that are a section of the README."""
 
+LONGER = {"a-plan": "plan_language.md", "against-its-peers": "peers.md"}
+"""Sections of the README that a page has in full."""
+
 MADE = {*FROM_ELSEWHERE, *SECTIONS}
 """Pages of the site that are no files of docs/."""
 
@@ -119,7 +122,7 @@ def _present(section: dict[str, list[dict[str, str]]]) -> dict[str, list[dict[st
 def for_the_site(text: str, path: Path) -> str:
     """The page's text with its links as the site needs them; code is left alone."""
 
-    sections = {title.lower().replace(" ", "-"): name for name, title in SECTIONS.items()}
+    sections = LONGER | {title.lower().replace(" ", "-"): name for name, title in SECTIONS.items()}
 
     def changed(match: re.Match[str]) -> str:
         target = match["target"]

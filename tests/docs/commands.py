@@ -17,7 +17,11 @@ from parallelizer.compose import compose_config
 from parallelizer.load import config_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ("recipes.train", "recipes.generate")
+RECIPES = {"recipes.train": "train", "recipes.generate": "generate"}
+"""What composes a configuration, and its root."""
+
+COMPOSED: set[tuple[str, str, str]] = set()
+"""Keys that a configuration has had already, with its root and its model."""
 GROUPS = ("model", "data", "plan", "parallel", "optim", "hardware")
 
 
@@ -64,14 +68,13 @@ def check_package(words: Sequence[str]) -> None:
 
 
 def check_recipe(module: str, words: Sequence[str]) -> None:
-    """A command of the recipe: its overrides, of training also whether they compose."""
+    """A command of the recipe: whether its overrides compose."""
     assert importlib.util.find_spec(module) is not None, f"there is no module {module}"
     kept = [word for i, word in enumerate(words) if "=" in word and not words[i - 1].startswith("--config")]
-    if module == "recipes.train":
-        check_overrides(kept)
+    check_overrides(kept, RECIPES[module])
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
+def check_overrides(overrides: Sequence[str], root: str = "train") -> None:
     """Whether Hydra takes them, and the configuration has their keys. What belongs to a model, a plan or data of
     one's own, or to a launcher's plugin, is left out; of a sweep, each first value is taken.
     """
@@ -93,4 +96,14 @@ def check_overrides(overrides: Sequence[str]) -> None:
         if key == "plan" or override.is_sweep_override() or key.startswith(("hydra", "imports")):
             continue
         wanted.append((key, text))
-    compose_config([text for key, text in wanted if not (own and key.startswith("model."))])
+    kept = [text for key, text in wanted if not (own and key.startswith("model."))]
+    keys = {(root, kept_model(kept), text.split("=")[0]) for text in kept}
+    if keys <= COMPOSED:  # what has been taken once: composing costs a fifth of a second
+        return
+    compose_config(kept, config_name=root)
+    COMPOSED.update(keys)
+
+
+def kept_model(overrides: Sequence[str]) -> str:
+    """The model that is asked for, whose config says which keys there are."""
+    return "".join(text for text in overrides if text.startswith("model="))

@@ -1,6 +1,7 @@
 """docs/index.md is followed word by word: its commands, one after the other, in the folder that the first one makes.
 
-Those that start ranks take turns (see `tests/rotation.py`); `tests/wheel/test_life.py` goes all the way from a wheel.
+Those that start ranks or trace a step take turns (see `tests/rotation.py`); `tests/wheel/test_life.py` goes all the way
+from a wheel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.docs.commands import check
 from tests.recipes.runs import Ended, typed
 from tests.rotation import taking_turns
 
@@ -20,8 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/index.md").read_text()
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
 SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
-INSTALL, NEW, CHANGE, *COMMANDS = SHOWN
+INSTALL, NEW, CHANGE, *COMMANDS, SAMPLE = SHOWN
 CHEAP = [command for command in COMMANDS if command.split()[1] in ("validate", "explain")]
+EVERY_DAY = [command for command in CHEAP if " explain " in command or "atention" in command]
+"""They trace nothing."""
 FAILING = ("atention", "norm2: none")
 
 
@@ -57,6 +61,13 @@ def test_it_is_the_package_that_is_installed() -> None:
     assert INSTALL == "pip install parallelizer" and NEW.startswith("parallelizer new ")
 
 
+def test_what_it_samples_from_is_what_it_trained() -> None:
+    """tests/wheel/test_life.py samples behind a training."""
+    check(SAMPLE)
+    folder = re.findall(r"checkpoint=(\S+)", SAMPLE)
+    assert folder and all(f"hydra.run.dir={folder[0]}" in c for c in COMMANDS if "recipes.train" in c)
+
+
 def test_the_plan_that_is_shown_is_the_one_that_is_written() -> None:
     [shown] = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
     written = (ROOT / "parallelizer/starter/conf/plans/my_gpt.yaml").read_text()
@@ -64,7 +75,7 @@ def test_the_plan_that_is_shown_is_the_one_that_is_written() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", taking_turns(COMMANDS, always=CHEAP))
+@pytest.mark.parametrize("command", taking_turns(COMMANDS, always=EVERY_DAY))
 def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
     done = run(command, here)
     assert done.status == any(word in command for word in FAILING), done.out + done.err
