@@ -178,3 +178,15 @@ def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
         printed.append([float(loss) for loss in re.findall(r"^step \d  loss (\S+)$", done.stdout, re.M)])
     assert len(printed) == 2 and all(len(each) == task.STEPS for each in printed)
     assert all(each == pytest.approx(printed[0], abs=2e-5) for each in printed)
+
+
+def test_the_page_shows_lines_of_the_scripts() -> None:
+    page = (ROOT / "docs/loops.md").read_text()
+    scripts = {line.strip() for loop in LOOPS for line in (EXAMPLES / f"{loop}.py").read_text().splitlines()}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    shown = [line.strip() for block in blocks for line in block.splitlines()]
+    assert [line for line in shown if line not in scripts] == [] and len(shown) > 15
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page):
+        assert (ROOT / "docs" / target).exists(), target
+    for command in re.findall(r"^\$ (.*)$", page, re.M):
+        assert any(command in (EXAMPLES / f"{loop}.py").read_text() for loop in LOOPS)
