@@ -127,7 +127,7 @@ def test_the_trainer_refuses_what_a_plan_says_otherwise(wrong: dict[str, Any], m
         with pytest.raises(ValueError, match=message):
             importlib.import_module("hf_trainer").train({}, **wrong)
 
-    run_ranks(worker, 1)
+    run_ranks(worker, 1, timeout=120)
 
 
 @pytest.mark.ranks
@@ -153,8 +153,8 @@ def test_evaluation_of_the_trainer_is_the_mean_over_rows_of_all_ranks() -> None:
         found = [trainer.evaluate(Subset(rows, part))["eval_loss"] for part in parts]
         return found
 
-    (alone,) = run_ranks(worker, 1, {})
-    for found in run_ranks(worker, 4, {"dp_shard": 2, "tp": 2}):
+    (alone,) = run_ranks(worker, 1, {}, timeout=120)
+    for found in run_ranks(worker, 4, {"dp_shard": 2, "tp": 2}, timeout=120):
         assert found[:3] == pytest.approx(alone[:3], rel=SAME)
         # The last batch is filled up with the first rows, and weighs what it really has.
         assert found[3] == pytest.approx((8 * found[1] + 4 * found[2]) / 12, rel=SAME)
