@@ -235,7 +235,7 @@ def _trials() -> Iterator[Trial]:
             "torch.compile", "absent", "no C++ compiler", "apt install g++; only style compile wants it"
         )
     else:
-        yield attempt("torch.compile", _compiles, 120, "do without style compile, or mend the C++ compiler")
+        yield attempt("torch.compile", _compiles, 180, "do without style compile, or mend the C++ compiler")
     yield _cuda()
 
 
@@ -357,7 +357,7 @@ def _compiles() -> str:
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        os.environ.update(TORCHINDUCTOR_CACHE_DIR=folder, TORCHINDUCTOR_COMPILE_THREADS="1")
         torch.set_num_threads(1)
 
         @torch.compile

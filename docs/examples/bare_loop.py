@@ -36,9 +36,7 @@ def train(axes: Mapping[str, int]) -> list[float]:
     for step in range(task.STEPS):
         batch = pz.shard_batch(task.batch(step, part, parts), plan, mesh)  # of these rows, its tokens
         logits = model(batch["input_ids"])
-        total = pz.cross_entropy(
-            logits, batch["labels"]
-        )  # summed; the logits lie sharded over the vocabulary
+        total = pz.cross_entropy(logits, batch["labels"])  # summed; a DTensor, sharded by vocabulary
         loss = pz.mean_loss(total, (batch["labels"] != -100).sum(), model)  # the mean over all ranks' tokens
         loss.backward()
         pz.clip_grad_norm_(model.parameters(), task.CLIP)

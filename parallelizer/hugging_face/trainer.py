@@ -50,7 +50,8 @@ class ParallelTrainer(Trainer):
 
     `per_device_train_batch_size` is the rows of one data rank: ranks of tp and cp read the same ones. The loss is the cross
     entropy over all labels of the global batch, accumulated parts included, and labels are shifted here, before a sequence
-    is split, where Trainer would have the model shift them. Checkpoints load under any other mesh.
+    is split, where Trainer would have the model shift them. Evaluation gives the loss alone; rows that do not fill the last
+    batch of all data ranks are filled up with the first ones, as accelerate does. Checkpoints load under any other mesh.
 
     Raises ValueError for a model without a plan, and for what does not go together with one: mixed precision by autocast
     (a plan's fsdp has `param_dtype`), label smoothing, a loss function of one's own, metrics over logits. Tested with
@@ -98,16 +99,26 @@ class ParallelTrainer(Trainer):
                 num_processes=ranks,
                 process_index=index,
                 put_on_device=accelerator.device_placement if device_placement is None else device_placement,
+                split_batches=accelerator.split_batches,
                 rng_types=accelerator.rng_types.copy(),
+                dispatch_batches=False,  # which reads rows on rank 0, and deals them out to all ranks
                 even_batches=accelerator.even_batches,
                 use_seedable_sampler=accelerator.use_seedable_sampler,
                 data_seed=accelerator.dataloader_config.data_seed,
                 non_blocking=accelerator.non_blocking,
+                use_stateful_dataloader=accelerator.use_stateful_dataloader,
             )
             accelerator._dataloaders.append(dealt)
             return dealt
 
+        def of_every_row(losses: Tensor, use_gather_object: bool = False) -> Tensor:
+            # One value for each row of this data rank, and the same on all ranks: gathering would count tp's and cp's.
+            rest = accelerator.gradient_state.remainder
+            last = accelerator.gradient_state.end_of_dataloader and rest > 0
+            return losses.repeat(ranks)[: rest if last else None]
+
         accelerator.prepare_data_loader = prepare
+        accelerator.gather_for_metrics = self.gather_function = of_every_row
 
     def get_tp_size(self) -> int:
         """How many ranks read the same rows for other reasons than cp."""
