@@ -23,11 +23,11 @@ from parallelizer.checkpoint.fit import misfits
 from parallelizer.checkpoint.loading import Opened, open_checkpoint
 from parallelizer.compose import compose_config
 from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.glob import parse_glob
 from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.hugging_face.source import weights_folder
 from parallelizer.hugging_face.weights import look_up
 from parallelizer.override_mistakes import OverrideSyntaxError
+from parallelizer.position_reads import position_sources
 from parallelizer.show import diagnostics as show_diagnostics
 from recipes import outcome
 from recipes.checkpoint import resolved
@@ -137,7 +137,7 @@ def entries_to_fill(setup: pz.Setup) -> dict[str, str]:
             continue
         if told is not None and told.documents:
             found[name] = "zeros"
-        elif name == "position_ids" and tuple(entry.shape) == text:
+        elif (entry.data or name) == "position_ids" and tuple(entry.shape) == text:
             found[name] = "positions"
         else:
             other.append(name)
@@ -150,15 +150,14 @@ def entries_to_fill(setup: pz.Setup) -> dict[str, str]:
 
 
 def context_length(setup: pz.Setup, model: nn.Module) -> int:
-    """The longest text that a model takes: as a model of transformers says, or an argument `max_seq_len`, or the tables of
-    positions that the plan lists.
+    """The longest text that a model takes: as a model of transformers says, or an argument `max_seq_len`, or the tables that it
+    is seen to read by position.
     """
     said = [setup.model.get("max_seq_len")]
     if is_pretrained(model):
         said.append(getattr(model.config, "max_position_embeddings", None))
-    buffers = dict(model.named_buffers())
-    for glob, buffer in setup.plan.buffers.items():
-        said += [buffers[name].size(buffer.dim or 0) for name in parse_glob(glob).select(list(buffers))]
+    given = [name for name, buffer in setup.plan.batch.items() if buffer.make == "positions"]
+    said += [source.rows for source in position_sources(model, setup.workload, given)]
     return min((length for length in said if isinstance(length, int)), default=UNBOUNDED)
 
 

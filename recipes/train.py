@@ -39,6 +39,7 @@ from parallelizer.show import diagnostics as show_diagnostics
 from parallelizer.show import dry_run
 from parallelizer.show import plan as show_plan
 from recipes import outcome, run_name, slurm_jobs, slurm_launcher
+from recipes.data.tokenizer import save_tokenizer
 from recipes.forecast import look_ahead
 from recipes.loop import train
 from recipes.own_configs import own_folders
@@ -97,6 +98,7 @@ def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | 
         outcome.tidy(folder)
         summary(result, folder)
         if config.train.save is not None and not result.stopped:
+            save_tokenizer(job.position.options.get("tokenizer"), Path(config.train.save))
             before = "" if settings.save is not None else ", by the run that ended before"
             print(f"model saved in {config.train.save}{before}")
     if result.stopped:

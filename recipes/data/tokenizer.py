@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -85,6 +86,18 @@ def with_tokenizer(data: DictConfig, model: Mapping[str, Any]) -> DictConfig:
     settled: DictConfig = copy.deepcopy(data)  # it knows where it stands, for its interpolations
     settled.tokenizer = of_model(model)
     return settled
+
+
+def save_tokenizer(choice: str | None, folder: Path) -> None:
+    """Put the tokenizer that `data.tokenizer` names beside a saved model, which is of no use without; nothing where that came
+    with its own, or was trained on bytes.
+    """
+    if choice is None or choice == AUTO:
+        return
+    from recipes.data.hf_tokenizer import has_tokenizer, load
+
+    if not has_tokenizer(folder):
+        load(str(choice)).tokens.save_pretrained(str(folder))
 
 
 def encode(text: str | bytes | bytearray) -> Tensor:

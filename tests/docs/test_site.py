@@ -14,7 +14,11 @@ import parallelizer
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+<<<<<<< HEAD
 COMING = {"watching.md", "data.md"}
+=======
+COMING = {"watching.md", "stable.md", "in_ci.md", "changelog.md"}
+>>>>>>> efc39fe82d3b4b8ce45247e434fb7fce93d40928
 """Pages that are being written; the navigation leaves them out until they are there."""
 
 

@@ -17,7 +17,8 @@ from parallelizer.diagnostics import PlanError
 from recipes import generate as generation
 from recipes.generate import read_words
 from recipes.sampling import Job, generate
-from tests.recipes.runs import SMALL, run_here, typed
+from tests.recipes.data.tokenizers_made import VOCABULARY, bare
+from tests.recipes.runs import ROOT, SMALL, run_here, typed
 
 PROMPT = "def main(arguments: list[str], *, folder: Path) -> int:"
 COUNT = 14
@@ -92,6 +93,35 @@ def test_the_text_goes_to_stdout_and_all_else_to_stderr(run: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.ranks
+def test_a_saved_model_comes_with_its_tokenizer_and_goes_on_under_any_preset(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    path, target = bare(tmp_path), tmp_path / "saved"
+    words = [
+        "model=hf_llama",
+        f"model.config.vocab_size={VOCABULARY}",
+        "train.seq_len=32",
+        "train.batch_size=4",
+    ]
+    words += ["train.steps=1", "device=cpu", f"data.path={ROOT / 'LICENSE'}", "train.eval_batches=1"]
+    ran = typed(
+        *words,
+        f"data.tokenizer={path}",
+        f"train.save={target}",
+        f"hydra.run.dir={tmp_path / 'run'}",
+        cwd=tmp_path,
+    )
+    assert ran.status == 0, ran.err
+    path.unlink()
+    again = ["max_new_tokens=4", "temperature=0", "prompt=the License"]
+    one, two = (
+        prepared(tmp_path / preset, f"checkpoint={target}", *again, f"parallel={preset}")
+        for preset in ("single", "tp2")
+    )
+    assert one.tokenizer.vocab_size == VOCABULARY and len(one.prompt) < len("the License")
+    assert text(one) == text(two)
+
+
 def test_a_text_ends_where_the_model_s_positions_do(run: Path, tmp_path: Path) -> None:
     words = [f"checkpoint={run}", f"prompt={'a' * 126}", "max_new_tokens=99", "temperature=0"]
     assert len(text(prepared(tmp_path / "long", *words))[0]) == 3
@@ -109,7 +139,7 @@ def seeing_all(**arguments: object) -> torch.nn.Module:
     from parallelizer.models.llama import Llama
 
     class All(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None) -> torch.Tensor:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
     model = Llama(**arguments)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from recipes.data.files import check_unchanged
 from recipes.data.hf_dataset import load
 from recipes.data.packing import pack
 from recipes.data.tokenizer import tokenizer_of
-from tests.recipes.data.test_hf_tokenizer import bare
+from tests.recipes.data.tokenizers_made import bare
 
 datasets = pytest.importorskip("datasets", reason="the optional extra `hf`")
 

@@ -16,32 +16,10 @@ from recipes.data import Data, text
 from recipes.data.packing import pack
 from recipes.data.tokenizer import BYTES, tokenizer_of, with_tokenizer
 from recipes.prepare import prepare
+from tests.recipes.data.tokenizers_made import END, VOCABULARY, bare
 from tests.recipes.runs import ROOT, SMALL
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
-
-VOCABULARY = 320
-END = "<|endoftext|>"
-
-
-def bare(folder: Path, end: str | None = END) -> Path:
-    """A `tokenizer.json` of byte pairs, trained on the license."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer: Any = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[end] if end else [],
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
-    made.train([str(ROOT / "LICENSE")], trainer)
-    path = folder / "tokenizer.json"
-    made.save(str(path))
-    return path
 
 
 def saved(folder: Path, **more: Any) -> Path:
