@@ -79,7 +79,6 @@ def stage(project: Path) -> None:
     for name, title in SECTIONS.items():
         (pages / name).write_text(for_the_site(f"# {title}\n{section(title)}", README))
     configuration = yaml.safe_load((DOCS / "mkdocs.yml").read_text())
-    configuration["nav"] = [section for section in map(_present, configuration["nav"]) if section]
     (project / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
     (project / "source").mkdir()
     (project / "source/parallelizer").symlink_to(ROOT / "parallelizer")
@@ -111,12 +110,6 @@ def _files(node: Any) -> Iterator[str]:
     else:
         for child in node.values() if isinstance(node, dict) else node:
             yield from _files(child)
-
-
-def _present(section: dict[str, list[dict[str, str]]]) -> dict[str, list[dict[str, str]]]:
-    """The section without pages that are not there."""
-    [(title, pages)] = section.items()
-    return {title: [p for p in pages if all((DOCS / f).exists() or f in MADE for f in p.values())]}
 
 
 def for_the_site(text: str, path: Path) -> str:

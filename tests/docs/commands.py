@@ -71,6 +71,8 @@ def check_recipe(module: str, words: Sequence[str]) -> None:
     """A command of the recipe: whether its overrides compose."""
     assert importlib.util.find_spec(module) is not None, f"there is no module {module}"
     kept = [word for i, word in enumerate(words) if "=" in word and not words[i - 1].startswith("--config")]
+    if module == "recipes.generate":  # a prompt and a path are taken as they stand
+        kept = [word for word in kept if not word.startswith(("prompt=", "checkpoint="))]
     check_overrides(kept, RECIPES[module])
 
 
