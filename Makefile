@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: train test test-all test-wheel lint parity matrix docs clean
+.PHONY: train test test-all test-wheel lint parity loops matrix docs clean
 
 train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
@@ -20,6 +20,9 @@ test-wheel: $(STAMP)  ## the wheel in an environment that pip fills from a packa
 
 parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
 	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""
+
+loops: $(STAMP)  ## loops that are not ours against the recipe's losses
+	$(BIN)/python -m pytest -m "" tests/docs/test_foreign_loops.py
 
 matrix: $(STAMP)  ## every shipped Llama on every preset that fits, proven; written into the docs
 	$(BIN)/python -m parallelizer verify --matrix --write docs/proving.md

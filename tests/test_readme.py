@@ -27,6 +27,7 @@ QUICK = {
     "benchmarks/packed_documents.py": ["--rows", "64", "--median", "9", "--rounds", "2"],
     "benchmarks/validate_time.py": ["--help"],
     "benchmarks/checkpoint.py": ["--help"],
+    "benchmarks/live_view.py": ["--help"],
     "tests.survival": ["--help"],
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
