@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
-from torch.distributed.device_mesh import DeviceMesh
 
 import parallelizer as pz
 from parallelizer.launching import heartbeat
 from parallelizer.launching.stopping import stop_requests
 from parallelizer.optim import learning_rate
 from recipes.batches import Batches, local_device
-from recipes.checkpoint import Keeper, is_restart, place_of
-from recipes.first_step import FirstStep
+from recipes.checkpoint import Keeper, place_of
 from recipes.guards import Guards
-from recipes.live import View
-from recipes.memory import memory
-from recipes.metrics import MetricsWriter
 from recipes.prepare import Job
-from recipes.profiling import Profiling
-from recipes.progress import Progress
+from recipes.reporting import Reporting
 from recipes.result import Result
 from recipes.saved import note_saved
 from recipes.settings import Settings
-from recipes.trackers import Trackers
 
 
 def train(job: Job) -> Result:
@@ -62,96 +52,42 @@ def train(job: Job) -> Result:
     optimizer, loss = setup.build_optimizer(model), setup.loss()
     first, samples = keeper.load(begun_from, model, optimizer) if begun_from is not None else (0, 0)
     batches = Batches(job.data, job.program.plan, setup.workload, settings, mesh, device)
-    units = setup.workload.batch_size * job.data.units(setup.workload.seq_len)
-
     guards = Guards(settings, model, optimizer, loss, leads=leads)
-    forecast = job.forecast
-    compared = _first_step(job, mesh, device, leads=leads)
-    view = _view(job, first)
+    # What another run has left in this folder stays, where this one neither goes on from it nor saves.
+    cut_back = keeper.goes_on or settings.checkpoint_every > 0
 
     started = time.monotonic()
-    losses: list[float] = []
-    rates: list[float] = []
-    validation, stopped, skipped = None, 0, 0
-    # What another run has left in this folder stays, where this one neither goes on from it nor saves.
-    done_before = first if keeper.goes_on or settings.checkpoint_every else None
+    validation, stopped = None, 0
     with (
         stop_requests() as asked,
-        Profiling(settings.profile, job.folder, dist.get_rank(), device) as profiling,
-        _trackers(job, first) if leads else nullcontext() as trackers,
-        Progress(settings, view, quiet=not leads) as progress,
-        _metrics(job.folder, leads, done_before) as metrics,
+        Reporting(job, mesh, device, first=first, cut_back=cut_back) as reporting,
     ):
-        for step in range(first, settings.steps):
-            heartbeat.beat(step + 1)
-            begun = time.monotonic()
-            rate = _set_learning_rate(optimizer, settings, step)
+        for step in range(first + 1, settings.steps + 1):
+            heartbeat.beat(step)
+            reporting.begin()
+            rate = _set_learning_rate(optimizer, settings, step - 1)
             parts = batches.training(samples)
-            looked_at: AbstractContextManager[Any] = nullcontext()
-            if compared is not None and step == first:
-                looked_at = compared.watched(model, optimizer, parts, memory=not profiling.covers(step + 1))
-            with profiling.step(step + 1), looked_at:
+            with reporting.step(step, model, optimizer, parts):
                 done = pz.train_step(model, parts, loss, optimizer, setup.clip, skip_nonfinite=True)
             samples += setup.workload.batch_size
-            measured = {
-                "step": step + 1,
-                "loss": done.loss.item(),
-                "grad_norm": done.grad_norm.item(),
-                "lr": rate,
-                "tokens_per_second": units / (time.monotonic() - begun),
-            }
-            profiling.after(step + 1)
-            if (mfu := forecast.mfu(units / measured["tokens_per_second"])) is not None:
-                measured["mfu"] = mfu
-            losses.append(measured["loss"])
-            rates.append(measured["tokens_per_second"])
-            stopped = guards.after(step + 1, done, parts, samples=samples, stop=asked.signal)
-            skipped += done.skipped is not None
-            last = step + 1 == settings.steps
-            if last or (settings.eval_every and (step + 1) % settings.eval_every == 0):
-                heartbeat.beat(step + 1, "evaluation")
+            measured = reporting.measured(step, done, rate)
+            stopped = guards.after(step, done, parts, samples=samples, stop=asked.signal)
+            if step == settings.steps or (settings.eval_every and step % settings.eval_every == 0):
+                heartbeat.beat(step, "evaluation")
                 validation = pz.evaluate(model, batches.validation(), loss).item()
                 measured["validation_loss"] = validation
-            if metrics:
-                metrics.write(**measured)
-            if trackers:
-                trackers.write(step + 1, {k: v for k, v in measured.items() if k != "step"})
-            view.skipped = skipped
-            progress.step(measured, memory(device) if leads else None)
-            if compared is not None and step == first:
-                compared.tell(step + 1)
-                view.compared = compared.peaks
-            if stopped or keeper.is_due(step + 1):
-                heartbeat.beat(step + 1, "checkpoint")
-                guards.before_saving(step + 1)
-                keeper.save(step + 1, samples, model, optimizer, wait=bool(stopped))
-            keeper.report()
-            view.saved = keeper.written_step
+            reporting.tell(measured)
+            if stopped or keeper.is_due(step):
+                heartbeat.beat(step, "checkpoint")
+                guards.before_saving(step)
+                keeper.save(step, samples, model, optimizer, wait=bool(stopped))
+            reporting.saved(keeper)
             if stopped:
                 break
         keeper.close()
-        view.saved = keeper.written_step
-        if trackers and stopped:
-            trackers.status = "stopped"
-    result = Result(
-        tuple(losses),
-        validation,
-        job.data.baseline,
-        0.0,
-        first,
-        stopped,
-        keeper.written,
-        keeper.unwritten,
-        tuple(rates),
-        units,
-        job.data.unit,
-        skipped,
-        memory(device) if leads else None,
-        forecast.planned.peak if forecast.planned is not None else None,
-        profiled=profiling.written,
-    )
-    if result.speed is not None:
-        result = replace(result, mfu=forecast.mfu(units / result.speed[1]))
+        reporting.saved(keeper)
+        reporting.ended(stopped)
+    result = reporting.result(keeper, validation, stopped)
     if not stopped:
         result = _finish(job, model, batches, result)
     return replace(result, seconds=time.monotonic() - started)
@@ -177,32 +113,3 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, settings: Settings, ste
     for group in optimizer.param_groups:
         group["lr"] = rate
     return rate
-
-
-def _first_step(job: Job, mesh: DeviceMesh, device: torch.device, *, leads: bool) -> FirstStep | None:
-    """Who compares the first step with the dry run; None where nobody does: ranks that were started again have done so."""
-    if not job.settings.compare or is_restart():
-        return None
-    return FirstStep(job.forecast, job.program, mesh, device, leads=leads)
-
-
-def _view(job: Job, done: int) -> View:
-    planned = job.forecast.planned
-    return View(
-        f"{Path(job.setup.plan.name).stem} on {job.setup.mesh}",
-        job.settings.steps,
-        job.data.unit,
-        done,
-        planned.peak if planned is not None else None,
-    )
-
-
-def _trackers(job: Job, done: int) -> Trackers:
-    config: Any = OmegaConf.to_container(OmegaConf.create(job.record.get("config", "")), resolve=False)
-    return Trackers(job.settings.trackers, config, job.folder or Path(), done)
-
-
-def _metrics(folder: Path | None, leads: bool, done: int | None) -> Any:
-    if folder is None or not leads:
-        return nullcontext()
-    return MetricsWriter(folder / "metrics.jsonl", done=done)
