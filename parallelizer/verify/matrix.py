@@ -51,8 +51,9 @@ OPTIONS = (
 
 
 def models() -> list[str]:
-    """The Llamas, which the tool was designed with; `families` has the others."""
-    return sorted(p.stem for p in (config_folder() / "model").glob("llama*.yaml"))
+    """The Llamas under the plans of the matrix, which the tool was designed with; `families` has the others."""
+    found = (p.stem for p in (config_folder() / "model").glob("llama*.yaml"))
+    return sorted(name for name in found if not name.endswith("_packed"))
 
 
 def presets() -> list[str]:

@@ -20,6 +20,6 @@ def sources() -> list[Source]:
     llama = [o for o in LLAMA if not o.startswith("train.")]
     gpt = [o for o in GPT if not o.startswith(("train.", "plan="))]
     found = [
-        Source(path.stem, read_tree(path), (*llama, *SMALL)) for path in sorted(SHIPPED.glob("llama*.yaml"))
+        Source(name, read_tree(SHIPPED / f"{name}.yaml"), (*llama, *SMALL)) for name in ("llama", "llama_tp")
     ]
     return [*found, Source("gpt", read_tree(CONFIGS / "plans" / "gpt.yaml"), (*gpt, *SMALL), has_cp=False)]

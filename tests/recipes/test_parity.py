@@ -101,7 +101,9 @@ def test_every_preset_that_fits_is_here() -> None:
             sizes[file.stem] = setup.mesh.world_size
     assert {name: ranks for name, ranks in sizes.items() if ranks <= 16} == PRESETS
     plans = {file.stem for file in (config_folder() / "plans").glob("llama*.yaml")}
-    assert {*PLANS} == plans - {"llama_packed"}  # which takes batches of another kind: tests/recipes/data/test_documents.py
+    assert {*PLANS} == plans - {
+        "llama_packed"
+    }  # which takes batches of another kind: tests/recipes/data/test_documents.py
 
 
 def test_a_wrong_norm_is_noticed(
