@@ -107,16 +107,18 @@ def _replaced(new: Slot, slots: Iterable[Slot]) -> list[Slot]:
     return [s for s in slots if s == new or (new == ("params", None) and s[0] == "params")]
 
 
+def _top(names: list[str]) -> str:
+    """The first segments of all paths, in the alphabet's order, some of them."""
+    top = sorted({name.partition(".")[0] for name in names if name})
+    return ", ".join(top[:8]) + (", ..." if len(top) > 8 else "")
+
+
 def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list[str]) -> None:
     if rule.optional:
         return
     if not matched:
         near = suggest(rule.key, names)
-        hint = (
-            "; ".join(f"`{g}` (matches {n})" for g, n in near)
-            if near
-            else "`python -m parallelizer plan` lists the modules"
-        )
+        hint = "; ".join(f"`{g}` (matches {n})" for g, n in near) if near else f"the model has {_top(names)}"
         state.find(
             "unmatched-glob",
             f"{_shown(rule)} matches no module",

@@ -40,7 +40,9 @@ def read_mesh(reading: Reading) -> Mesh:
         sizes = _with_rest(reading, sizes, rest, world or started_ranks())
     elif world is not None:
         _check_product(reading, sizes, world)
-    return Mesh(sizes, spans)
+    return Mesh(
+        {axis: max(size, 1) for axis, size in sizes.items()}, spans
+    )  # what is below 1 has been reported
 
 
 def _with_rest(

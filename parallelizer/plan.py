@@ -177,6 +177,9 @@ class Mesh:
         unknown = [a for a in self.sizes if a not in AXES]
         if unknown:
             raise ValueError(f"unknown mesh axis {unknown[0]!r}: the axes are {', '.join(AXES)}")
+        for axis, size in self.sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"the size of mesh axis {axis} is {size!r}: it is a whole number from 1")
         object.__setattr__(self, "sizes", {a: self.sizes.get(a, 1) for a in AXES})
 
     def size(self, *axes: str) -> int:

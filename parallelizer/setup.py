@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -172,13 +174,20 @@ class Setup:
             key, help_text = f"model.{missing[1]}", "give it one"
             message = f"{key} has no value"
         else:
-            return self._not_built(_reason(cause))
+            return self._not_built(_reason(cause) + _place_in(cause))
         return self._error("model-build", message, key, help_text)
 
     def _not_built(self, reason: str) -> PlanError:
         """A model whose constructor fails: the arguments of the command line are likelier at fault than its config."""
         target = self.model.get("_target_")
         no_class = re.match(r"Error (loading|locating) ", reason)
+        if no_class:
+            try:
+                function_at(str(target))
+            except ValueError as error:  # in words for whoever wrote the path
+                reason = str(error)
+            except Exception:  # whatever the import of somebody's module raises: Hydra has told it
+                pass
         given = [] if no_class else self.origins.set_inside("model", MODEL_KEYS)
         span = given[0] if given else self.origins.span("model._target_")
         others = tuple(Related(other, "and this is set here") for other in given[1:])
@@ -188,6 +197,17 @@ class Setup:
 
     def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
         return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])
+
+
+def _place_in(error: BaseException) -> str:
+    """` (file:line)` of somebody's code that an exception came from; nothing where it is none's."""
+    ours = (
+        os.path.dirname(__file__),
+        os.path.join("site-packages", "hydra"),
+        os.path.join("site-packages", "torch"),
+    )
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(o in f.filename for o in ours)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 def _reason(error: BaseException) -> str:

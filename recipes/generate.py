@@ -26,6 +26,7 @@ from parallelizer.diagnostics import Diagnostic, PlanError, Span
 from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.hugging_face.source import weights_folder
 from parallelizer.hugging_face.weights import look_up
+from parallelizer.load import config_folder
 from parallelizer.override_mistakes import OverrideSyntaxError
 from parallelizer.position_reads import position_sources
 from parallelizer.show import diagnostics as show_diagnostics
@@ -181,9 +182,9 @@ def tokens_of(prompt: str, tokenizer: Tokenizer, vocabulary: int | None, longest
     raise PlanError([Diagnostic("prompt-invalid", f"the prompt {why}", None, help_text)])
 
 
-def run(words: Words, config_folder: Path, outside: launch.OutsideRanks | None) -> None:
+def run(words: Words, folder: Path, outside: launch.OutsideRanks | None) -> None:
     """Check, start or join the ranks, and say how it went. Raises PlanError, LaunchError and OverrideSyntaxError."""
-    job = prepare(words, config_folder)
+    job = prepare(words, folder)
     setup, leads = job.setup, outside is None or outside.rank == 0
     if leads:
         origin = job.checkpoint or job.weights
@@ -222,7 +223,7 @@ def main() -> None:
     torch.set_num_threads(1)  # ranks are forked from this process
     argv = sys.argv[1:]
     if {"-h", "--help"} & {*argv}:
-        print(f"{__doc__}\nIts keys stand in configs/generate.yaml.")
+        print(f"{__doc__}\n{(config_folder() / 'generate.yaml').read_text()}", end="")
         return
     with outcome.command_reported(), tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         outside = launch.outside_ranks()

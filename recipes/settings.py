@@ -144,7 +144,10 @@ def _profile(reading: Reading) -> Steps | None:
         reading.findings.error("yaml-retyped", message, written.span, help_text)
         return None
     try:
-        return read_steps(value)
+        steps, last = read_steps(value), reading.get("train.steps")
+        if steps is not None and is_whole(last) and steps[0] > last:
+            raise ValueError(f"the run has {last} steps")
+        return steps
     except ValueError as error:
         reading.error("wrong-type", f"train.profile is {value!r}", "train.profile", str(error))
         return None

@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
         "in_features": 4,
         "out_features": 4,
         "plan": "mine",
-        "batch": {"ids": {"shape": ["batch", "sequence"], "range": [0, 9]}},
+        "batch": {"input": {"shape": ["batch", "sequence"], "range": [0, 9]}},
         "loss": "torch.nn.functional.mse_loss",
     },
     "parallel": {
@@ -76,7 +76,7 @@ def test_a_configuration_becomes_a_setup() -> None:
     read = setup()
     assert read.mesh.sizes == {**dict.fromkeys(AXES, 1), "tp": 2, "dp_shard": 4}
     assert (read.plan.name, read.plan.file, read.device) == ("mine", "./mine.yaml", "cpu")
-    assert read.workload.entries == {"ids": Entry(("batch", "sequence"), "int64", (0, 9))}
+    assert read.workload.entries == {"input": Entry(("batch", "sequence"), "int64", (0, 9))}
     assert (read.workload.batch_size, read.workload.seq_len, read.workload.accumulate) == (8, 16, 2)
     assert read.defaults["fsdp"].options["param_dtype"].value == "bfloat16"
     assert read.warnings == ()
@@ -193,7 +193,7 @@ def test_a_batch_has_one_sequence_of_one_token_unless_said() -> None:
         *[({f"train__{key}": value}, "wrong-type", f"train.{key} is", "whole number from 1")
           for key in ("batch_size", "seq_len", "accumulate") for value in (0, "many", None, 1.5)],
         ({"model__batch": 3}, "wrong-type", "model.batch takes a map of entries", "write {shape:"),
-        *[({"model__batch__ids": entry}, "wrong-type", f"model.batch.ids {wrong}", "write {shape:") for entry, wrong in (
+        *[({"model__batch__input": entry}, "wrong-type", f"model.batch.input {wrong}", "write {shape:") for entry, wrong in (
             (3, "has no shape"), ({}, "has no shape"), ({"shape": "batch"}, "has no shape"),
             ({"shape": ["batch", "sequnce"]}, "has no shape"), ({"shape": [2.5]}, "has no shape"),
             ({"shape": ["batch"], "dtype": "int65"}, "has the dtype 'int65'"),

@@ -119,7 +119,7 @@ def test_a_module_is_meant_before_a_parameter() -> None:
     [
         ("iner.up: colwise", "unmatched-glob", "iner.up", "`iner.up` matches no module", "did you mean `inner.up` (matches 1)?"),
         ("nothing.at.all: colwise", "unmatched-glob", "nothing.at.all", "`nothing.at.all` matches no module",
-         "`python -m parallelizer plan` lists the modules"),
+         "the model has after, before, inner"),
         ("'*up': colwise", "unmatched-glob", "'*up'", "`*up` matches no module",
          "`*` stays inside one segment; did you mean `inner.*up` (matches 1)?"),
         ("'*.up.wieght': {style: shard-params, params: shard(0)}", "unmatched-glob", "'*.up.wieght'",

@@ -24,13 +24,13 @@ torch.accelerator.is_available = refuse("accelerator.is_available")
 torch.accelerator.current_accelerator = refuse("accelerator.current_accelerator")
 """
 
-# Every module of ours; what stands on an extra that is missing here is passed over.
+# Every module of ours but the one that stands on Trainer: transformers' asks when it is imported.
 EVERYTHING = """
 import importlib, pkgutil
 import parallelizer, recipes, recipes.slurm_launcher
 for package in (parallelizer, recipes):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.endswith("__main__"):
+        if not module.name.endswith(("__main__", "hugging_face.trainer")):
             importlib.import_module(module.name)
 print("imported", len([name for name in sys.modules if name.startswith(("parallelizer", "recipes"))]))
 """

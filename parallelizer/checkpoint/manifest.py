@@ -83,9 +83,7 @@ def damaged(folder: Path, reason: str) -> PlanError:
 
 
 def _damage(folder: Path, reason: str) -> Diagnostic:
-    help_text = (
-        "go on from another: train.resume=<folder of it>; train.resume=auto takes the newest whole one"
-    )
+    help_text = "take another, by its folder; train.resume=auto goes on from the newest whole one"
     return Diagnostic("checkpoint-damaged", reason, Span(str(folder)), help_text)
 
 

@@ -15,6 +15,7 @@ from parallelizer.checks.compiled_regions import compiled_regions
 from parallelizer.checks.dealing import dealing
 from parallelizer.checks.fsdp_shards import fsdp_shards
 from parallelizer.checks.lazy_modules import lazy_modules
+from parallelizer.checks.missing_inputs import missing_inputs
 from parallelizer.checks.nested_attention import nested_attention
 from parallelizer.checks.placed_twice import placed_twice
 from parallelizer.checks.positions import positions
@@ -39,6 +40,7 @@ CHECKS: tuple[Callable[[Compilation], Iterator[Diagnostic]], ...] = (
     placed_twice,
     tied_parameters,
     unreduced_gradients,
+    missing_inputs,
     buffers,
     batch_size,
     sequence_length,

@@ -55,13 +55,13 @@ _COUNTING = """
 """
 
 
-def model(target: str) -> str:
+def model(target: str, takes: str = "input_ids") -> str:
     """A model config of one's own that takes tokens."""
     return (
         f"_target_: {target}\n"
         "plan: llama\n"
         "loss: parallelizer.losses.cross_entropy\n"
-        "batch: {input_ids: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
+        f"batch: {{{takes}: {{shape: [batch, sequence]}}, labels: {{shape: [batch, sequence]}}}}\n"
     )
 
 
@@ -198,6 +198,32 @@ CODES: tuple[Code, ...] = (
         ),
     ),
     Code(
+        "missing-input",
+        "forward wants what is not in the batch",
+        """A model is called with the entries of its batch, by name. An argument that has no default and that no entry
+        is called by would be missing at the first step, on every rank. What the data calls otherwise is renamed by
+        the entry's `data`.""",
+        Example(
+            'rules: {"": fsdp}',
+            ["model=wanting"],
+            {
+                "conf/model/wanting.yaml": model("wanting.Wanting"),
+                "wanting.py": """
+                from torch import nn
+
+
+                class Wanting(nn.Module):
+                    def __init__(self):
+                        super().__init__()
+                        self.embed = nn.Embedding(256, 32)
+
+                    def forward(self, tokens):
+                        return self.embed(tokens)
+                """,
+            },
+        ),
+    ),
+    Code(
         "mixed-balance",
         "two rules deal the sequence out in different orders",
         """Which rows of a sequence a rank holds is one decision for the whole batch: positions, labels and the
@@ -322,7 +348,7 @@ CODES: tuple[Code, ...] = (
         Example(
             'rules: {"": fsdp}',
             ["model=normed", "parallel=fsdp2"],
-            {"conf/model/normed.yaml": f"{model('torch.nn.BatchNorm1d')}num_features: 8"},
+            {"conf/model/normed.yaml": f"{model('torch.nn.BatchNorm1d', 'input')}num_features: 8"},
         ),
     ),
     Code(

@@ -72,10 +72,10 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "file-unwritable",
-        "a page cannot be written",
-        """`plan --html` writes the whole page or nothing, so that a page which is there is never half a page.
-        The folder is not there, or may not be written to. `verify --matrix --write` looks before its proofs
-        whether the page is there and has a place for the table.""",
+        "a file cannot be written",
+        """A page of `plan --html`, a plan of `init --output`, the copy of `new`: each is written whole or not at all.
+        The folder is not there or may not be written to, or a file is there that would be overwritten.
+        `verify --matrix --write` looks before its proofs whether its page is there and has a place for the table.""",
         Example(
             command="python -m parallelizer plan --html nowhere/plan.html",
             because="it depends on who writes, and where",

@@ -22,10 +22,22 @@ from parallelizer.context.dealing import document_mask, order_for
 from parallelizer.context.order import Order, order_of, padded, static_order, tagged
 from parallelizer.context.sequence import CurrentOrder, gather_sequence
 from parallelizer.glob import parse_glob
+from parallelizer.hugging_face.recognise import WHOLE
 from parallelizer.mesh import describe, rename_axes
 from parallelizer.plan import AXES, Plan
 
 Tensor = torch.Tensor
+
+
+def _check_names(batch: Mapping[str, Tensor], plan: Plan) -> None:
+    """An entry of another name would stay whole beside those that are split, in another order, without a word."""
+    lacking = [n for n, b in plan.batch.items() if b.dim is not None and b.make is None and n not in batch]
+    strange = [n for n in batch if n not in plan.batch and n not in WHOLE]
+    if lacking and strange:
+        raise ValueError(
+            f"the plan splits {', '.join(lacking)}, which the batch lacks; it has {', '.join(strange)}, which "
+            f"the plan's `buffers.batch` does not: give them the same names"
+        )
 
 
 def shard_batch(
@@ -46,11 +58,14 @@ def shard_batch(
     is returned lies there; the tensors know how they were dealt out, and copies of them do not. `axes` renames the axes of a
     DeviceMesh that has names of its own, as in `rename_axes`.
 
-    Raises ValueError when a sequence does not divide by twice the size of cp, or no entry tells its length.
+    Raises ValueError when a sequence does not divide by twice the size of cp, no entry tells its length, or the batch
+    has an entry that the plan does not know in place of one that it splits.
     """
     mesh = rename_axes(mesh, axes) if mesh is not None else None
     ranks, rank = _cp(mesh) if mesh is not None else (1, 0)
     split = {n: b for n, b in plan.batch.items() if b.dim is not None and b.make is None and n in batch}
+    if ranks > 1:
+        _check_names(batch, plan)
     order, rows = order_for(batch, split, plan, ranks, describe(mesh).sizes["tp"] if mesh is not None else 1)
     local = dict(batch)
     for name, buffer in split.items():

@@ -73,17 +73,17 @@ class HuggingFaceTokenizer(Tokenizer):
 
 def load(choice: str) -> HuggingFaceTokenizer:
     """PlanError `tokenizer-unreadable` without transformers, without such a tokenizer, or without an end of documents."""
+    path = Path(choice).expanduser()
+    if not path.exists() and (
+        choice.startswith((".", "/", "~")) or choice.count("/") > 1 or path.suffix == ".json"
+    ):
+        raise _unreadable(choice, "there is no such file or folder")
     try:
         import transformers
 
         from parallelizer.hugging_face.build import hub_answers
     except ImportError:
         raise _unreadable(choice, "transformers is not installed: pip install 'parallelizer[hf]'") from None
-    path = Path(choice).expanduser()
-    if not path.exists() and (
-        choice.startswith((".", "/", "~")) or choice.count("/") > 1 or path.suffix == ".json"
-    ):
-        raise _unreadable(choice, "there is no such file or folder")
     if path.is_dir() and not has_tokenizer(path):
         raise _unreadable(choice, f"the folder has none of {', '.join(FILES)}")
     here = path.exists() or not hub_answers()

@@ -47,7 +47,7 @@ def run(command: str, here: Path) -> Ended:
 
 
 def test_the_page_has_all_of_it() -> None:
-    assert set(FILES) == {"my_gpt.py", "mine/model/my_gpt.yaml", PLAN}
+    assert set(FILES) == {"my_gpt.py", "mine/model/my_gpt.yaml", PLAN, "conf/app.yaml"}
     words = [command.split()[2:4] for command in SHOWN]
     for wanted in ("init", "validate", "plan", "verify"):
         assert ["parallelizer", wanted] in words

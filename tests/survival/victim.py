@@ -45,9 +45,9 @@ class Death:
     after: float = 0.0
 
 
-def load(*, path: str, heldout: float) -> Source:
-    """A text whose samples are noted."""
-    return Noted(text.load(path=path, heldout=heldout))
+def load(**keys: Any) -> Source:
+    """A text whose samples are noted; the keys are those of `data=text`."""
+    return Noted(text.load(**keys))
 
 
 class Noted(Source):

@@ -1,0 +1,28 @@
+"""What the model's forward cannot do without must be in the batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from parallelizer.program import Compilation
+
+
+def missing_inputs(state: Compilation) -> Iterator[Diagnostic]:
+    """Every parameter of forward that has no default is an entry of the batch, or made by the plan."""
+    if state.workload is None or not state.workload.entries:
+        return
+    given = {*state.workload.entries, *(n for n, buffer in state.plan.batch.items() if buffer.make)}
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for name, parameter in inspect.signature(state.model.forward).parameters.items():
+        if parameter.kind in named and parameter.default is parameter.empty and name not in given:
+            yield Diagnostic(
+                "missing-input",
+                f"forward of {type(state.model).__name__} wants {name!r}, and no entry of the batch is called so",
+                None,
+                f"say `{name}: {{shape: [...]}}` in model.batch; its `data: NAME` is what the data calls it",
+            )
