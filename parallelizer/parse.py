@@ -28,7 +28,11 @@ def parse_plan(node: MappingNode, parent: Plan, findings: Findings) -> Plan:
     if version is not None and not (isinstance(version, Scalar) and version.text == "1"):
         message = f"{kind(version)} is no version of the plan language"
         help_text = "write `version: 1`"
-        if isinstance(version, Scalar) and version.text.isdecimal() and int(version.text) > 1:
+        if (
+            isinstance(version, Scalar)
+            and version.text.strip("0") not in ("", "1")
+            and version.text.isdecimal()
+        ):
             help_text = "a newer parallelizer may know it; this one reads `version: 1` alone"
         findings.error("plan-version", message, version.span, help_text)
     batch, model = _buffers(section(node, "buffers", findings), findings)

@@ -118,7 +118,7 @@ def test_a_model_is_found_in_the_working_directory(tmp_path: Path) -> None:
     (tmp_path / "conf" / "model").mkdir(parents=True)
     (tmp_path / "conf" / "model" / "mine.yaml").write_text(
         "_target_: mine.Mine\nplan: ./plan.yaml\nloss: parallelizer.losses.cross_entropy\n"
-        "batch: {input_ids: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
+        "batch: {input: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
     )
     arguments = ["--config-dir", "conf", "model=mine", "parallel=fsdp2"]
     ended = command("-m", "parallelizer", "validate", *arguments, cwd=tmp_path)

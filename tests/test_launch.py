@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -237,7 +238,9 @@ def test_the_help_points_at_the_log_of_the_failing_rank(tmp_path: Path) -> None:
     assert (tmp_path / "rank1.log").read_text().startswith("last words\nTraceback (most recent")
     # The other may have been ended before it noticed.
     if "then rank 0" in caught.value.message:
-        assert "then rank 0 lost another rank: Connection closed by peer" in caught.value.message
+        # Which of the two gloo says depends on what was still on its way.
+        said = r"then rank 0 lost another rank: Connection (closed|reset) by peer"
+        assert re.search(said, caught.value.message)
         assert f"the others' tracebacks: {tmp_path}/rank*.log" in caught.value.help
 
 

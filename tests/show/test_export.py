@@ -113,7 +113,7 @@ def test_the_code_runs_where_this_package_is_not_installed(tmp_path: Path) -> No
     setup = shipped("fsdp2_tp2", "llama_tp", "rules=['layers.*: checkpoint']")
     model = setup.build_model()
     (tmp_path / "parallel.py").write_text(export(setup.compile(model), model, observe(model, setup.workload)))
-    source = Path(__file__).resolve().parents[2] / "recipes" / "models" / "llama.py"
+    source = Path(__file__).resolve().parents[2] / "parallelizer" / "models" / "llama.py"
     (tmp_path / "llama.py").write_text(source.read_text())
     (tmp_path / "main.py").write_text(MAIN)
     done = subprocess.run(
