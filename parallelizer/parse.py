@@ -30,7 +30,7 @@ def parse_plan(node: MappingNode, parent: Plan, findings: Findings) -> Plan:
         help_text = "write `version: 1`"
         if (
             isinstance(version, Scalar)
-            and version.text.strip("0") not in ("", "1")
+            and version.text.lstrip("0") not in ("", "1")
             and version.text.isdecimal()
         ):
             help_text = "a newer parallelizer may know it; this one reads `version: 1` alone"
