@@ -160,7 +160,7 @@ class Slurm:
 
         def begun() -> bool:  # what is left of its last life may be in the way for a moment
             self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
-            return self.job(number)["JobState"] != "PENDING"
+            return self.job(number)["JobState"] not in ("PENDING", "COMPLETING", "REQUEUED")
 
         wait_for(begun, timeout)
 
