@@ -46,7 +46,7 @@ class PeakOfStep:
 
     On CUDA the allocator counts. On a CPU what it hands out and takes back inside is noted on top of the bytes of
     `before`, the tensors that are there; that costs a list of the step's operators while it lasts. What is taken back on
-    other threads is not seen there, so that it may say too much (8 % at most in what was tried).
+    other threads is not seen there, so that it may say too much (17 % at most in what was tried).
     """
 
     def __init__(self, device: torch.device, before: Iterable[torch.Tensor]) -> None:
