@@ -38,7 +38,7 @@ lint: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hf,slurm,lightning]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hf,slurm,lightning,tensorboard,wandb]"
 	touch $@
 
 clean:

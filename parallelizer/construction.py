@@ -24,22 +24,11 @@ from parallelizer.units import size
 _OWN = frozenset({"reset_parameters", "_reset_parameters"})
 """Methods in which a module fills what is its own."""
 
-_FILLS = frozenset(
-    {
-        "normal_",
-        "uniform_",
-        "trunc_normal_",
-        "zero_",
-        "fill_",
-        "copy_",
-        "mul_",
-        "div_",
-        "random_",
-        "constant_",
-    }
-    | {"ones_", "zeros_", "eye_", "orthogonal_", "xavier_uniform_", "xavier_normal_", "__setitem__"}
-    | {"kaiming_uniform_", "kaiming_normal_"}
-)
+_FILLS = frozenset({
+    "normal_", "uniform_", "trunc_normal_", "zero_", "fill_", "copy_", "mul_", "div_", "random_", "constant_", "ones_",
+    "zeros_", "eye_", "orthogonal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "__setitem__",
+})  # fmt: skip
+"""Functions, by name, that change the values of the tensor they are given."""
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
@@ -106,9 +95,8 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.place: str | None = None
-        self.views: list[
-            torch.Tensor
-        ] = []  # of parameters, by `.data` and `detach()`; held, so that ids stay
+        self.views: list[torch.Tensor] = []
+        """Of parameters, by `.data` and `detach()`; held, so that none is taken for another."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
