@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 import parallelizer as pz
-from parallelizer import launch
-from parallelizer.checkpoint.saving import Checkpoints
-from parallelizer.compose import compose_config
-from parallelizer.setup import Setup
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.checkpoint.saving import Checkpoints
+from parallelizer.runtime.launch import launcher as launch
 
 Times = list[tuple[float, float, float, float]]
 """Of each round: a step alone, the call of save, the step with it, seconds of writing."""

@@ -25,13 +25,13 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 
 from benchmarks.plot import bars
 from benchmarks.turns import Times, compared, in_turns
-from parallelizer import launch
-from parallelizer.context import balance
-from parallelizer.context.attention import context_attention
-from parallelizer.context.choice import Heads, best_degree
-from parallelizer.context.kernels import block_backward, block_forward
-from parallelizer.context.order import Contiguous
-from parallelizer.context.ulysses import fits
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.choice import Heads, best_degree
+from parallelizer.styles.context_parallel.kernels import block_backward, block_forward
+from parallelizer.styles.context_parallel.order import Contiguous
+from parallelizer.styles.context_parallel.ulysses import fits
 
 Tensor = torch.Tensor
 SIZE = 64

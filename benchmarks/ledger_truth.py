@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 import torch
 
-from parallelizer.setup import Setup
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.trace import record
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.configuration.setup import Setup
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import CHECKPOINT, llama
 
@@ -61,7 +61,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     begin, equal, total, whole = time.time(), 0, 0, 0
     chosen = [(name, setup) for name, setup in cases() if options.only in name]
     chosen.sort(key=lambda c: c[1].mesh.world_size)

@@ -26,16 +26,17 @@ import torch
 from rich.console import Console
 from rich.live import Live
 
-import recipes.loop
-from parallelizer import launch
-from parallelizer.compose import compose_config
-from recipes.forecast import look_ahead
-from recipes.live import View
-from recipes.loop import train
-from recipes.memory import memory
-from recipes.prepare import prepare
-from recipes.progress import A_SECOND, Progress
-from recipes.summary import summary
+from parallelizer.configuration.compose import compose_config
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.job.prepare import prepare
+from parallelizer.training.job.run import started
+from parallelizer.training.watch import reporting
+from parallelizer.training.watch.forecast import look_ahead
+from parallelizer.training.watch.live import View
+from parallelizer.training.watch.memory import memory
+from parallelizer.training.watch.progress import A_SECOND, Progress
+from parallelizer.training.watch.summary import summary
+from recipes.train import train
 
 WIDTH = 100
 RUN = ("parallel=fsdp2_tp2", "train.eval_every=20", "train.checkpoint_every=20", "device=cpu")
@@ -43,12 +44,12 @@ RUN = ("parallel=fsdp2_tp2", "train.eval_every=20", "train.checkpoint_every=20",
 
 def run(*overrides: str, progress: type[Progress], folder: Path) -> Any:
     """A run as the command makes it, whose rank 0 shows itself by `progress`; its result."""
-    recipes.loop.Progress = progress  # type: ignore[misc]  # ranks are forked from here
+    reporting.Progress = progress  # type: ignore[misc]  # ranks are forked from here
     job = prepare(*compose_config(overrides), folder)
     forecast, _ = look_ahead(job.setup, job.program, job.settings)
     object.__setattr__(job, "forecast", forecast)
     ranks = job.setup.mesh.world_size
-    return launch.start(train, (job,), ranks=ranks, device="cpu", log_dir=folder)[0]
+    return launch.start(started, (train, job), ranks=ranks, device="cpu", log_dir=folder)[0]
 
 
 def picture(path: Path, overrides: list[str]) -> None:

@@ -87,7 +87,7 @@ def one_process(folder: Path, dtype: str) -> list[dict[str, float]]:
 
 def sharded(folder: Path, dtype: str, way: str) -> list[dict[str, float]]:
     """`load_pretrained` on every rank."""
-    from parallelizer import launch
+    from parallelizer.runtime.launch import launcher as launch
 
     torch.set_num_threads(1)
     import transformers  # noqa: F401  before the ranks are forked
@@ -108,7 +108,7 @@ def _rank(folder: Path, dtype: str, way: str) -> dict[str, float]:
 
     import parallelizer as pz
     from parallelizer.hugging_face import causal_lm
-    from parallelizer.plan import Mesh
+    from parallelizer.language.plan import Mesh
 
     with torch.device("meta"):
         model = causal_lm(str(folder), dtype=dtype)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from parallelizer.simulate.memory import usage
-from parallelizer.simulate.trace import record, trace
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.simulate.record.memory import usage
+from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
 from tests.simulate.setups import CHECKPOINT as FULL
 from tests.simulate.setups import GPT, LLAMA, SELECTIVE, setup_of
@@ -143,7 +143,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--phases", action="store_true", help="list the highest points of phases that differ")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     begin, done, equal, phases, worst = time.time(), 0, 0, 0, (0, 0.0, "none")
     print(f"{'case':<44}{'measured':>12}{'predicted':>12}{'difference':>12}")
     for case in cases():

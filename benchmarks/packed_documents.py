@@ -23,11 +23,11 @@ import torch.distributed as dist
 
 from benchmarks.plot import bars
 from benchmarks.turns import Times, compared, in_turns
-from parallelizer import launch
-from parallelizer.context.attention import context_attention
-from parallelizer.context.dealing import by_cost, document_mask, per_document
-from parallelizer.context.masked import attend
-from parallelizer.context.order import Contiguous, Order
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.dealing import by_cost, document_mask, per_document
+from parallelizer.styles.context_parallel.masked import attend
+from parallelizer.styles.context_parallel.order import Contiguous, Order
 
 Tensor = torch.Tensor
 HEADS, KEY_HEADS, SIZE = 8, 2, 64

@@ -25,7 +25,8 @@ import os, sys, time
 import torch
 import torch.distributed as dist
 
-from parallelizer.launch import join, outside_ranks, start
+from parallelizer.runtime.launch.outside import join, outside_ranks
+from parallelizer.runtime.launch.launcher import start
 
 
 def worker(folder):
@@ -90,7 +91,7 @@ def main() -> None:
             print(f"turn {turn + 1}: {a[-1]:.2f} s, torchrun {b[-1]:.2f} s", file=sys.stderr)
 
     print(f"{options.ranks} ranks on {os.cpu_count()} cores, {options.repeats} turns, median (extremes)")
-    print(row("parallelizer.launch.start", a))
+    print(row("parallelizer.runtime.launch.launcher.start", a))
     print(row("torchrun --standalone", b))
     ratios = sorted(theirs / mine for mine, theirs in zip(a, b, strict=True))
     ratio = statistics.median(b) / statistics.median(a)

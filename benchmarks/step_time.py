@@ -35,10 +35,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 import parallelizer as pz
-from parallelizer import launch
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.setup import Setup
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.launch import launcher as launch
 
 CLIP = 1.0
 

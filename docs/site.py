@@ -23,7 +23,7 @@ import yaml
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 
-FROM_ELSEWHERE = {"context_parallelism.md": ROOT / "parallelizer/context/README.md"}
+FROM_ELSEWHERE = {"context_parallelism.md": ROOT / "parallelizer/styles/context_parallel/README.md"}
 """Pages whose text lies where its subject does."""
 
 README = ROOT / "README.md"

@@ -11,96 +11,96 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, editors, the documentation
-    from parallelizer.applier import apply as apply
-    from parallelizer.applier import parallelize as parallelize
-    from parallelizer.asking import from_overrides as from_overrides
-    from parallelizer.asking import validate as validate
-    from parallelizer.asking import verify as verify
-    from parallelizer.checkpoint.loading import load_checkpoint as load_checkpoint
-    from parallelizer.checkpoint.loading import newest_checkpoint as newest_checkpoint
-    from parallelizer.checkpoint.saving import Checkpoints as Checkpoints
-    from parallelizer.checkpoint.saving import save_checkpoint as save_checkpoint
-    from parallelizer.compiler import Application as Application
-    from parallelizer.compiler import Program as Program
-    from parallelizer.compiler import compile as compile
-    from parallelizer.config import Setup as Setup
-    from parallelizer.config import from_config as from_config
-    from parallelizer.context.buffers import shard_batch as shard_batch
-    from parallelizer.context.buffers import unshard as unshard
-    from parallelizer.context.public import context_parallel as context_parallel
-    from parallelizer.context.public import shard_buffers as shard_buffers
-    from parallelizer.diagnostics import Diagnostic as Diagnostic
-    from parallelizer.diagnostics import PlanError as PlanError
-    from parallelizer.global_mean import mean_loss as mean_loss
-    from parallelizer.gradients import clip_grad_norm_ as clip_grad_norm_
+    from parallelizer.compiler.compile import compile as compile
+    from parallelizer.configuration.read_setup import from_config as from_config
+    from parallelizer.configuration.read_setup import from_overrides as from_overrides
+    from parallelizer.configuration.setup import Setup as Setup
+    from parallelizer.configuration.validate import validate as validate
+    from parallelizer.diagnostics.diagnostic import Diagnostic as Diagnostic
+    from parallelizer.diagnostics.diagnostic import PlanError as PlanError
     from parallelizer.hugging_face.saving import save_pretrained as save_pretrained
     from parallelizer.hugging_face.weights import load_pretrained as load_pretrained
-    from parallelizer.initialize import materialize as materialize
-    from parallelizer.launch import LaunchError as LaunchError
-    from parallelizer.load import load_plan as load_plan
+    from parallelizer.language.load import load_plan as load_plan
+    from parallelizer.language.plan import Mesh as Mesh
+    from parallelizer.language.plan import Plan as Plan
+    from parallelizer.language.workload import Entry as Entry
+    from parallelizer.language.workload import Workload as Workload
     from parallelizer.mesh import batch_rank as batch_rank
     from parallelizer.mesh import build_mesh as build_mesh
     from parallelizer.mesh import rename_axes as rename_axes
     from parallelizer.optim import parameter_groups as parameter_groups
-    from parallelizer.plan import Mesh as Mesh
-    from parallelizer.plan import Plan as Plan
-    from parallelizer.random_numbers import seed_ranks as seed_ranks
-    from parallelizer.redistribution import redistribute as redistribute
-    from parallelizer.state import restore_buffers as restore_buffers
-    from parallelizer.step import evaluate as evaluate
-    from parallelizer.step import train_step as train_step
-    from parallelizer.styles.base import style as style
-    from parallelizer.vocabulary import cross_entropy as cross_entropy
-    from parallelizer.whole_state import load_whole_state_dict as load_whole_state_dict
-    from parallelizer.whole_state import whole_state_dict as whole_state_dict
-    from parallelizer.workload import Entry as Entry
-    from parallelizer.workload import Workload as Workload
+    from parallelizer.proof.verify import verify as verify
+    from parallelizer.runtime.apply import apply as apply
+    from parallelizer.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
+    from parallelizer.runtime.checkpoint.loading import newest_checkpoint as newest_checkpoint
+    from parallelizer.runtime.checkpoint.saving import Checkpoints as Checkpoints
+    from parallelizer.runtime.checkpoint.saving import save_checkpoint as save_checkpoint
+    from parallelizer.runtime.gradients import clip_grad_norm_ as clip_grad_norm_
+    from parallelizer.runtime.initialize import materialize as materialize
+    from parallelizer.runtime.launch.failures import LaunchError as LaunchError
+    from parallelizer.runtime.mean_loss import mean_loss as mean_loss
+    from parallelizer.runtime.parallelize import parallelize as parallelize
+    from parallelizer.runtime.redistribution import redistribute as redistribute
+    from parallelizer.runtime.state import restore_buffers as restore_buffers
+    from parallelizer.runtime.state_dict import load_whole_state_dict as load_whole_state_dict
+    from parallelizer.runtime.state_dict import whole_state_dict as whole_state_dict
+    from parallelizer.runtime.step import evaluate as evaluate
+    from parallelizer.runtime.step import train_step as train_step
+    from parallelizer.styles.application import Application as Application
+    from parallelizer.styles.application import Program as Program
+    from parallelizer.styles.context_parallel.buffers import shard_batch as shard_batch
+    from parallelizer.styles.context_parallel.buffers import unshard as unshard
+    from parallelizer.styles.context_parallel.public import context_parallel as context_parallel
+    from parallelizer.styles.context_parallel.public import shard_buffers as shard_buffers
+    from parallelizer.styles.random_numbers import seed_ranks as seed_ranks
+    from parallelizer.styles.registry import style as style
+    from parallelizer.styles.sharded_logits import cross_entropy as cross_entropy
 
 _WHERE = {
-    "Application": "compiler",
-    "Checkpoints": "checkpoint.saving",
-    "Diagnostic": "diagnostics",
-    "Entry": "workload",
-    "LaunchError": "launch",
-    "Mesh": "plan",
-    "Plan": "plan",
-    "PlanError": "diagnostics",
-    "Program": "compiler",
-    "Setup": "config",
-    "Workload": "workload",
-    "apply": "applier",
+    "Application": "styles.application",
+    "Checkpoints": "runtime.checkpoint.saving",
+    "Diagnostic": "diagnostics.diagnostic",
+    "Entry": "language.workload",
+    "LaunchError": "runtime.launch.failures",
+    "Mesh": "language.plan",
+    "Plan": "language.plan",
+    "PlanError": "diagnostics.diagnostic",
+    "Program": "styles.application",
+    "Setup": "configuration.setup",
+    "Workload": "language.workload",
+    "apply": "runtime.apply",
     "batch_rank": "mesh",
     "build_mesh": "mesh",
-    "clip_grad_norm_": "gradients",
-    "compile": "compiler",
-    "context_parallel": "context.public",
-    "cross_entropy": "vocabulary",
-    "evaluate": "step",
-    "from_config": "config",
-    "from_overrides": "asking",
-    "load_checkpoint": "checkpoint.loading",
-    "load_plan": "load",
+    "clip_grad_norm_": "runtime.gradients",
+    "compile": "compiler.compile",
+    "context_parallel": "styles.context_parallel.public",
+    "cross_entropy": "styles.sharded_logits",
+    "evaluate": "runtime.step",
+    "from_config": "configuration.read_setup",
+    "from_overrides": "configuration.read_setup",
+    "load_checkpoint": "runtime.checkpoint.loading",
+    "load_plan": "language.load",
     "load_pretrained": "hugging_face.weights",
-    "load_whole_state_dict": "whole_state",
-    "materialize": "initialize",
-    "mean_loss": "global_mean",
-    "newest_checkpoint": "checkpoint.loading",
-    "parallelize": "applier",
+    "load_whole_state_dict": "runtime.state_dict",
+    "materialize": "runtime.initialize",
+    "mean_loss": "runtime.mean_loss",
+    "newest_checkpoint": "runtime.checkpoint.loading",
+    "parallelize": "runtime.parallelize",
     "parameter_groups": "optim",
-    "redistribute": "redistribution",
+    "redistribute": "runtime.redistribution",
     "rename_axes": "mesh",
-    "restore_buffers": "state",
-    "save_checkpoint": "checkpoint.saving",
+    "restore_buffers": "runtime.state",
+    "save_checkpoint": "runtime.checkpoint.saving",
     "save_pretrained": "hugging_face.saving",
-    "seed_ranks": "random_numbers",
-    "shard_batch": "context.buffers",
-    "shard_buffers": "context.public",
-    "style": "styles.base",
-    "train_step": "step",
-    "unshard": "context.buffers",
-    "validate": "asking",
-    "verify": "asking",
-    "whole_state_dict": "whole_state",
+    "seed_ranks": "styles.random_numbers",
+    "shard_batch": "styles.context_parallel.buffers",
+    "shard_buffers": "styles.context_parallel.public",
+    "style": "styles.registry",
+    "train_step": "runtime.step",
+    "unshard": "styles.context_parallel.buffers",
+    "validate": "configuration.validate",
+    "verify": "proof.verify",
+    "whole_state_dict": "runtime.state_dict",
 }
 
 __all__ = list(_WHERE)

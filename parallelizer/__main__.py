@@ -2,13 +2,13 @@
 
 import sys
 
-from parallelizer import interrupts
+from parallelizer.diagnostics import interrupts
 
 
 def run() -> int:
     """The command line, from before its imports on. Returns the exit status."""
     interrupts.end_at_once()
-    from parallelizer.cli import main
+    from parallelizer.commands.main import main
 
     interrupts.raise_again()
     return main()

@@ -1,7 +1,8 @@
-"""A fake world: one process that believes to be a rank among any number, in a child of its own.
+"""Functions that run in a forked child of this process, whose results come back pickled.
 
-A process that has used a fake process group, even once, may not fork ranks afterwards: group names stay
-behind. So everything on the fake world runs in a forked child and comes back as plain data.
+Whatever would leave something behind in a process runs in a child: a step on a fake world, a model that is watched, an
+attempt that may never end. A child has one torch thread, however many its parent has: OpenMP's threads do not live on
+in a forked process, which would wait for them forever.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import contextlib
 import gc
 import os
 import pickle
+import select
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
+
+T = TypeVar("T")
 
 
 class WorldError(RuntimeError):
@@ -108,8 +113,9 @@ def _ending(code: int) -> str:
 def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 1
-    gc.freeze()  # what the parent has made outlives the child: nobody looks for garbage in it, or copies it
     try:
+        _use_one_thread()
+        gc.freeze()  # what the parent has made outlives the child: nobody looks for garbage in it, or copies it
         # What a model prints must not stand in a document on stdout.
         sys.stdout = sys.stderr
         with contextlib.suppress(OSError):  # no stderr
@@ -122,6 +128,12 @@ def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
         os._exit(status)
 
 
+def _use_one_thread() -> None:
+    """Let torch compute without OpenMP's threads, which only the parent has. A torch that is imported later starts its own."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 def _answer(function: Callable[..., Any], args: list[Any]) -> tuple[bytes, int]:
     """What is sent to the parent, and the status to end with."""
     try:
@@ -132,10 +144,62 @@ def _answer(function: Callable[..., Any], args: list[Any]) -> tuple[bytes, int]:
         return pickle.dumps(("error", traceback.format_exc())), 1
 
 
-def enter_fake_world(world_size: int, rank: int) -> None:
-    """Make this process rank `rank` of `world_size` ranks that do not exist. Only in a child."""
-    import torch.distributed as dist
+class NotInTime(Exception):
+    """The child was ended, and all processes of its session."""
 
-    from parallelizer import torch_private
 
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=torch_private.fake_store())
+class Failed(Exception):
+    """The child raised, or was killed; the text says how, in one line."""
+
+
+def in_time(function: Callable[[], T], seconds: float) -> T:
+    """What `function` returns, computed in a forked child that leads a session of its own and writes nowhere.
+
+    The result must pickle. No process of that session is left. Raises NotInTime and Failed.
+    """
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(receive)
+        _run(function, send)
+    os.close(send)
+    until, data, ended = time.monotonic() + seconds, b"", False
+    with os.fdopen(receive, "rb", buffering=0) as stream:
+        while not ended and (left := until - time.monotonic()) > 0:
+            if select.select([stream], [], [], left)[0]:
+                part = stream.read(65536)
+                ended = not part
+                data += part or b""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    if not ended:
+        raise NotInTime(f"not done after {seconds:g} s")
+    if not data:
+        raise Failed(f"the process ended with status {os.waitstatus_to_exitcode(status)}")
+    error, result = pickle.loads(data)
+    if error is not None:
+        raise Failed(error)
+    value: T = result
+    return value
+
+
+def _run(function: Callable[[], object], send: int) -> None:
+    answer: tuple[str | None, object] = "no result", None
+    try:
+        _use_one_thread()
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        try:
+            answer = None, function()
+        except BaseException as error:
+            # LaunchError and PlanError are of several lines; the first says what happened.
+            text = str(error).strip() or type(error).__name__
+            answer = f"{type(error).__name__}: {text.splitlines()[0]}", None
+        with os.fdopen(send, "wb") as stream:
+            stream.write(pickle.dumps(answer))
+    finally:
+        os._exit(0)

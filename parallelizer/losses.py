@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-import parallelizer as pz
+from parallelizer.styles.sharded_logits import cross_entropy as summed_cross_entropy
 
 IGNORED = -100  # a label that counts for nothing, as in torch
 
@@ -18,7 +18,7 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, 
     with -100 where nothing is learnt. The sum is 0 where the count is 0.
     """
     labels = batch["labels"]
-    return pz.cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()
+    return summed_cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()
 
 
 def classification(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -28,4 +28,4 @@ def classification(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor,
     nothing is learnt.
     """
     labels = batch["labels"]
-    return pz.cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()
+    return summed_cross_entropy(output, labels, ignore_index=IGNORED), (labels != IGNORED).sum()

@@ -8,10 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallelizer import torch_private
-from parallelizer.plan import AXES, BATCH_AXES, DATA_AXES, Mesh
-
-FOLDED = "dp_shard+cp"
-"""Name of the axis that parameters are sharded over when both `dp_shard` and `cp` are above 1."""
+from parallelizer.language.plan import AXES, BATCH_AXES, DATA_AXES, FOLDED, Mesh
 
 
 def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
@@ -157,11 +154,6 @@ def data_groups(device_mesh: DeviceMesh) -> list[dist.ProcessGroup]:
     if describe(device_mesh).size(*DATA_AXES) == 1:
         return []
     return [g for g in fsdp_mesh(device_mesh).get_all_groups() if g.size() > 1]
-
-
-def folded_name(mesh: Mesh) -> str:
-    """How the axis that FSDP shards over is written: `dp_shard`, `cp` or `dp_shard+cp`."""
-    return "+".join(mesh.fsdp_axes) or "dp_shard"
 
 
 def batch_rank(device_mesh: DeviceMesh, *, axes: Mapping[str, str] | None = None) -> tuple[int, int]:

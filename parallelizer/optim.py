@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 FUSED_DEVICES = ("cpu", "cuda")
 

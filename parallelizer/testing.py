@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from parallelizer.load import load_plan
-from parallelizer.plan import BATCH_AXES, Mesh, Plan
-from parallelizer.step import Loss
-from parallelizer.workload import Workload
+from parallelizer.language.load import load_plan
+from parallelizer.language.plan import BATCH_AXES, Mesh, Plan
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.step import Loss
 
 if TYPE_CHECKING:
-    from parallelizer.initialize import Initializer
-    from parallelizer.verify.prove import Proof
+    from parallelizer.proof.prove import Proof
+    from parallelizer.runtime.initialize import Initializer
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -45,17 +45,15 @@ def assert_equivalent(
     a step's seed to such tensors, or described by a `workload`. `loss(output, batch)` returns the sum of the
     losses and what they weigh, the number of tokens, say.
 
-    The process forks, so it must have no process group, and torch has one thread in it from now on. Returns
-    the proof. Raises AssertionError with the report when the runs differ; PlanError when the plan is refused,
-    unless `force`, when the unsharded run gives no numbers, or a module's forward fails on a rank;
-    LaunchError when a rank fails otherwise; ValueError when no batch is given, or its rows cannot be dealt
-    out.
+    The process forks, so it must have no process group. Returns the proof. Raises AssertionError with the
+    report when the runs differ; PlanError when the plan is refused, unless `force`, when the unsharded run
+    gives no numbers, or a module's forward fails on a rank; LaunchError when a rank fails otherwise;
+    ValueError when no batch is given, or its rows cannot be dealt out.
     """
-    from parallelizer.show.proof import text
-    from parallelizer.verify.prove import prove_subject
-    from parallelizer.verify.subject import Subject
+    from parallelizer.proof.prove import prove_subject
+    from parallelizer.proof.subject import Subject
+    from parallelizer.report.text.proof import text
 
-    torch.set_num_threads(1)
     sizes = Mesh(mesh)
     batches, rows, tokens = _batches(batch, workload, seed)
     ranks = sizes.size(*BATCH_AXES) * accumulate
@@ -100,7 +98,7 @@ def _batches(
     if batch is None:
         if workload is None:
             raise ValueError("assert_equivalent needs a batch or a workload")
-        from parallelizer.verify.tiny import proof_batch
+        from parallelizer.proof.tiny import proof_batch
 
         return lambda s: proof_batch(workload, s), workload.batch_size, workload.seq_len
     if callable(batch):

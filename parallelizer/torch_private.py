@@ -61,7 +61,7 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
 # Attention that also returns its log-sum-exp, and its backward from a log-sum-exp of one's own. Context
 # parallelism merges blocks by it. Waits for a public attention function with `return_lse` that runs, and
 # differentiates, on CPU: `flex_attention` returns one but refuses its backward there. Shapes and meaning:
-# parallelizer/context/kernels.py.
+# parallelizer/styles/context_parallel/kernels.py.
 
 
 def assert_all(condition: torch.Tensor, text: str) -> None:
@@ -76,6 +76,32 @@ def is_persistent(module: nn.Module, name: str) -> bool:
     attribute, and a state dict itself runs everybody's hooks. Waits for a public question.
     """
     return name not in module._non_persistent_buffers_set
+
+
+def has_empty_child(module: nn.Module) -> bool:
+    """Whether one of the module's children is None, as a ModuleList may hold: `named_children` leaves those out."""
+    return None in module._modules.values()
+
+
+def twin(
+    module: nn.Module,
+    kind: type[nn.Module],
+    *,
+    parameter: Callable[[nn.Parameter], nn.Parameter] | None = None,
+    buffer: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    child: Callable[[nn.Module], nn.Module] | None = None,
+) -> nn.Module:
+    """Another module of the class `kind` with all that `module` has: its own parameters, buffers and children are what
+    the functions make of them, or the same. No constructor runs. A module keeps these three in private dictionaries, where
+    None stands for one that is not there; torch has no public way to copy a module without its values.
+    """
+    made = kind.__new__(kind)
+    made.__dict__.update(module.__dict__)
+    for name, function in (("_parameters", parameter), ("_buffers", buffer), ("_modules", child)):
+        if function is not None:
+            own: dict[str, Any] = getattr(module, name)
+            made.__dict__[name] = {n: None if one is None else function(one) for n, one in own.items()}
+    return made
 
 
 def map_pending(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:

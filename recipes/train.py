@@ -1,192 +1,88 @@
 """Train a model under a plan: `python -m recipes.train parallel=tp8_cp2`.
 
-The configuration is composed once, here in the parent, where everything that can be wrong is looked for. Then
-the ranks are started (or joined, under torchrun and Slurm), and each runs `train`.
+`training.run` composes the configuration (`configs/train.yaml` and the command line), checks it, and starts one
+process for each rank of the mesh, or joins those that torchrun or Slurm has started. Each of them calls `train`,
+which is yours to change: the model, the optimizer, the schedule, the step, and what is written down of it.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-if not __package__:  # `python recipes/train.py`, which is what Hydra's shell completion calls
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-from parallelizer import interrupts
-
-if __name__ == "__main__":
-    interrupts.end_at_once()  # what follows takes a second or two, and outcome.py is not there yet
-
-import shlex
-import tempfile
-from dataclasses import replace
-from pathlib import Path
-
-import hydra
-import torch
-import torch.distributed as dist
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
-
 import parallelizer as pz
-from parallelizer import launch
-from parallelizer.across_nodes import across_nodes, nodes_of
-from parallelizer.compose import running_origins, searched_first
-from parallelizer.config import config_folder
-from parallelizer.diagnostics import Diagnostic, PlanError, Span, has_errors
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.show import dry_run
-from parallelizer.show import plan as show_plan
-from recipes import outcome, run_name, slurm_jobs, slurm_launcher
-from recipes.data.tokenizer import save_tokenizer
-from recipes.forecast import look_ahead
-from recipes.loop import train
-from recipes.own_configs import own_folders
-from recipes.prepare import Job, prepare
-from recipes.result import Result
-from recipes.settings import Settings
-from recipes.summary import summary
-
-run_name.register()
-slurm_launcher.register()
+from parallelizer import training
 
 
-def run(config: DictConfig, folder: Path | None, outside: launch.OutsideRanks | None) -> None:
-    """One job: check it, show its plan, train, and say how it went. Raises PlanError and LaunchError."""
-    leads = folder is not None
-    job = prepare(config, running_origins(), folder)
-    mesh, device, settings = job.setup.mesh, job.setup.device, job.settings
-    if config.dry_run:
-        if folder is not None:
-            outcome.discard(folder)
-            _dry_run(job)
-        return
-    _check_world(job.setup, settings, outside)
-    if leads:
-        forecast, findings = look_ahead(job.setup, job.program, settings)
-        job = replace(job, forecast=forecast)
-        found = (*job.program.diagnostics, *_crossing(job.setup, outside), *findings)
-        if has_errors(found):
-            raise PlanError(found)
-        show_diagnostics.write(found, sys.stderr)
-        show_plan.write(job.program, job.setup.build_model(), sys.stdout)
-        sys.stdout.flush()
-    if outside is not None:
-        result = launch.join(
-            _joined,
-            (job,),
-            device=device,
-            collective_timeout=settings.collective_timeout,
-            stuck_after=settings.stuck_after,
-        )
-    else:
-        result = launch.start(
-            train,
-            (job,),
-            ranks=mesh.world_size,
-            device=device,
-            log_dir=folder,
-            start_timeout=settings.start_timeout,
-            collective_timeout=settings.collective_timeout,
-            # Without checkpoints there is nothing to go on from.
-            max_restarts=settings.max_restarts if settings.checkpoint_every else 0,
-            stuck_after=settings.stuck_after,
-            graceful=settings.stop_grace,
-        )[0]
-    if folder is not None:
-        outcome.tidy(folder)
-        summary(result, folder)
-        if config.train.save is not None and not result.stopped:
-            save_tokenizer(job.position.options.get("tokenizer"), Path(config.train.save))
-            before = "" if settings.save is not None else ", by the run that ended before"
-            print(f"model saved in {config.train.save}{before}")
-    if result.stopped:
-        sys.exit(settings.requeue_code)
+def train(job: training.Job) -> training.Result:
+    """The training of one rank, in an initialised process group; rank 0's result is printed at the end.
 
-
-def _crossing(setup: pz.Setup, outside: launch.OutsideRanks | None) -> tuple[Diagnostic, ...]:
-    """Whether ranks of tp lie on several nodes, as torchrun or Slurm has dealt them out."""
-    if outside is None:
-        return ()
-    nodes = outside.nodes or nodes_of(setup.mesh, setup.hardware)
-    return across_nodes(setup.mesh, nodes, setup.hardware)
-
-
-def _dry_run(job: Job) -> None:
-    """What `parallelizer plan` prints. Raises PlanError when the step cannot run."""
-    setup, program, model = job.setup, job.program, job.setup.build_model()
-    step, found = dry_run.trace_step(setup, program, model)
-    if has_errors(found):
-        raise PlanError(found)
-    dry_run.write(setup, program, model, step, found)
-
-
-def _joined(job: Job) -> Result:
-    """As one of ranks that others started: rank 0 has chosen the output folder, and looked whether the model is saved
-    there already; the others learn of it.
+    A run that is asked to stop (SIGTERM, SIGUSR1) ends early, behind a checkpoint.
     """
-    chosen = [str(job.folder), job.settings.save]
-    dist.broadcast_object_list(chosen, src=0)
-    folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
-    with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
-        return train(replace(job, folder=folder, settings=settings))
+    setup, settings = job.setup, job.settings
 
+    # The model on the meta device, made parallel in place by the compiled plan.
+    mesh = pz.build_mesh(setup.mesh, setup.device)
+    pz.seed_ranks(mesh, settings.seed)
+    model = setup.build_model()
+    whole = setup.whole_model(model)  # for a model whose values only its constructor can make, else None
+    pz.apply(job.program, model, mesh)
 
-def _check_world(setup: pz.Setup, settings: Settings, outside: launch.OutsideRanks | None) -> None:
-    """Whether there are, or can be had, as many ranks as the mesh wants."""
-    world = setup.mesh.world_size
-    if outside is None:
-        command = shlex.join(["-m", "recipes.train", *sys.argv[1:]])
-        launch.check_ranks(world, setup.device, max_cpu_ranks=settings.max_cpu_ranks, command=command)
-        return
-    if outside.world_size != world:
-        message = (
-            f"the mesh has {world} ranks ({setup.mesh}), {outside.launcher} started {outside.world_size}"
-        )
-        span = setup.origins.span("parallel.mesh") or Span("<configuration>")
-        help = f"start {world} ranks, or choose a mesh of {outside.world_size}"
-        raise PlanError([Diagnostic("world-size", message, span, help)])
-    if setup.device == "cuda" and not torch.cuda.is_available():
-        message = f"rank {outside.rank} was started where there is no GPU"
-        raise launch.LaunchError(message, "let CPU processes stand in for GPUs: device=cpu")
+    # Its parameters: from this run's newest checkpoint, from pretrained weights, or drawn from the seed.
+    checkpoints = job.checkpoints(mesh)
+    found = checkpoints.find()
+    if found is None and job.weights is not None:
+        pz.load_pretrained(model, job.weights, device=job.device)
+    else:
+        resumes = found is not None
+        pz.materialize(model, device=job.device, seed=settings.seed, whole=whole, skip_saved=resumes)
+    loss = setup.loss()
+    optimizer = setup.build_optimizer(model)
+    done, samples = checkpoints.load(found, model, optimizer) if found is not None else (0, 0)
 
-
-@hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="train")
-def task(config: DictConfig) -> None:
-    """What Hydra calls, once for each job of a sweep."""
-    now, outside = HydraConfig.get(), launch.outside_ranks()
-    folder = Path(now.runtime.output_dir) if outside is None or outside.rank == 0 else None
-    with outcome.job_reported(folder, sweep=now.mode == RunMode.MULTIRUN):
-        run(config, folder, outside)
-
-
-def main() -> None:
-    """Hydra's command line, for one process of a job."""
-    # Ranks are forked from this process: an OpenMP region here would hang children that use two threads.
-    torch.set_num_threads(1)
-    with outcome.command_reported(), searched_first(own_folders(sys.argv)):
-        outside = launch.outside_ranks()
-        sys.argv += slurm_jobs.more_words(sys.argv)
-        if outside is not None and slurm_jobs.MANY & set(sys.argv):
-            raise launch.LaunchError(
-                f"{outside.launcher} has started the ranks of one job, and -m asks for several",
-                "start each job by itself",
+    batches = job.batches(mesh)
+    guards = job.guards(model, optimizer, loss)
+    stopped = 0
+    # `asked` notes SIGTERM and SIGUSR1; `report` writes metrics.jsonl and the trackers, and shows the run.
+    with training.stop_requests() as asked, job.reporting(mesh, checkpoints, done) as report:
+        for step in range(done + 1, settings.steps + 1):
+            report.begin(step)
+            learning_rate = training.learning_rate(
+                step - 1,
+                peak=settings.lr,
+                warmup=settings.warmup,
+                total=settings.steps,
+                final_ratio=settings.final_ratio,
             )
-        if outside is not None and outside.rank > 0:
-            # Only rank 0 makes an output folder: to Hydra we name one that is there, where it leaves nothing.
-            sys.argv += [f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null"]
-            sys.argv += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        try:
-            task()
-        except SystemExit as end:
-            if outside is None:
-                raise
-            launch.leave(outcome.status_of(end))
-        if outside is not None:
-            launch.leave()
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            parts = batches.training(samples)  # this rank's rows and tokens, in `train.accumulate` parts
+            with report.step(model, optimizer, parts):
+                taken = pz.train_step(model, parts, loss, optimizer, setup.clip, skip_nonfinite=True)
+            samples += setup.workload.batch_size
+            measured = report.measured(taken, learning_rate)
+
+            # Raises at a step that is not finite, and where ranks have drifted apart. A signal that one rank was
+            # sent comes back on all of them, so that they stop behind the same step.
+            stopped = guards.after(step, taken, parts, samples=samples, stop=asked.signal)
+            if step == settings.steps or (settings.eval_every and step % settings.eval_every == 0):
+                report.doing("evaluation")
+                measured["validation_loss"] = pz.evaluate(model, batches.validation(), loss).item()
+            report.tell(measured)
+            if stopped or checkpoints.is_due(step):
+                report.doing("checkpoint")
+                guards.before_saving(step)
+                checkpoints.save(step, samples, model, optimizer, wait=bool(stopped))
+            if stopped:
+                break
+        report.ended(stopped)
+
+    if not stopped:
+        pz.restore_buffers(model)  # those that the plan has split are whole again
+        if report.validation_loss is None:  # no step was left to train
+            report.validation_loss = pz.evaluate(model, batches.validation(), loss).item()
+        if settings.save is not None:
+            pz.save_pretrained(model, settings.save)
+            job.note_saved()
+    return report.result()
 
 
 if __name__ == "__main__":
-    interrupts.raise_again()
-    main()
+    training.run(train)

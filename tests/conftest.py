@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import torch
 import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
 from hypothesis import settings
 
-from tests.rotation import TURN, TURNS, VARIABLE
-
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
+
+# Tables are as wide as what they are written to; a runner that starts workers may have set a width for them.
+os.environ.pop("COLUMNS", None)
 
 # What an example does is bounded by its test; how long it takes is up to the machine, which is shared.
 settings.register_profile("parallelizer", deadline=None)
@@ -24,10 +26,3 @@ def pytest_collection_finish() -> None:
     """What has been imported and collected stays to the end: nobody looks for garbage in it, here or in a fork."""
     gc.freeze()
     gc.enable()
-
-
-def pytest_report_collectionfinish() -> str:
-    """Which part of the matrices runs today; unlike a header it is also shown by `-q`."""
-    return (
-        f"matrices that rotate: turn {TURN} of {TURNS}, {VARIABLE}={TURN} repeats it, -m '' runs them whole"
-    )

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.plan import Mesh
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import Mesh
 from tests.parity import plan, style_defaults
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from parallelizer.diagnostics import Diagnostic, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 
 _MARK = re.compile(r"#( *)([\^<]+) ([a-z-]+):(?: (.*?))?(?: \| (.*))?")
 _ELSEWHERE = re.compile(r"#@ (\S+):(\d+):(\d+) ([a-z-]+):(?: (.*?))?(?: \| (.*))?")

@@ -23,10 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
-from parallelizer.state import state_of
-from parallelizer.vocabulary import plain
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.runtime.state import state_of
+from parallelizer.styles.sharded_logits import plain
 from tests.ranks import run_ranks
 
 SEED = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from parallelizer import launch
+from parallelizer.runtime.launch import launcher as launch
 
 T = TypeVar("T")
 

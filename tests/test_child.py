@@ -16,10 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import phase
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.simulate.trace import trace
-from parallelizer.simulate.world import WorldError, enter_fake_world, in_children
+from parallelizer.child import WorldError, in_children
+from parallelizer.compiler.observe import phase
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.trace import trace
 from tests.simulate.setups import failing, traced
 
 
@@ -99,7 +100,7 @@ def test_what_a_child_prints_goes_to_stderr_and_exit_handlers_do_not_run(tmp_pat
     script = tmp_path / "script.py"
     script.write_text(
         "import atexit, os, sys\n"
-        "from parallelizer.simulate.world import in_children\n"
+        "from parallelizer.child import in_children\n"
         "atexit.register(lambda: print('left', file=sys.stderr))\n"
         "def child():\n"
         "    print('python')\n"
@@ -109,7 +110,7 @@ def test_what_a_child_prints_goes_to_stderr_and_exit_handlers_do_not_run(tmp_pat
         "in_children([(child,)])\n"
         "print('after')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
     )
@@ -203,3 +204,24 @@ def test_a_model_is_left_as_it_was_though_layers_are_folded(kind: str) -> None:
     with contextlib.nullcontext() if kind == "fine" else pytest.raises(PlanError):
         assert trace(program, model, setup.recipe(), rank=1).folded is not None
     assert facts() == before
+
+
+def test_a_child_computes_alone_whatever_threads_its_parent_has_used(tmp_path: Path) -> None:
+    """An OpenMP region in the parent would hang a child that wants the threads of it."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from parallelizer.child import in_children, in_time\n"
+        "def compute():\n"
+        "    x = torch.randn(1000, 1000, requires_grad=True)\n"
+        "    (x @ x).softmax(1).sum().backward()\n"
+        "    return torch.get_num_threads()\n"
+        "torch.set_num_threads(2)\n"
+        "assert compute() == 2\n"
+        "print(in_children([(compute,)]), in_time(compute, 20), torch.get_num_threads())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert done.stdout == "[1] 1 2\n", done.stderr

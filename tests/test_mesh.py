@@ -10,23 +10,22 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import parallelizer as pz
+from parallelizer.language.plan import AXES, Mesh, folded_name
 from parallelizer.mesh import (
     batch_rank,
     build_mesh,
     data_groups,
     describe,
-    folded_name,
     fsdp_mesh,
     rename_axes,
     submesh,
     with_shard_axis,
 )
-from parallelizer.plan import AXES, Mesh
-from parallelizer.state import state_of
+from parallelizer.runtime.state import state_of
+from tests.chosen import SHARE, a_fifth
 from tests.parity import Case, errors, keep_float64, plan, sharded, token_loss, unsharded
 from tests.ranks import run_ranks
-from tests.rotation import TURNS, taking_turns
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 
 def ranks_of(group: dist.ProcessGroup) -> list[int]:
@@ -104,9 +103,9 @@ FOREIGN: list[tuple[str, tuple[int, ...], tuple[str, ...], dict[str, str], tuple
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("part", taking_turns(range(TURNS)))
+@pytest.mark.parametrize("part", a_fifth(range(SHARE)))
 def test_a_foreign_mesh_trains_as_one_of_ours(part: int) -> None:
-    foreign = FOREIGN[part::TURNS]
+    foreign = FOREIGN[part::SHARE]
     case = Case("reference", LLAMA, {}, llama(n_layers=1))
     reference = unsharded(case)
 
@@ -123,7 +122,7 @@ def test_a_foreign_mesh_trains_as_one_of_ours(part: int) -> None:
 
     for found in run_ranks(worker, 4):
         assert {name: error for name, error in found.items() if error > 1e-11} == {}
-        assert len(found) == len(foreign) >= len(FOREIGN) // TURNS >= 2
+        assert len(found) == len(foreign) >= len(FOREIGN) // SHARE >= 2
 
 
 @pytest.mark.ranks

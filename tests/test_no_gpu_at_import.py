@@ -27,7 +27,7 @@ torch.accelerator.current_accelerator = refuse("accelerator.current_accelerator"
 # Every module of ours but the one that stands on Trainer: transformers' asks when it is imported.
 EVERYTHING = """
 import importlib, pkgutil
-import parallelizer, recipes, recipes.slurm_launcher
+import parallelizer, recipes
 for package in (parallelizer, recipes):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.endswith(("__main__", "hugging_face.trainer")):

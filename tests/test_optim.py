@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from torch import nn
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.optim import build_optimizer, learning_rate
 
 ROOT = Path(__file__).parents[1]

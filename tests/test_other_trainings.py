@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh, Plan
+from parallelizer.language.plan import Mesh, Plan
 from tests.parity import (
     VOCAB,
     Case,

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from parallelizer.checks.idle_rules import idle_rules
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError, one_line
-from parallelizer.load import load
-from parallelizer.origins import Origins
+from parallelizer.compiler.checks.idle_rules import idle_rules
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, one_line
+from parallelizer.language.load import load
 from tests import marked
 
 ROOT = Path(__file__).parents[1]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import parallelizer as pz
+from parallelizer import training
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNATURES = Path(__file__).with_name("public_signatures.txt")
@@ -25,6 +26,24 @@ NAMES = {
     "redistribute", "rename_axes", "restore_buffers", "save_checkpoint", "save_pretrained", "seed_ranks", "shard_batch",
     "shard_buffers", "style", "train_step", "unshard", "validate", "verify", "whole_state_dict",
 }  # fmt: skip
+
+TRAINING = {
+    "Baseline", "Batches", "Guards", "Job", "Reporting", "Result", "RunCheckpoints", "Sampler", "Sampling", "SamplingJob",
+    "Settings", "Source", "TRACKERS", "TextLogits", "TextStream", "Tracker", "fingerprint", "learning_rate", "read_document",
+    "run", "run_sampling", "stop_requests",
+}  # fmt: skip
+"""The names of `parallelizer.training`, which recipes use."""
+
+MADE = {
+    "Batches": ("training", "validation"),
+    "Guards": ("after", "before_saving"),
+    "Reporting": ("begin", "doing", "ended", "measured", "result", "step", "tell", "validation_loss"),
+    "RunCheckpoints": ("find", "is_due", "load", "save"),
+    "Sampler": ("draw",),
+    "TextLogits": ("logits",),
+    "TextStream": ("end", "show"),
+}
+"""Classes of `parallelizer.training` whose objects a job makes, and what recipes call of them: that alone is public."""
 
 BESIDE = {
     "parallelizer.hugging_face.trainer": ("ParallelTrainer",),
@@ -40,6 +59,9 @@ def public() -> Iterator[tuple[str, object]]:
     for name in sorted(NAMES):
         where = pz._WHERE[name]
         yield f"parallelizer.{name}", getattr(importlib.import_module(f"parallelizer.{where}"), name)
+    for name in sorted(TRAINING):
+        where = training._WHERE[name]
+        yield f"parallelizer.training.{name}", getattr(importlib.import_module(f"parallelizer.{where}"), name)
     for module, names in BESIDE.items():
         for name in names:
             yield f"{module}.{name}", getattr(importlib.import_module(module), name)
@@ -48,6 +70,11 @@ def public() -> Iterator[tuple[str, object]]:
 def lines() -> Iterator[str]:
     """A line for each function, and for each class one for what it is called with and each public method."""
     for name, thing in public():
+        made = MADE.get(name.removeprefix("parallelizer.training."))
+        if made is not None:
+            yield name
+            yield from (f"    .{m}{_signature(getattr(thing, m)) if hasattr(thing, m) else ''}" for m in made)
+            continue
         yield f"{name}{_signature(thing)}"
         if not inspect.isclass(thing):
             continue
@@ -72,6 +99,8 @@ def _signature(thing: object) -> str:
 def test_the_public_names_are_these() -> None:
     assert set(pz.__all__) == NAMES
     assert len(pz.__all__) == len(NAMES)
+    assert set(training.__all__) == TRAINING
+    assert len(training.__all__) == len(TRAINING)
 
 
 def test_every_public_name_is_there_and_documented() -> None:
@@ -79,14 +108,17 @@ def test_every_public_name_is_there_and_documented() -> None:
         assert (inspect.getdoc(thing) or "").strip(), name
     for name in NAMES:
         assert getattr(pz, name) is not None
+    for name in TRAINING:
+        assert getattr(training, name) is not None
 
 
 def test_no_name_is_hidden_by_a_module() -> None:
     """`import parallelizer.x` puts the module in the place of a function called x."""
     for name in NAMES:
         is_module = any((ROOT / "parallelizer" / f"{name}{end}").exists() for end in (".py", "/__init__.py"))
-        assert not is_module or name == "verify"  # a package that can be called
-    assert callable(importlib.import_module("parallelizer.verify"))
+        assert not is_module, name
+    for name in TRAINING:
+        assert not list((ROOT / "parallelizer/training").glob(f"{name}*")), name
 
 
 def test_signatures_are_as_they_were() -> None:

@@ -7,7 +7,7 @@ import re
 import yaml
 
 import parallelizer as pz
-from parallelizer.cli import _parser
+from parallelizer.commands.main import _parser
 from tests.recipes.runs import ROOT
 from tests.test_public_names import BESIDE
 
@@ -54,7 +54,7 @@ def test_every_shipped_plan_says_its_version() -> None:
 
 
 def test_the_oldest_and_newest_versions_are_those_of_the_project() -> None:
-    from parallelizer.doctor import OLDEST
+    from parallelizer.commands.doctor.command import OLDEST
 
     project = (ROOT / "pyproject.toml").read_text()
     oldest = ".".join(map(str, OLDEST))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.testing import assert_equivalent
-from tests.verify.subjects import MLP_PLAN, Mlp, plan, token_batch, token_loss
+from tests.proof.subjects import MLP_PLAN, Mlp, plan, token_batch, token_loss
 
 PLAN = plan(MLP_PLAN)
 

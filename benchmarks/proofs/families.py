@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch
-
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.verify import matrix
-from parallelizer.verify.cells import Cell, Row
-from parallelizer.verify.matrix import Known, prove_cell
+from benchmarks.proofs import matrix
+from benchmarks.proofs.cells import Cell, Row
+from benchmarks.proofs.matrix import Known, prove_cell
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.package_folder import config_folder
 
 MARKER = "families"
 """The place of a page that the table is written to."""
@@ -61,9 +60,8 @@ def _layouts_of(model: str) -> tuple[str, ...]:
 
 def run(*, as_json: bool = False, page: str | None = None) -> int:
     """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
-    from parallelizer.show import matrix as show
+    from benchmarks.proofs import show
 
-    torch.set_num_threads(1)
     if page is not None:
         matrix.check_page(page, MARKER)
     cells, known = list[Cell](), Known()

@@ -9,20 +9,21 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
-from parallelizer.compose import compose_config
-from parallelizer.config import Setup, config_folder, from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.launch import LaunchError
-from parallelizer.plan import BATCH_AXES
-from parallelizer.show.diagnostics import width_of_terminal
-from parallelizer.show.markdown import around, replace_between
-from parallelizer.simulate.world import WorldError
-from parallelizer.verify.cells import Cell, Row
-from parallelizer.verify.prove import prove
-from parallelizer.verify.tiny import shrink, small_mesh
+from benchmarks.proofs.cells import Cell, Row
+from benchmarks.proofs.markdown import around, replace_between
+from parallelizer.child import WorldError
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.diagnostics.render import width_of_terminal
+from parallelizer.language.plan import BATCH_AXES
+from parallelizer.proof.prove import prove
+from parallelizer.proof.tiny import shrink, small_mesh
+from parallelizer.runtime.launch.failures import LaunchError
 
 MARKER, FULL_MARKER = "matrix", "full-matrix"
 """The places of a page that the tables are written to."""
@@ -148,9 +149,8 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is
     proven.
     """
-    from parallelizer.show import matrix as show
+    from benchmarks.proofs import show
 
-    torch.set_num_threads(1)
     marker = FULL_MARKER if full_mesh else MARKER
     if page is not None:
         check_page(page, marker)
@@ -167,7 +167,7 @@ def report(
     cells: list[Cell], across: list[str], counted: str, marker: str, *, as_json: bool, page: str | None
 ) -> int:
     """Print a matrix, and write it into a page where one is named. 0 when every cell is proven."""
-    from parallelizer.show import matrix as show
+    from benchmarks.proofs import show
 
     text = f"{counted}\n\n{show.markdown(cells, across)}"
     if page is not None:
@@ -196,6 +196,6 @@ def check_page(page: str, marker: str) -> None:
 
 def progress(cell: Cell, count: str) -> None:
     """Tell of a cell that is done, on stderr."""
-    from parallelizer.show.matrix import in_a_word
+    from benchmarks.proofs.show import in_a_word
 
     print(f"[{count}] {cell.row.name} on {cell.preset}: {in_a_word(cell)}", file=sys.stderr, flush=True)

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from parallelizer.show.markdown import table
-from parallelizer.verify.cells import Cell, Row
+from benchmarks.proofs.cells import Cell, Row
+from benchmarks.proofs.markdown import table
 
 
 def summary(cells: Sequence[Cell]) -> str:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Findings, PlanError, Span, has_errors
-from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Span, has_errors
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelizer.hugging_face.proposal import Proposal
-    from parallelizer.plan import Plan
-    from parallelizer.setup import Setup
+    from parallelizer.configuration.setup import Setup
+    from parallelizer.language.plan import Plan
+    from parallelizer.propose.from_transformers.proposal import Proposal
 
 FILE = "<imported>"
 SIZES = ("not-divisible", "heads-not-divisible", "sequence-not-divisible", "batch-not-divisible")
@@ -36,12 +36,9 @@ class Imported:
 
 def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
     """Print the plan, or what differs; the exit status. `setup` reads the configuration, without a plan."""
-    import torch
+    from parallelizer.language.load import load_plan
+    from parallelizer.propose.from_transformers.changes import changes
 
-    from parallelizer.hugging_face.changes import changes
-    from parallelizer.load import load_plan
-
-    torch.set_num_threads(1)  # a step is followed in a forked child
     try:
         written = load_plan(arguments.check) if arguments.check else None
         read = setup()
@@ -69,8 +66,8 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     A step is followed on tp=2 to find parameters that no entry names and whose gradients differ from rank to rank; their
     rules sum them. Raises PlanError for a model without a `tp_plan`, and for entries that cannot be expressed.
     """
-    from parallelizer.calls import observe
-    from parallelizer.hugging_face.proposal import propose
+    from parallelizer.compiler.observe.module_calls import observe
+    from parallelizer.propose.from_transformers.proposal import propose
 
     calls = observe(model, setup.workload)
     called = None if calls is None else calls.by_module
@@ -85,7 +82,7 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
 
 
 def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:
-    from parallelizer.hugging_face.write_plan import plan_text
+    from parallelizer.propose.from_transformers.write_plan import plan_text
 
     header = [
         f"{type(model).__name__} by the tp_plan of transformers {_version()}, the residual stream whole on every rank of tp."
@@ -101,9 +98,9 @@ def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:
 
 def parsed(text: str) -> Plan:
     """The plan that a text is. Raises PlanError."""
-    from parallelizer.parse import parse_plan
-    from parallelizer.plan import Plan
-    from parallelizer.source import MappingNode, read
+    from parallelizer.language.parse_plan import parse_plan
+    from parallelizer.language.plan import Plan
+    from parallelizer.language.yaml_nodes import MappingNode, read
 
     findings, node = Findings(), read(text, FILE)
     written = node if isinstance(node, MappingNode) else MappingNode((), Span(FILE))
@@ -114,24 +111,25 @@ def parsed(text: str) -> Plan:
 
 
 def follow(setup: Setup, model: nn.Module, plan: Plan) -> tuple[frozenset[str], tuple[Diagnostic, ...]]:
-    """The parameters whose gradients nothing sums, though they differ over tp, and what else a followed step finds."""
-    from parallelizer.checks.layout_flow import layout_flow
-    from parallelizer.compiler import compile as compile_plan
-    from parallelizer.plan import Mesh
-    from parallelizer.simulate.flow import follow as follow_step
-    from parallelizer.simulate.flow import runs_alone
-    from parallelizer.simulate.world import in_children
+    """The parameters whose gradients nothing sums on tp=2, though they differ over it, and all that is found of the plan
+    there.
+    """
+    from parallelizer.compiler.compile import compile as compile_plan
+    from parallelizer.configuration.validate import validated
+    from parallelizer.language.plan import Mesh
+    from parallelizer.simulate.checks.varying_gradient import unreduced
 
     try:
         program = compile_plan(plan, model, Mesh({"tp": 2}), workload=setup.workload)
     except PlanError as error:
         serious = [d for d in error.diagnostics if d.code not in SIZES]
         return frozenset(), tuple(serious)
-    given = program, model, setup.workload, setup.loss()
-    (flow,) = in_children([(follow_step, *given)])
-    names = frozenset(name for one in flow.unreduced for name in flow.paths(one.parameter))
-    alone = flow.failure is None or in_children([(runs_alone, *given)])[0]
-    return names, layout_flow(program, model, flow, runs_alone=alone)
+    validation = validated(setup, program, model)
+    flow = validation.flow
+    if flow is None:
+        return frozenset(), validation.found
+    names = frozenset(name for one in unreduced(flow) for name in flow.paths(one.parameter))
+    return names, validation.found
 
 
 def _command(arguments: argparse.Namespace) -> str:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelizer.propose.facts import Facts
-    from parallelizer.propose.positions import Carriers
-    from parallelizer.propose.rules import Choice
-    from parallelizer.setup import Setup
-    from parallelizer.workload import Workload
+    from parallelizer.configuration.setup import Setup
+    from parallelizer.language.workload import Workload
+    from parallelizer.propose.from_forward.facts import Facts
+    from parallelizer.propose.from_forward.positions import Carriers
+    from parallelizer.propose.from_forward.rules import Choice
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -34,7 +34,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, setup_of: Callable[[list[str]], Setup]) -> int:
     """Propose a plan for the configured model, and write it. `setup_of` reads the configuration with some overrides."""
-    from parallelizer.show import diagnostics as show_diagnostics
+    from parallelizer.diagnostics import render as show_diagnostics
 
     try:
         _check_target(arguments.output, arguments.force)
@@ -51,14 +51,11 @@ def run(arguments: argparse.Namespace, setup_of: Callable[[list[str]], Setup]) -
 
 def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> str:
     """The text of the plan. Raises PlanError when the model cannot be built."""
-    import torch
+    from parallelizer.propose.from_forward import retreat
+    from parallelizer.propose.from_forward.rules import Choice, units
+    from parallelizer.propose.from_forward.trial import Trials
+    from parallelizer.propose.plan_text import WIDTH, plan_text
 
-    from parallelizer.propose import retreat
-    from parallelizer.propose.rules import Choice, units
-    from parallelizer.propose.trial import Trials
-    from parallelizer.propose.write import WIDTH, plan_text
-
-    torch.set_num_threads(1)  # everything is tried in forked children
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text('rules: {"": fsdp}\n')
@@ -114,7 +111,7 @@ def _title(model: nn.Module, overrides: Sequence[str], width: int) -> str:
 
 def _left(facts: Facts, choice: Choice) -> list[str]:
     """Sentences on modules that stay whole because of what the forward does with them."""
-    from parallelizer.propose.rules import unsplit
+    from parallelizer.propose.from_forward.rules import unsplit
 
     whole: dict[str, list[str]] = {}
     if not choice.units:
@@ -129,11 +126,11 @@ def _left(facts: Facts, choice: Choice) -> list[str]:
 
 def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
     """What the model does, and what of it carries the sequence, from children; why nothing is known, if nothing is."""
-    from parallelizer.propose.facts import Facts
-    from parallelizer.propose.positions import Carriers, carriers
-    from parallelizer.propose.roles import blocks
-    from parallelizer.simulate.world import WorldError, in_children
-    from parallelizer.verify.tiny import shrink
+    from parallelizer.child import WorldError, in_children
+    from parallelizer.proof.tiny import shrink
+    from parallelizer.propose.from_forward.facts import Facts
+    from parallelizer.propose.from_forward.positions import Carriers, carriers
+    from parallelizer.propose.from_forward.roles import blocks
 
     small: nn.Module | None
     try:
@@ -153,8 +150,8 @@ def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
 
 
 def _facts(model: nn.Module, workload: Workload, positions: str | None) -> Facts:
-    from parallelizer.propose.observe import watch
-    from parallelizer.propose.roles import roles
+    from parallelizer.propose.from_forward.observe import watch
+    from parallelizer.propose.from_forward.roles import roles
 
     return roles(model, watch(model, workload, positions))
 

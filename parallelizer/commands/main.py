@@ -13,21 +13,21 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from parallelizer import interrupts
-from parallelizer.command_words import Parser, refuse_options
-from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
-from parallelizer.override_mistakes import OverrideSyntaxError, override_span
-from parallelizer.propose import command as init_command
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.torch_import import import_torch
-from parallelizer.verify import command as verify_command
+from parallelizer.commands import init as init_command
+from parallelizer.commands import verify as verify_command
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.unknown_words import Parser, refuse_options
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError, override_span
+from parallelizer.diagnostics import interrupts
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelizer.program import Program
-    from parallelizer.setup import Setup
-    from parallelizer.simulate.trace import Trace
+    from parallelizer.configuration.setup import Setup
+    from parallelizer.simulate.record.trace import Trace
+    from parallelizer.styles.application import Program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +155,7 @@ def _add_new(commands: Any) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from parallelizer import new
+    from parallelizer.commands.new import command as new
 
     if arguments.overrides:
         message = f"new takes one folder, and here stands {arguments.overrides[0]} too"
@@ -171,12 +171,12 @@ def _new(arguments: argparse.Namespace) -> int:
 
 def _validate(arguments: argparse.Namespace) -> int:
     if arguments.quick:
-        from parallelizer import quick
+        from parallelizer.commands import validate_files as quick
 
         return quick.run(arguments, lambda: _setup(arguments))
     import_torch()
-    from parallelizer.asking import validate
-    from parallelizer.show.documents import validate_document
+    from parallelizer.configuration.validate import validate
+    from parallelizer.report.documents import validate_document
 
     setup: Setup | None = None
     try:
@@ -199,15 +199,13 @@ def _validate(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     import_torch()
-    import torch
+    from parallelizer.configuration.validate import validated
+    from parallelizer.report.diff import check_rank
+    from parallelizer.report.documents import plan_document
+    from parallelizer.report.lock import read_lock
+    from parallelizer.report.targets import check_targets
+    from parallelizer.report.text import dry_run
 
-    from parallelizer.show import dry_run
-    from parallelizer.show.diff import check_rank
-    from parallelizer.show.documents import plan_document
-    from parallelizer.show.lock import read_lock
-    from parallelizer.show.targets import check_targets
-
-    torch.set_num_threads(1)  # the trace forks, and an OpenMP region before a fork hangs the child
     if arguments.diff:
         return _diff(arguments)
     try:
@@ -220,9 +218,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         check_rank(arguments.rank, setup.mesh)
     except PlanError as error:
         return _refuse(arguments, error.diagnostics)
-    step, found = dry_run.trace_step(setup, program, model, arguments.rank)
+    validation = validated(setup, program, model, rank=arguments.rank, classes=True)
+    step, found = validation.trace, validation.found
     if arguments.html:
-        from parallelizer.show import html as show_html
+        from parallelizer.report.html import page as show_html
 
         try:
             show_html.write(program, model, step, arguments.html, device=setup.device, hardware=setup.hardware,
@@ -250,7 +249,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _refuse(arguments: argparse.Namespace, found: tuple[Diagnostic, ...]) -> int:
     """Print why there is nothing to show, in the form that was asked for; the exit status."""
-    from parallelizer.show.documents import refusal_document
+    from parallelizer.report.documents import refusal_document
 
     if arguments.json:
         _print_json(refusal_document(found))
@@ -265,8 +264,8 @@ def _lock(
     """Write or compare a lock; what differs, in words. Raises PlanError when there is nothing to lock, or no
     lock.
     """
-    from parallelizer.show import lock
-    from parallelizer.show.figures import figures
+    from parallelizer.report import lock
+    from parallelizer.report.figures import figures
 
     if step is None:
         raise PlanError(
@@ -280,7 +279,7 @@ def _lock(
 
 
 def _say_locked(arguments: argparse.Namespace, found: tuple[Diagnostic, ...], differing: list[str]) -> None:
-    from parallelizer.show import lock
+    from parallelizer.report import lock
 
     if differing:
         print(lock.report(arguments.locked, differing))
@@ -289,7 +288,7 @@ def _say_locked(arguments: argparse.Namespace, found: tuple[Diagnostic, ...], di
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from parallelizer.show import diff
+    from parallelizer.report import diff
 
     names = arguments.diff
     try:
@@ -313,12 +312,9 @@ def _diff(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     import_torch()
-    import torch
+    from parallelizer.compiler.observe.module_calls import observe
+    from parallelizer.report.export.export import export
 
-    from parallelizer.calls import observe
-    from parallelizer.show.export import export
-
-    torch.set_num_threads(1)  # the model is observed in a forked child
     try:
         setup = _setup(arguments)
         model = setup.build_model()
@@ -336,7 +332,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     """A registered code is explained as one; any other word is the path of a module or parameter."""
-    from parallelizer.show import codes
+    from parallelizer.commands.explain import codes
 
     if arguments.word is None or codes.is_code(arguments.word):
         if arguments.json:
@@ -351,10 +347,10 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _explain_path(arguments: argparse.Namespace) -> int:
     import_torch()
-    from parallelizer.explaining import explain
-    from parallelizer.show import codes
-    from parallelizer.show import explain as show_explain
-    from parallelizer.show.diff import check_rank
+    from parallelizer.commands.explain import codes
+    from parallelizer.report.diff import check_rank
+    from parallelizer.report.explanation import explain
+    from parallelizer.report.text import explanation as show_explain
 
     try:
         setup = _setup(arguments)
@@ -381,7 +377,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 def _import_plan(arguments: argparse.Namespace) -> int:
     import_torch()
-    from parallelizer.hugging_face import import_plan
+    from parallelizer.commands import import_plan
 
     return import_plan.run(arguments, lambda: _setup(arguments, planless=True))
 
@@ -392,7 +388,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from parallelizer import doctor
+    from parallelizer.commands.doctor import command as doctor
 
     if arguments.overrides:
         sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
@@ -401,10 +397,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _schema(arguments: argparse.Namespace) -> int:
-    from parallelizer.compose import compose_config
-    from parallelizer.config import import_styles
-    from parallelizer.show.schema import plan_schema, preset_schema
-    from parallelizer.styles.declare import STYLES
+    from parallelizer.configuration.compose import compose_config
+    from parallelizer.configuration.read_setup import import_styles
+    from parallelizer.language.schema.schema import plan_schema, preset_schema
+    from parallelizer.language.styles import STYLES
 
     try:
         composed = compose_config(arguments.overrides, arguments.config_dir, arguments.config_name)
@@ -417,8 +413,8 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _setup(arguments: argparse.Namespace, more: Sequence[str] = (), *, planless: bool = False) -> Setup:
-    from parallelizer.compose import compose_config
-    from parallelizer.config import from_config
+    from parallelizer.configuration.compose import compose_config
+    from parallelizer.configuration.read_setup import from_config
 
     composed = compose_config([*arguments.overrides, *more], arguments.config_dir, arguments.config_name)
     return from_config(*composed, planless=planless)

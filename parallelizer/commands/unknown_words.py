@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from parallelizer.suggest import nearest
+from parallelizer.diagnostics.nearest import nearest
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, PlanError, has_errors, in_order
-from parallelizer.layouts import unknown_layouts, unused_layouts
-from parallelizer.load import config_folder, find_along, load
-from parallelizer.override_mistakes import OverrideSyntaxError, is_path, override_span
-from parallelizer.plan import Option, Plan, StyleDefaults
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.show.documents import validate_document
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError, is_path, override_span
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.layout_names import unknown_layouts, unused_layouts
+from parallelizer.language.load import find_along, load
+from parallelizer.language.plan import Option, Plan, StyleDefaults
+from parallelizer.report.documents import validate_document
 
 if TYPE_CHECKING:
-    from parallelizer.setup import Setup
+    from parallelizer.configuration.setup import Setup
 
 MAX_FILES = 1000
 """The most plan files in one command."""

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 if TYPE_CHECKING:
-    from parallelizer.config import Setup
+    from parallelizer.configuration.setup import Setup
 
 
 MATRICES = ("llama", "families")
@@ -66,16 +66,18 @@ def _seed(text: str) -> int:
 def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
     """Prove what the command line asks for, and print it. `setup` reads the configuration."""
     started = time.perf_counter()
-    from parallelizer.launch import LaunchError
-    from parallelizer.show import proof as show
-    from parallelizer.simulate.world import WorldError
-    from parallelizer.verify.prove import prove
+    from parallelizer.child import WorldError
+    from parallelizer.configuration.validate import validating
+    from parallelizer.proof.prove import check_ranks, prove
+    from parallelizer.proof.tiny import shrink
+    from parallelizer.report.text import proof as show
+    from parallelizer.runtime.launch.failures import LaunchError
 
     if wrong := _misused(arguments):
         sys.stderr.write(f"parallelizer verify: error: {wrong}\n")
         return 2
     if arguments.matrix:
-        from parallelizer.verify import families, matrix
+        from benchmarks.proofs import families, matrix
 
         try:
             if arguments.matrix == "families":
@@ -83,38 +85,38 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
             return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
         except PlanError as error:
             return _refused(error.diagnostics, arguments.json)
+    found: tuple[Diagnostic, ...] = ()
     try:
-        proof = prove(
-            setup(),
-            full_mesh=arguments.full_mesh,
-            seed=arguments.seed,
-            force=arguments.force,
-            dtype=arguments.dtype,
-        )
+        asked = setup()
+        check_ranks(shrink(asked, full_mesh=arguments.full_mesh)[0].mesh)
+        model = asked.build_model()
+        program = asked.compile(model, force=arguments.force)
+        with validating(asked, program, model) as validation:
+            try:
+                proof = prove(
+                    asked,
+                    program=program,
+                    full_mesh=arguments.full_mesh,
+                    seed=arguments.seed,
+                    force=arguments.force,
+                    dtype=arguments.dtype,
+                )
+            finally:
+                found = validation().found
     except PlanError as error:
-        return _refused(error.diagnostics, arguments.json)
+        return _refused((*found, *error.diagnostics), arguments.json)
     except LaunchError as error:
-        return _refused(
-            (
-                Diagnostic(
-                    "rank-failed",
-                    _line(error.message),
-                    None,
-                    error.help or "ranks failed under the plan, so that nothing could be compared",
-                ),
-            ),
-            arguments.json,
-        )
+        why = error.help or "ranks failed under the plan, so that nothing could be compared"
+        failed = Diagnostic("rank-failed", _line(error.message), None, why)
+        return _refused((*found, failed), arguments.json)
     except WorldError as error:
-        return _refused(
-            (Diagnostic("model-failed", f"the unsharded run failed: {_line(str(error), last=True)}"),),
-            arguments.json,
-        )
+        said = f"the unsharded run failed: {_line(str(error), last=True)}"
+        return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
     if arguments.json:
-        json.dump(show.verify_document(proof, proof.diagnostics), sys.stdout, indent=1)
+        json.dump(show.verify_document(proof, found), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
-        show_diagnostics.write(proof.diagnostics, sys.stderr)
+        show_diagnostics.write(found, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
     return 0 if proof.passed else 1
 
@@ -136,7 +138,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 
 
 def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:
-    from parallelizer.show.proof import verify_document
+    from parallelizer.report.text.proof import verify_document
 
     if as_json:
         json.dump(verify_document(None, found), sys.stdout, indent=1)

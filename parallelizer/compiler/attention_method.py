@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from parallelizer.attention_calls import AttentionCall, is_inside
-from parallelizer.context.choice import Heads, best_degree, cheapest, legal, sent
-from parallelizer.units import size
+from parallelizer.compiler.observe.attention_calls import AttentionCall, is_inside
+from parallelizer.diagnostics.units import size
+from parallelizer.styles.context_parallel.choice import Heads, best_degree, cheapest, legal, sent
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application
+    from parallelizer.styles.application import Application
 
 
 def chosen_methods(

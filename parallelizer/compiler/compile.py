@@ -12,28 +12,15 @@ from dataclasses import replace
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer import checks
-from parallelizer.diagnostics import PlanError, has_errors, in_order
-from parallelizer.matching import match
+from parallelizer.compiler import all_checks as checks
+from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.match import match
+from parallelizer.compiler.resolve import resolve, shard_data
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors, in_order
+from parallelizer.language.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
+from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe
-from parallelizer.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
-from parallelizer.program import Application, Compilation, Program, tensor_placements
-from parallelizer.resolving import resolve, shard_data
-from parallelizer.styles import io, randomness, tensor
-from parallelizer.workload import Workload
-
-__all__ = [
-    "PASSES",
-    "STYLE_FAMILIES",
-    "Application",
-    "Compilation",
-    "Program",
-    "compile",
-    "tensor_placements",
-]
-
-STYLE_FAMILIES = (tensor, io, randomness)
-"""Imported for what they register: the functions behind the declared styles."""
+from parallelizer.styles.application import Program
 
 
 def compile(

@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from parallelizer.diagnostics import Related, Span
-from parallelizer.fold import fold_alternatives
-from parallelizer.glob import outer_braces, parse_glob
-from parallelizer.parse_rule import slot_of
-from parallelizer.plan import Rule, full_name
-from parallelizer.program import Compilation, Slot
-from parallelizer.styles.declare import STYLES
-from parallelizer.suggest import suggest
-from parallelizer.tied_parameters import parameter_names
+from parallelizer.compiler.compilation import Compilation
+from parallelizer.diagnostics.diagnostic import Related, Span
+from parallelizer.language.fold import fold_alternatives
+from parallelizer.language.glob import outer_braces, parse_glob
+from parallelizer.language.parse_rule import slot_of
+from parallelizer.language.plan import Rule, full_name
+from parallelizer.language.styles import STYLES
+from parallelizer.language.suggest import suggest
+from parallelizer.styles.application import Slot
+from parallelizer.styles.tied_parameters import parameter_names
 
 
 def match(state: Compilation) -> None:

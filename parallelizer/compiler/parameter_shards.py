@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from parallelizer.compiler import Application, Program, tensor_placements
-from parallelizer.plan import AXES, REPLICATE, Placement, full_name
+from parallelizer.language.plan import AXES, REPLICATE, Placement, full_name
+from parallelizer.styles.application import Application, Program, tensor_placements
 
 
 @dataclass(frozen=True)

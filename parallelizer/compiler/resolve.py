@@ -12,15 +12,26 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.diagnostics import Diagnostic, Related, Span
-from parallelizer.layouts import unknown_layout
-from parallelizer.mesh import folded_name
-from parallelizer.plan import AXES, SLOTS, Flow, Option, Placement, Rule, StyleDefaults, StyleUse
-from parallelizer.program import Application, Compilation, Slot, tensor_placements
+from parallelizer.compiler.compilation import Compilation
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related, Span
+from parallelizer.language.layout_names import unknown_layout
+from parallelizer.language.plan import (
+    AXES,
+    SLOTS,
+    Flow,
+    Option,
+    Placement,
+    Rule,
+    StyleDefaults,
+    StyleUse,
+    folded_name,
+)
+from parallelizer.language.styles import STYLES
 from parallelizer.styles import fsdp
-from parallelizer.styles.base import FUNCTIONS, Sharding, StyleError, Target
-from parallelizer.styles.declare import STYLES
+from parallelizer.styles.application import Application, Slot, tensor_placements
+from parallelizer.styles.registry import FUNCTIONS
 from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.styles.target import Sharding, StyleError, Target
 
 AXES_OF_SLOT = {"params": TENSOR_AXES, "io": ("cp", *TENSOR_AXES), "attention": ("cp",)}
 """The axes that styles of a slot may stand on."""
@@ -88,7 +99,7 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     act: ParallelStyle | None = None
     axes: tuple[str, ...] = (axis,)
     more: dict[str, Any] = {}
-    if application.slot in ("params", "io"):
+    if application.style in FUNCTIONS:
         options = {**application.options, "style": application.style}
         module = state.modules[application.module]
         result = FUNCTIONS[application.style](

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parallelizer.conversions import Conversion
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Flow, Placement
-from parallelizer.shards import ParameterShard
+from parallelizer.compiler.parameter_shards import ParameterShard
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Flow, Placement
+from parallelizer.styles.conversions import Conversion
 
 SHARDED_LOSS = (
     "`parallelizer.cross_entropy` and `F.cross_entropy` take sharded logits; for any other loss the plan gathers them: "

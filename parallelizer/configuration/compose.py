@@ -18,12 +18,13 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from parallelizer.compose_mistakes import Attempt, explain
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.limits import check_files, check_overrides
-from parallelizer.load import config_folder
-from parallelizer.origins import Origins
-from parallelizer.override_mistakes import OverrideSyntaxError, explain_override
+from parallelizer.configuration import old_paths
+from parallelizer.configuration.compose_mistakes import Attempt, explain
+from parallelizer.configuration.limits import check_files, check_overrides
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError, explain_override
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
 
 
 def compose_config(
@@ -111,6 +112,7 @@ def searched_first(folders: Sequence[str]) -> Iterator[None]:
     """While it lasts, Hydra searches the user's folders before the application's, in this process alone: a plugin that is
     installed would enter every Hydra application on the machine. Raises PlanError where there is no such folder.
     """
+    old_paths.install()
     Plugins.instance().register(_SearchedFirst)
     _SearchedFirst.folders = [_own_folder(folder) for folder in folders]
     try:

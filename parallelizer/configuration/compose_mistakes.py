@@ -11,11 +11,12 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from parallelizer import yaml_mistakes
-from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
-from parallelizer.override_mistakes import RULES, override_span, value_span
-from parallelizer.parse_rule import quoted_rules
-from parallelizer.source import (
+from parallelizer.configuration.override_mistakes import RULES, override_span, value_span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, quoted
+from parallelizer.diagnostics.nearest import did_you_mean, nearest
+from parallelizer.language import yaml_mistakes
+from parallelizer.language.parse_rule import quoted_rules
+from parallelizer.language.yaml_nodes import (
     MappingNode,
     Node,
     Place,
@@ -26,7 +27,6 @@ from parallelizer.source import (
     read_text,
     shown_path,
 )
-from parallelizer.suggest import did_you_mean, nearest
 
 OPEN_MAPS = ("parallel.layouts", "parallel.styles", "model")
 """Where a key may be added with `++`."""

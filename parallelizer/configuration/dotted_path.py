@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from parallelizer.diagnostics import quoted
-from parallelizer.suggest import nearest
+from parallelizer.diagnostics.diagnostic import quoted
+from parallelizer.diagnostics.nearest import nearest
 
 
 def function_at(path: str) -> Callable[..., Any]:

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
-from parallelizer.source import MAX_BYTES, MAX_DEPTH, MAX_NODES, Place, read_text, shown_path
-from parallelizer.yaml_mistakes import Position
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, quoted
+from parallelizer.language.yaml_mistakes import Position
+from parallelizer.language.yaml_nodes import MAX_BYTES, MAX_DEPTH, MAX_NODES, Place, read_text, shown_path
 
 MAX_PRESET_NODES = 1_500
 """The most values in a preset; OmegaConf takes a third of a millisecond for each."""

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from parallelizer.diagnostics import PlanError, Span
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read, read_text, shown_path
+from parallelizer.diagnostics.diagnostic import PlanError, Span
+from parallelizer.language.yaml_nodes import (
+    MappingNode,
+    Node,
+    Scalar,
+    SequenceNode,
+    read,
+    read_text,
+    shown_path,
+)
 
 MAX_DEPTH = 8
 """How many interpolations are followed one after another."""

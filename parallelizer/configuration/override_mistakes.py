@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from parallelizer.diagnostics import Diagnostic, Span, one_line, quoted
-from parallelizer.parse_rule import quoted_rules
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span, one_line, quoted
+from parallelizer.language.parse_rule import quoted_rules
 
 RULES = ("rules", "parallel.rules")
 """Where rules are written on the command line."""

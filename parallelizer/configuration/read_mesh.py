@@ -6,10 +6,10 @@ import math
 import os
 from collections.abc import Mapping
 
-from parallelizer.diagnostics import Related
-from parallelizer.plan import AXES, Mesh
-from parallelizer.reading import Reading
-from parallelizer.suggest import did_you_mean
+from parallelizer.configuration.reading import Reading
+from parallelizer.diagnostics.diagnostic import Related
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.plan import AXES, Mesh
 
 REST = -1
 """The size of an axis that takes what is left."""
@@ -90,7 +90,7 @@ def started_ranks() -> int | None:
     """
     if not {"RANK", "SLURM_PROCID"} & set(os.environ):
         return None
-    from parallelizer.launching.outside import outside_ranks
+    from parallelizer.runtime.launch.outside import outside_ranks
 
     outside = outside_ranks()
     return outside.world_size if outside else None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.diagnostics import quoted
-from parallelizer.reading import Reading, is_whole
+from parallelizer.configuration.reading import Reading, is_whole
+from parallelizer.diagnostics.diagnostic import quoted
 
 if TYPE_CHECKING:
-    from parallelizer.workload import Entry, Workload
+    from parallelizer.language.workload import Entry, Workload
 
 MODEL_HELP = "a model config says _target_ with its arguments, plan, batch and loss"
 INITIALIZE = ("whole", "modules")
@@ -39,7 +39,7 @@ def read_model(reading: Reading) -> dict[str, Any]:
 
 def read_workload(reading: Reading, model: Mapping[str, Any]) -> Workload | None:
     """The batches of a step; None, reported, when a size is missing or wrong."""
-    from parallelizer.workload import Workload
+    from parallelizer.language.workload import Workload
 
     batch = model.get("batch") or {}
     if not isinstance(batch, Mapping):
@@ -60,7 +60,7 @@ _SIZES = ("batch_size", "seq_len", "accumulate")
 
 def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
     """What the model config says of one batch entry; None, reported, when it does not describe a tensor."""
-    from parallelizer.workload import DTYPES, Entry
+    from parallelizer.language.workload import DTYPES, Entry
 
     says = written if isinstance(written, Mapping) else {}
     shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))

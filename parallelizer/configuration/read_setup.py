@@ -9,27 +9,28 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from parallelizer import options
-from parallelizer.compose import running_origins
-from parallelizer.diagnostics import Diagnostic, PlanError, quoted
-from parallelizer.layouts import layouts_in, unused_layouts
-from parallelizer.limits import grown_key
-from parallelizer.load import config_folder, find_along, load
-from parallelizer.located import function_at
-from parallelizer.mesh_sizes import read_mesh
-from parallelizer.model_config import read_model, read_workload
-from parallelizer.origins import Origins
-from parallelizer.parse import parse_layouts
-from parallelizer.parse_rule import parse_rule_item, quoted_rules
-from parallelizer.plan import REDISTRIBUTE, Option, Placement, Plan, Rule, StyleDefaults
-from parallelizer.reading import Reading
-from parallelizer.setup import Setup
-from parallelizer.source import MappingNode, SequenceNode
-from parallelizer.styles.declare import STYLES
-from parallelizer.suggest import did_you_mean
-
-PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute", "max_unsharded")
-"""What a preset may say."""
+from parallelizer.compiler.observe.families import families
+from parallelizer.configuration import old_paths
+from parallelizer.configuration.compose import compose_config, running_origins
+from parallelizer.configuration.dotted_path import function_at
+from parallelizer.configuration.limits import grown_key
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.read_mesh import read_mesh
+from parallelizer.configuration.read_model import read_model, read_workload
+from parallelizer.configuration.reading import Reading
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, quoted
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language import parse_options as options
+from parallelizer.language.layout_names import layouts_in, unused_layouts
+from parallelizer.language.load import find_along, load
+from parallelizer.language.parse_plan import parse_layouts
+from parallelizer.language.parse_rule import parse_rule_item, quoted_rules
+from parallelizer.language.plan import REDISTRIBUTE, Option, Placement, Plan, Rule, StyleDefaults
+from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
+from parallelizer.language.styles import STYLES
+from parallelizer.language.yaml_nodes import MappingNode, SequenceNode
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -42,6 +43,7 @@ def from_config(config: DictConfig, origins: Origins | None = None, *, planless:
     Raises PlanError with every mistake in it, plan files included. What `imports` names and `checks` name is imported; no
     model is built.
     """
+    old_paths.install()
     reading = Reading(config, origins or running_origins())
     _check_size(reading)
     _import(reading)
@@ -80,6 +82,16 @@ def from_config(config: DictConfig, origins: Origins | None = None, *, planless:
         warnings=warnings,
         max_unsharded=share,
     )
+
+
+def from_overrides(
+    overrides: Sequence[str] = (), *, config_dir: str | None = None, config_name: str = "train"
+) -> Setup:
+    """The setup that a command line asks for: `["model=mine", "parallel=tp2"]`, with `--config-dir` as `config_dir`.
+
+    Raises PlanError with everything in it that is wrong.
+    """
+    return from_config(*compose_config(list(overrides), config_dir, config_name))
 
 
 def import_styles(config: DictConfig, origins: Origins) -> None:
@@ -187,23 +199,20 @@ def _plan(reading: Reading) -> Plan | None:
 
 
 def _no_own_plan(reading: Reading) -> bool:
-    """Report why a transformers model has no plan of its own; False for other models."""
-    from parallelizer.hugging_face.architecture import unplanned
-
+    """Report why a model of a family has no plan of its own; False for other models."""
     model = reading.get("model")
-    why = unplanned(model) if isinstance(model, Mapping) else None
+    found = (family.why_no_plan(model) for family in families()) if isinstance(model, Mapping) else ()
+    why = next((w for w in found if w is not None), None)
     if why is not None:
-        code, message, help_text, key = why
-        reading.error(code, message, key, help_text)
+        reading.error(why.code, why.message, why.key, why.help)
     return why is not None
 
 
 def _own_plan(reading: Reading) -> str | None:
-    """The plan of a transformers model whose config names none: that of its architecture."""
-    from parallelizer.hugging_face.architecture import plan_name
-
+    """The plan of a model of a family whose config names none."""
     model = reading.get("model")
-    return plan_name(model) if isinstance(model, Mapping) else None
+    names = (family.plan_name(model) for family in families()) if isinstance(model, Mapping) else ()
+    return next((name for name in names if name is not None), None)
 
 
 def _check_preset(reading: Reading) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from parallelizer.diagnostics import Findings, Span, quoted
-from parallelizer.origins import NOWHERE, Origins
-from parallelizer.source import MappingNode, Scalar
+from parallelizer.configuration.origins import NOWHERE, Origins
+from parallelizer.diagnostics.diagnostic import Findings, Span, quoted
+from parallelizer.language.yaml_nodes import MappingNode, Scalar
 
 
 @dataclass

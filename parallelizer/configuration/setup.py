@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Related, in_order
-from parallelizer.located import function_at
-from parallelizer.origins import Origins
-from parallelizer.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.configuration.dotted_path import function_at
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, in_order
+from parallelizer.diagnostics.package_folder import ROOT
+from parallelizer.language.plan import Mesh, Option, Plan, StyleDefaults
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from parallelizer.compiler import Program
-    from parallelizer.simulate.trace import Recipe
-    from parallelizer.workload import Workload
+    from parallelizer.language.workload import Workload
+    from parallelizer.simulate.record.trace import Recipe
+    from parallelizer.styles.application import Program
 
 MODEL_KEYS = ("plan", "batch", "loss", "tiny", "initialize")
 """The keys of a model config that are ours; the others are `_target_` and its arguments."""
@@ -71,7 +72,7 @@ class Setup:
         """What builds the model with its values, where only its constructor can make them, or `model.initialize` says so;
         None where its modules fill themselves. `model` is what `build_model` gave.
         """
-        from parallelizer.construction import needs_whole
+        from parallelizer.runtime.constructor_values import needs_whole
 
         return (lambda: self._built("cpu")) if needs_whole(model, self.model.get("initialize")) else None
 
@@ -80,7 +81,7 @@ class Setup:
         from hydra.utils import instantiate
         from torch import nn
 
-        from parallelizer.construction import watched
+        from parallelizer.runtime.constructor_values import watched
 
         arguments = {k: v for k, v in self.model.items() if k not in MODEL_KEYS}
         try:
@@ -128,7 +129,7 @@ class Setup:
 
     def recipe(self) -> Recipe:
         """What a dry run of one step needs beside the program."""
-        from parallelizer.simulate.trace import Recipe
+        from parallelizer.simulate.record.trace import Recipe
 
         return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
 
@@ -136,8 +137,8 @@ class Setup:
         """Compile the plan for the model. Raises PlanError; with `force` only where no program can be
         made.
         """
-        from parallelizer.compiler import compile as compile_plan
-        from parallelizer.construction import told
+        from parallelizer.compiler.compile import compile as compile_plan
+        from parallelizer.runtime.constructor_values import told
 
         try:
             program = compile_plan(
@@ -202,7 +203,7 @@ class Setup:
 def _place_in(error: BaseException) -> str:
     """` (file:line)` of somebody's code that an exception came from; nothing where it is none's."""
     ours = (
-        os.path.dirname(__file__),
+        str(ROOT),
         os.path.join("site-packages", "hydra"),
         os.path.join("site-packages", "torch"),
     )

@@ -6,9 +6,14 @@ span, and carries the fix in `help`. Rendering is separate (`render`, `as_json`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+"""What PyYAML takes for the end of a line."""
+
 
 Severity = Literal["error", "warning", "note"]
 

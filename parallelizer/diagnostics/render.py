@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import TextIO
 
-from parallelizer.diagnostics import Diagnostic, Span, counts, in_order
-from parallelizer.yaml_mistakes import LINE_BREAK
+from parallelizer.diagnostics.diagnostic import LINE_BREAK, Diagnostic, Span, counts, in_order
 
 MAX_WIDTH = 120
 MIN_WIDTH = 40

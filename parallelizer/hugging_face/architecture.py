@@ -1,11 +1,17 @@
-"""What a model config says of a transformers architecture, without importing transformers."""
+"""What a model, or a model config, says of its architecture in transformers, without importing transformers."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from parallelizer.compiler.observe.families import NoPlan
+
+if TYPE_CHECKING:
+    from torch import nn
 
 TARGET = "parallelizer.hugging_face.causal_lm"
 
@@ -15,6 +21,12 @@ WRITE = (
     "`python -m parallelizer import-plan model=hf ...` makes one of transformers' own plan, `init` proposes one; then set "
     "plan=<name or path>"
 )
+
+
+def is_model(model: nn.Module) -> bool:
+    """Whether the model is a `transformers.PreTrainedModel`."""
+    transformers = sys.modules.get("transformers.modeling_utils")
+    return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
 
 def plan_name(model: Mapping[str, Any]) -> str | None:
@@ -42,28 +54,28 @@ def model_type(model: Mapping[str, Any]) -> str | None:
     return None if found is None else str(found)
 
 
-def unplanned(model: Mapping[str, Any]) -> tuple[str, str, str, str] | None:
-    """Why a transformers model has no plan of its own: a code, a message, a help line and the key that it is about. None
-    for other models.
-    """
+def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
+    """Why a model config of transformers has no plan of its own; None for other models."""
     if model.get("_target_") != TARGET:
         return None
     kind, name, config = model_type(model), model.get("name"), model.get("config")
     if kind is None and name:
         message = f"which plan {name} takes is not known before its configuration is read"
-        return "plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "plan"
+        return NoPlan("plan-not-found", message, "set plan=<name or path>, as in plan=hf_llama", "plan")
     if kind is None:
         where = "model.config" if isinstance(config, Mapping) else "model"
-        return "model-build", NOTHING, CHOOSE, where
+        return NoPlan("model-build", NOTHING, CHOOSE, where)
     wrong = _unknown(kind)
     if wrong is not None:
-        return "model-build", wrong[0], wrong[1], "model.name" if name else "model.config"
-    return "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
+        return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config")
+    return NoPlan(
+        "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
+    )
 
 
 def _unknown(kind: str) -> tuple[str, str] | None:
     """What is wrong with an architecture that transformers does not have, and what it may be; None where nobody knows."""
-    from parallelizer.suggest import nearest
+    from parallelizer.diagnostics.nearest import nearest
 
     try:
         import transformers

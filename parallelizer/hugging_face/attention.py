@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.context.intercept import whole_rows
+from parallelizer.styles.context_parallel.intercept import whole_rows
 
 Tensor = torch.Tensor
 

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.recognise import is_pretrained
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.transformers_private import fill_own_buffers, plain
-from parallelizer.plan import full_name
-from parallelizer.shares import share
-from parallelizer.state import state_of
+from parallelizer.language.plan import full_name
+from parallelizer.runtime.held_indices import share
+from parallelizer.runtime.state import state_of
+from parallelizer.torch_private import twin
 
 
 @torch.no_grad()
@@ -27,17 +28,17 @@ def compute_buffers(model: nn.Module, loaded: Collection[str]) -> None:
     state = state_of(model)
     divided = {a.module: a.divided for a in state.program if a.divided} if state else {}
     whole: Any = plain(model)
-    models = {path: m for path, m in whole.named_modules() if is_pretrained(m)}
+    models = {path: m for path, m in whole.named_modules() if is_model(m)}
     for path, module in whole.named_modules():
         own = [name for name, _ in module.named_buffers(recurse=False) if full_name(path, name) not in loaded]
         if not own:
             continue
         inside = models[max((p for p in models if _within(path, p)), key=len)]
-        twin = _twin(module, divided.get(path, {}))
-        fill_own_buffers(twin, inside)
+        filled = _twin(module, divided.get(path, {}))
+        fill_own_buffers(filled, inside)
         for name in own:
-            _check_filled(twin, name, full_name(path, name))
-            _put(module.get_buffer(name), twin.get_buffer(name))
+            _check_filled(filled, name, full_name(path, name))
+            _put(module.get_buffer(name), filled.get_buffer(name))
 
 
 def _within(path: str, outer: str) -> bool:
@@ -45,17 +46,12 @@ def _within(path: str, outer: str) -> bool:
 
 
 def _twin(module: nn.Module, divided: Any) -> nn.Module:
-    twin = type(module).__new__(type(module))
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__.update(divided)
-    twin.__dict__["_parameters"] = {
-        n: None
-        if p is None
-        else nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
-        for n, p in module._parameters.items()
-    }
-    twin.__dict__["_buffers"] = {n: None if b is None else _empty(b) for n, b in module._buffers.items()}
-    return twin
+    def without_memory(p: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)
+
+    made = twin(module, type(module), parameter=without_memory, buffer=_empty)
+    made.__dict__.update(divided)
+    return made
 
 
 def _empty(like: torch.Tensor) -> torch.Tensor:
@@ -63,8 +59,8 @@ def _empty(like: torch.Tensor) -> torch.Tensor:
     return torch.full(like.shape, value, dtype=like.dtype)
 
 
-def _check_filled(twin: nn.Module, name: str, full: str) -> None:
-    buffer = twin.get_buffer(name)
+def _check_filled(module: nn.Module, name: str, full: str) -> None:
+    buffer = module.get_buffer(name)
     if buffer.is_floating_point() and buffer.isnan().any():
         message = f"transformers does not compute the buffer {full}, and the checkpoint has none"
         raise PlanError([Diagnostic("weights-missing", message, None, "save it with the model")])

@@ -15,8 +15,8 @@ from urllib.request import getproxies
 
 from torch import nn
 
+from parallelizer.diagnostics.nearest import nearest
 from parallelizer.hugging_face.architecture import NOTHING
-from parallelizer.suggest import nearest
 
 IMPLEMENTATION = "parallelizer"
 """The name under which our attention and masks are registered with transformers."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.hugging_face import layout
-from parallelizer.hugging_face.recognise import is_pretrained
+from parallelizer.hugging_face.architecture import is_model
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.styles.application import Application
 
 POSITIONS, MASK = "position_ids", "attention_mask"
 
 
 def pretrained(state: Compilation) -> Iterator[Diagnostic]:
     """Attention that knows the sequence's order, positions of the whole sequence, masks of whole columns."""
-    if not is_pretrained(state.model):
+    if not is_model(state.model):
         return
     context, stream = _cuts(state)
     yield from _implementation(state, context, stream)
@@ -30,14 +31,14 @@ def pretrained(state: Compilation) -> Iterator[Diagnostic]:
 
 def lacks_positions(state: Compilation) -> bool:
     """Whether `pretrained` says that positions are missing."""
-    if not is_pretrained(state.model):
+    if not is_model(state.model):
         return False
     return any(_positions(state, *_cuts(state)))
 
 
 def masks_refused(state: Compilation) -> bool:
     """Whether `pretrained` says that the model's masks are made for a part of the sequence: then so are their positions."""
-    return is_pretrained(state.model) and any(_implementation(state, *_cuts(state)))
+    return is_model(state.model) and any(_implementation(state, *_cuts(state)))
 
 
 def _cuts(state: Compilation) -> tuple[Application | None, Application | None]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face.architecture import TARGET
-from parallelizer.origins import Origins
 
 _WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.py", "*.jinja", "README.md", "LICENSE*"]
 """Weights, configurations and what tokenizers consist of; not the same weights in other formats."""

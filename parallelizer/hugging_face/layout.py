@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.build import IMPLEMENTATION, register
 from parallelizer.hugging_face.masks import capped
-from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.styles.sizes import TENSOR_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application
+    from parallelizer.styles.application import Application
 
 PLAIN = "sdpa"
 """transformers' name for the attention that calls scaled_dot_product_attention."""
@@ -59,7 +59,7 @@ def counts_behind(model: nn.Module, path: str) -> bool:
     embedding is the model's own, and not one of several in a module for them.
     """
     around = model.get_submodule(path.rpartition(".")[0])
-    return is_pretrained(around) and takes_positions(model)
+    return is_model(around) and takes_positions(model)
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -69,7 +69,7 @@ def takes_positions(model: nn.Module) -> bool:
 
 def implementation(model: Any) -> str:
     """The attention implementation of the model, or of the first model inside it that has another than ours."""
-    every = [m.config._attn_implementation for m in model.modules() if is_pretrained(m)]
+    every = [m.config._attn_implementation for m in model.modules() if is_model(m)]
     return str(next((name for name in every if name not in (IMPLEMENTATION, PLAIN)), every[0]))
 
 

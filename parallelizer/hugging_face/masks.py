@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.context.sequence import CurrentOrder
+from parallelizer.styles.context_parallel.sequence import CurrentOrder
 
 Tensor = torch.Tensor
 

@@ -25,19 +25,19 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face import transformers_private
-from parallelizer.hugging_face.checkpoint import INDEX, SINGLE, Checkpoint
+from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.placed import Placed, regions, stored
-from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.hugging_face.stored_files import Reader, Writer, described
 from parallelizer.hugging_face.transformers_private import ConversionError
+from parallelizer.hugging_face.weight_folder import INDEX, SINGLE, Checkpoint
 from parallelizer.hugging_face.weights import Pretrained, check_complete, conversion_failed, pretrained_of
-from parallelizer.shares import Share, holders, original_shape, share
-from parallelizer.state import restore_buffers, state_of
-from parallelizer.state_tensors import original_shapes, packings, state_tensors
+from parallelizer.runtime.fail_together import together
+from parallelizer.runtime.held_indices import Share, holders, original_shape, share
+from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.runtime.state_dict import original_shapes, packings, state_tensors
 from parallelizer.styles.packing import Packing
-from parallelizer.together import together
 
 PART = 16 << 20
 """Bytes of a tensor that are sent and written at once: what the writing rank needs beside its own shards."""
@@ -96,7 +96,7 @@ def check_savable(model: nn.Module, folder: str | Path, pretrained: Pretrained |
     """
     target = Path(folder)
     _check_target(target)
-    if not is_pretrained(model):
+    if not is_model(model):
         message = (
             f"{type(model).__name__} is no model of transformers, and has no form that from_pretrained loads"
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 
 BLOCK = 8 << 20
 """Bytes that are read at once where whole rows are read for a part of each; what a rank needs beside its slice."""

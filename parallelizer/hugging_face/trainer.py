@@ -26,17 +26,17 @@ from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
 from transformers import Trainer as TransformersTrainer
 
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.checkpoint.saving import save_checkpoint
-from parallelizer.context.buffers import shard_batch
-from parallelizer.global_mean import mean_loss
-from parallelizer.gradients import clip_grad_norm_
 from parallelizer.hugging_face.saving import save_pretrained
 from parallelizer.losses import IGNORED
 from parallelizer.mesh import batch_rank
-from parallelizer.state import ParallelState, state_of
-from parallelizer.step import forward
-from parallelizer.vocabulary import cross_entropy
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.checkpoint.saving import save_checkpoint
+from parallelizer.runtime.gradients import clip_grad_norm_
+from parallelizer.runtime.mean_loss import mean_loss
+from parallelizer.runtime.state import ParallelState, state_of
+from parallelizer.runtime.step import forward
+from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.sharded_logits import cross_entropy
 
 FOLDER = "parallelizer"
 """Where in a checkpoint of Trainer's the model and the optimizer lie, in this package's own format."""

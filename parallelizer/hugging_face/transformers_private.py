@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from parallelizer.hugging_face.placed import NotPlaced, Placed
+from parallelizer.torch_private import twin
 
 
 class ConversionError(Exception):
@@ -51,10 +52,7 @@ def plain(model: nn.Module) -> Any:
     original = next(
         c for c in type(model).__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
     )
-    twin = original.__new__(original)
-    twin.__dict__.update(model.__dict__)
-    twin.__dict__["_modules"] = {n: None if m is None else plain(m) for n, m in model._modules.items()}
-    return twin
+    return twin(model, original, child=plain)
 
 
 def weight_map(model: Any, checkpoint: Mapping[str, Placed], shapes: dict[str, torch.Size]) -> WeightMap:

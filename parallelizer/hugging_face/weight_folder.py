@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face.stored_files import Entry, StoredFile, read_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

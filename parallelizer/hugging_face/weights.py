@@ -17,20 +17,20 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelizer.diagnostics import Diagnostic, Findings, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Span
 from parallelizer.hugging_face import transformers_private
+from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.buffers import compute_buffers
-from parallelizer.hugging_face.checkpoint import Checkpoint, open_checkpoint
 from parallelizer.hugging_face.placed import Placed, regions, stored
-from parallelizer.hugging_face.recognise import is_pretrained
 from parallelizer.hugging_face.stored_files import Entry, Reader, StoredFile
 from parallelizer.hugging_face.transformers_private import ConversionError, WeightMap
-from parallelizer.initialize import allocate
-from parallelizer.shares import share
-from parallelizer.state_tensors import original_shapes, packings, state_tensors
+from parallelizer.hugging_face.weight_folder import Checkpoint, open_checkpoint
+from parallelizer.runtime.fail_together import together
+from parallelizer.runtime.held_indices import share
+from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.state_dict import original_shapes, packings, state_tensors
 from parallelizer.styles.packing import Packing
-from parallelizer.tied_parameters import parameter_names, tied_names
-from parallelizer.together import together
+from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def look_up(model: nn.Module, folder: str | Path) -> Pretrained:
 
     Raises PlanError with all that is missing, left over, misshapen or of another kind.
     """
-    if not is_pretrained(model):
+    if not is_model(model):
         message = (
             f"{type(model).__name__} is no model of transformers, which pretrained weights are loaded into"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from parallelizer.glob import MAX_ALTERNATIVES, MAX_LENGTH, escape, split_path
+from parallelizer.language.glob import MAX_ALTERNATIVES, MAX_LENGTH, escape, split_path
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]{0,17})", re.DOTALL)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic, Span, quoted
-from parallelizer.plan import Flow, Option, Placement, Plan
-from parallelizer.suggest import did_you_mean, nearest
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span, quoted
+from parallelizer.diagnostics.nearest import did_you_mean, nearest
+from parallelizer.language.plan import Flow, Option, Placement, Plan
 
 
 def layouts_in(value: Any) -> Iterator[Placement]:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, Findings, PlanError, Related, Span, quoted
-from parallelizer.parse import parse_plan
-from parallelizer.plan import Plan
-from parallelizer.source import MappingNode, Node, Scalar, kind, read_file, shown_path
-from parallelizer.suggest import did_you_mean
+from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Related, Span, quoted
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.parse_plan import parse_plan
+from parallelizer.language.plan import Plan
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, kind, read_file, shown_path
 
 MAX_EXTENDS = 8
 
@@ -23,11 +24,6 @@ Find = Callable[[str, Span | None], str]
 
 _Chain = tuple[tuple[str, Span | None], ...]
 """The files that extend one another down to the present one, each with where it was asked for."""
-
-
-def config_folder() -> Path:
-    """The folder of the shipped configuration: `parallelizer.configs`, in a checkout a link to the folder beside it."""
-    return (Path(__file__).resolve().parent / "configs").resolve()
 
 
 def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parallelizer import foreign_words
-from parallelizer.diagnostics import Findings
-from parallelizer.placement import RESERVED, PlacementError, parse_flow, parse_placement
-from parallelizer.plan import AXES, Flow, Placement
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, kind
-from parallelizer.styles.declare import OptionKind
-from parallelizer.suggest import did_you_mean, nearest
+from parallelizer.diagnostics.diagnostic import Findings
+from parallelizer.diagnostics.nearest import did_you_mean, nearest
+from parallelizer.language import foreign_words
+from parallelizer.language.placement import RESERVED, PlacementError, parse_flow, parse_placement
+from parallelizer.language.plan import AXES, Flow, Placement
+from parallelizer.language.styles import OptionKind
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, kind
 
 PLACEMENT_HELP = "a placement is replicate, shard(0), shard(1), ..., partial, or the name of a layout"
 _WORD = re.compile(r"(\w+)\s*(?:[(\[{]\s*([0-9]*)\s*[)\]}])?")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from parallelizer import options
-from parallelizer.diagnostics import Findings, quoted
-from parallelizer.parse_rule import data_only, parse_rules, read_glob
-from parallelizer.placement import RESERVED, is_layout_name
-from parallelizer.plan import Buffer, Placement, Plan
-from parallelizer.source import MappingNode, Node, Scalar, kind
-from parallelizer.suggest import did_you_mean
+from parallelizer.diagnostics.diagnostic import Findings, quoted
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language import parse_options as options
+from parallelizer.language.parse_rule import data_only, parse_rules, read_glob
+from parallelizer.language.placement import RESERVED, is_layout_name
+from parallelizer.language.plan import Buffer, Placement, Plan
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, kind
 
 KEYS = ("version", "extends", "layouts", "rules", "buffers")
 MADE_BUFFERS = ("positions", "document-mask")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from parallelizer import foreign_words, options
-from parallelizer.diagnostics import Findings, PlanError, Related, Span, quoted
-from parallelizer.glob import Glob, GlobError, parse_glob
-from parallelizer.plan import SLOTS, Option, Rule, StyleUse
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, kind, read_inside
-from parallelizer.styles.declare import STYLES
-from parallelizer.suggest import did_you_mean, nearest
+from parallelizer.diagnostics.diagnostic import Findings, PlanError, Related, Span, quoted
+from parallelizer.diagnostics.nearest import did_you_mean, nearest
+from parallelizer.language import foreign_words
+from parallelizer.language import parse_options as options
+from parallelizer.language.glob import Glob, GlobError, parse_glob
+from parallelizer.language.plan import SLOTS, Option, Rule, StyleUse
+from parallelizer.language.styles import STYLES
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, kind, read_inside
 
 MAX_RULES = 1000
 """The most rules in one file; each may expand to thousands of patterns."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Span, quoted
-from parallelizer.plan import PARTIAL, REPLICATE, Flow, Placement, shard
+from parallelizer.diagnostics.diagnostic import Span, quoted
+from parallelizer.language.plan import PARTIAL, REPLICATE, Flow, Placement, shard
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import placement_types

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from parallelizer.diagnostics import Span
-from parallelizer.glob import Glob
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.glob import Glob
+
+FOLDED = "dp_shard+cp"
+"""Name of the axis that parameters are sharded over when both `dp_shard` and `cp` are above 1."""
+
 
 REDISTRIBUTE = ("greedy", "min-cost")
 """How DTensors of several axes move: see `redistribution.py`."""
@@ -210,3 +214,8 @@ class Mesh:
 def full_name(module: str, name: str) -> str:
     """The name from the root of the parameter that is called `name` inside `module`."""
     return f"{module}.{name}" if module else name
+
+
+def folded_name(mesh: Mesh) -> str:
+    """How the axis that FSDP shards over is written: `dp_shard`, `cp` or `dp_shard+cp`."""
+    return "+".join(mesh.fsdp_axes) or "dp_shard"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Span
+from parallelizer.diagnostics.diagnostic import Span
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from parallelizer.diagnostics import Diagnostic, Span, quoted, shortened
+from parallelizer.diagnostics.diagnostic import LINE_BREAK, Diagnostic, Span, quoted, shortened
 
 
 class Position(NamedTuple):
@@ -207,9 +207,6 @@ def _bracketed(text: str) -> str:
 
 
 _WORD_END = re.compile(r":?(\s|[,\]}]|$)")
-
-LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
-"""What PyYAML takes for the end of a line."""
 
 
 @lru_cache(maxsize=2)

@@ -16,9 +16,9 @@ from typing import Any
 
 import yaml
 
-from parallelizer import yaml_mistakes
-from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span, quoted
-from parallelizer.yaml_mistakes import Position
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, Span, quoted
+from parallelizer.language import yaml_mistakes
+from parallelizer.language.yaml_mistakes import Position
 
 MAX_BYTES = 250_000
 MAX_DEPTH = 32

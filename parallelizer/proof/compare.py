@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.plan import Mesh
-from parallelizer.verify.observe import STEPS, Observation
-from parallelizer.verify.rounding import (
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.observe import STEPS, Observation
+from parallelizer.proof.rounding import (
     LIMIT,
     MARGIN,
     least_norm,
@@ -20,7 +20,7 @@ from parallelizer.verify.rounding import (
     relative_error,
     terms_of,
 )
-from parallelizer.verify.slices import batch_index
+from parallelizer.proof.slices import batch_index
 
 
 @dataclass(frozen=True)

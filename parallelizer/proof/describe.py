@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from parallelizer.plan import BATCH_AXES, DATA_AXES, Mesh
+from parallelizer.language.plan import BATCH_AXES, DATA_AXES, Mesh
 
 PROPORTIONAL = 1e-9
 """Relative error below which one tensor is a multiple of another; that of float64 with room for sums in

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallelizer.compiler import Program
-from parallelizer.context.order import Order, static_order
-from parallelizer.plan import Mesh, Rule
-from parallelizer.verify.compare import Difference, Verdict
-from parallelizer.verify.observe import Observation
+from parallelizer.language.plan import Mesh, Rule
+from parallelizer.proof.compare import Difference, Verdict
+from parallelizer.proof.observe import Observation
+from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel.order import Order, static_order
 
 
 @dataclass(frozen=True)

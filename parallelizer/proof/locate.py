@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parallelizer.compiler import Program
-from parallelizer.verify.compare import Verdict
-from parallelizer.verify.divergence import Comparison, Divergence, at_step, found
-from parallelizer.verify.locate_outputs import output_gradients, outputs
-from parallelizer.verify.locate_parameters import buffers, gradients, initial_values, states, updates
-from parallelizer.verify.observe import STEPS, Observation
+from parallelizer.proof.compare import Verdict
+from parallelizer.proof.divergence import Comparison, Divergence, at_step, found
+from parallelizer.proof.locate_outputs import output_gradients, outputs
+from parallelizer.proof.locate_parameters import buffers, gradients, initial_values, states, updates
+from parallelizer.proof.observe import STEPS, Observation
+from parallelizer.styles.application import Program
 
 
 def locate(

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.compiler import Program
-from parallelizer.plan import Mesh
-from parallelizer.styles.packing import Packing
-from parallelizer.verify.describe import axes_of, data_first, describe, ratio
-from parallelizer.verify.divergence import Comparison, Divergence, at_step, between, found, on_ranks
-from parallelizer.verify.rounding import norm_of, relative_error
-from parallelizer.verify.slices import (
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.describe import axes_of, data_first, describe, ratio
+from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
+from parallelizer.proof.rounding import norm_of, relative_error
+from parallelizer.proof.slices import (
     Locals,
     above_one,
     line,
@@ -24,6 +22,8 @@ from parallelizer.verify.slices import (
     slices,
     wrong_ranks,
 )
+from parallelizer.styles.application import Program
+from parallelizer.styles.packing import Packing
 
 
 def outputs(case: Comparison, step: int, phase: str, when: str) -> Iterator[Divergence]:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from parallelizer.plan import DATA_AXES, Mesh
-from parallelizer.verify.compare import unequal
-from parallelizer.verify.describe import axes_of, data_first, describe, factor_words, ratio
-from parallelizer.verify.divergence import Comparison, Divergence, at_step, between, found, on_ranks
-from parallelizer.verify.observe import STEPS
-from parallelizer.verify.rounding import relative_error
-from parallelizer.verify.slices import Locals, above_one, line, separating_axis
+from parallelizer.language.plan import DATA_AXES, Mesh
+from parallelizer.proof.compare import unequal
+from parallelizer.proof.describe import axes_of, data_first, describe, factor_words, ratio
+from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
+from parallelizer.proof.observe import STEPS
+from parallelizer.proof.rounding import relative_error
+from parallelizer.proof.slices import Locals, above_one, line, separating_axis
 
 
 def initial_values(case: Comparison) -> Iterator[Divergence]:

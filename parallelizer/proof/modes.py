@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
 
-from parallelizer.function_mode import FunctionMode
+from parallelizer.compiler.observe.function_mode import FunctionMode
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)

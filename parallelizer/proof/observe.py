@@ -15,19 +15,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.applier import apply
-from parallelizer.compiler import Program
-from parallelizer.context.buffers import shard_batch, unshard
-from parallelizer.context.order import order_of
-from parallelizer.initialize import materialize
+from parallelizer.language.plan import Plan
 from parallelizer.mesh import batch_rank, build_mesh
-from parallelizer.plan import Plan
-from parallelizer.state import restore_buffers
-from parallelizer.step import forward, train_step
-from parallelizer.verify.recording import Tensors, local_part, recording
-from parallelizer.verify.rounding import least_norm, norm_of, terms_of
-from parallelizer.verify.subject import Subject
-from parallelizer.whole_state import whole_tensor
+from parallelizer.proof.recording import Tensors, local_part, recording
+from parallelizer.proof.rounding import least_norm, norm_of, terms_of
+from parallelizer.proof.subject import Subject
+from parallelizer.runtime.apply import apply
+from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.state import restore_buffers
+from parallelizer.runtime.state_dict import whole_tensor
+from parallelizer.runtime.step import forward, train_step
+from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel.buffers import shard_batch, unshard
+from parallelizer.styles.context_parallel.order import order_of
 
 STEPS = 2
 UNCLIPPED = 1e30

@@ -17,21 +17,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer import launch
-from parallelizer.compiler import Program
-from parallelizer.config import Setup
-from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
-from parallelizer.plan import Mesh, Option, StyleDefaults
-from parallelizer.simulate.world import in_children
-from parallelizer.verify.compare import Difference, Verdict, judge, unequal
-from parallelizer.verify.divergence import Divergence, governing_rule
-from parallelizer.verify.locate import locate
-from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention
-from parallelizer.verify.observe import Observation, sharded, unsharded
-from parallelizer.verify.recording import ModuleFailed
-from parallelizer.verify.rounding import nudge_size
-from parallelizer.verify.subject import Subject
-from parallelizer.verify.tiny import SMALL, shrink, subject_of
+from parallelizer.child import in_children
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.language.plan import Mesh, Option, StyleDefaults
+from parallelizer.proof.compare import Difference, Verdict, judge, unequal
+from parallelizer.proof.divergence import Divergence, governing_rule
+from parallelizer.proof.locate import locate
+from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
+from parallelizer.proof.observe import Observation, sharded, unsharded
+from parallelizer.proof.recording import ModuleFailed
+from parallelizer.proof.rounding import nudge_size
+from parallelizer.proof.subject import Subject
+from parallelizer.proof.tiny import SMALL, shrink, subject_of
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.application import Program
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and
@@ -48,7 +48,7 @@ COLLECTIVE_TIMEOUT = 60.0
 
 @dataclass(frozen=True)
 class Proof:
-    """What a proof found. `changes` says how the subject was made small, `diagnostics` are the compiler's,
+    """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
     `divergence` says where a failing run first differs, and `lowered` whether anything computed in `dtype`.
     """
 
@@ -95,6 +95,7 @@ def prove(
     setup: Setup,
     *,
     model: nn.Module | None = None,
+    program: Program | None = None,
     full_mesh: bool = False,
     seed: int = 0,
     force: bool = False,
@@ -103,14 +104,14 @@ def prove(
     seq_len: int | None = None,
 ) -> Proof:
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything. `model` is the
-    real one, where it is built already.
+    real one, where it is built already, and `program` what it was compiled to.
 
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
     `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
-    real = setup.compile(model or setup.build_model(), force=force)
+    real = program or setup.compile(model or setup.build_model(), force=force)
     proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
@@ -123,7 +124,7 @@ def prove_subject(
     dtype: str = "float64",
     references: Sequence[Observation] | None = None,
 ) -> Proof:
-    """As `prove`, for a subject as it is. This process forks, and has one torch thread from now on.
+    """As `prove`, for a subject as it is. This process forks, so it must have no process group.
 
     `references` are those of the same model, batches, seed and dtype, where somebody has them: they know of no
     plan.
@@ -131,7 +132,6 @@ def prove_subject(
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
     rank.
     """
-    torch.set_num_threads(1)
     master = _master(dtype)
     subject = _in_precision(subject, dtype)
     program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from parallelizer.compiled import seen_from_outside
+from parallelizer.styles.compiled_forward import seen_from_outside
 from parallelizer.torch_private import tree_leaves
 
 Tensors = dict[str, torch.Tensor]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.context.order import Order
-from parallelizer.plan import BATCH_AXES, Mesh
+from parallelizer.language.plan import BATCH_AXES, Mesh
+from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.packing import Packing
 
 Locals = Sequence[torch.Tensor | None]

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from parallelizer.compiler import Program
-from parallelizer.compiler import compile as compile_plan
-from parallelizer.initialize import Initializer
-from parallelizer.plan import Mesh, Plan, StyleDefaults
-from parallelizer.step import Loss
-from parallelizer.workload import Workload
+from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.language.plan import Mesh, Plan, StyleDefaults
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.initialize import Initializer
+from parallelizer.runtime.step import Loss
+from parallelizer.styles.application import Program
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.config import Setup
-from parallelizer.plan import BATCH_AXES, Mesh
-from parallelizer.verify.subject import Subject
-from parallelizer.workload import Workload
+from parallelizer.configuration.setup import Setup
+from parallelizer.language.plan import BATCH_AXES, Mesh
+from parallelizer.language.workload import Workload
+from parallelizer.proof.subject import Subject
 
 SMALL = 2
 """What axes above it are shrunk to."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from parallelizer.fold import fold_alternatives, fold_paths
-from parallelizer.glob import parse_glob
-from parallelizer.hugging_face.tp_plan import with_wildcards
+from parallelizer.language.fold import fold_alternatives, fold_paths
+from parallelizer.language.glob import parse_glob
+from parallelizer.propose.from_transformers.tp_plan import with_wildcards
 
 _NAMES = re.compile(r"\{(\w+(?:,\w+)+)\}")
 

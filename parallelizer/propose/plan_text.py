@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from parallelizer.fold import fold_alternatives, fold_paths
-from parallelizer.glob import escape, parse_glob
-from parallelizer.propose.facts import Facts
-from parallelizer.propose.rules import Choice, Line, lines, pattern
+from parallelizer.language.fold import fold_alternatives, fold_paths
+from parallelizer.language.glob import escape, parse_glob
+from parallelizer.propose.from_forward.facts import Facts
+from parallelizer.propose.from_forward.rules import Choice, Line, lines, pattern
 
 WIDTH = 110
 WIDEST = 60  # a key that is longer stands in no column

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parallelizer.simulate.each_class import worst
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.diagnostics.units import size
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.simulate.record.trace_classes import worst
 
 NOT_COUNTED = (
     "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."

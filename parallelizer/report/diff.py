@@ -10,15 +10,16 @@ from typing import Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.plan import Mesh
-from parallelizer.show.figures import Change, Fields, Figures, changes, figures
-from parallelizer.show.lock import number
-from parallelizer.show.tables import Screen, width_of
-from parallelizer.simulate.each_class import trace_classes
-from parallelizer.units import size
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.diagnostics.units import size
+from parallelizer.language.plan import Mesh
+from parallelizer.report.figures import Change, Fields, Figures, changes, figures
+from parallelizer.report.lock import number
+from parallelizer.report.text.tables import Screen, width_of
+from parallelizer.simulate.record.trace_classes import trace_classes
 
 IN_BYTES = ("bytes", "payload", "sent", "peak")
 """Fields whose values are bytes."""

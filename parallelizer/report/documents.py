@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.diagnostics import Diagnostic, has_errors, in_order
+from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelizer.compiler import Program
-    from parallelizer.simulate.trace import Trace
+    from parallelizer.simulate.record.trace import Trace
+    from parallelizer.styles.application import Program
 
 
 def validate_document(diagnostics: Iterable[Diagnostic]) -> dict[str, Any]:
@@ -36,8 +36,8 @@ def plan_document(
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
     trace.
     """
-    from parallelizer.shards import parameter_shards
-    from parallelizer.simulate.ledger import totals
+    from parallelizer.compiler.parameter_shards import parameter_shards
+    from parallelizer.simulate.record.ledger import totals
 
     return {
         "world_size": program.mesh.world_size,

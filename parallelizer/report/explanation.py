@@ -10,27 +10,29 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from parallelizer.attention_calls import (
+from parallelizer.compiler.attention_method import chosen_methods
+from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.match import match
+from parallelizer.compiler.observe.attention_calls import (
     AttentionCall,
     attention_calls,
     projection_of,
     split_projections,
 )
-from parallelizer.attention_choice import chosen_methods
-from parallelizer.conversions import conversions
-from parallelizer.diagnostics import Diagnostic, PlanError, Span, quoted
-from parallelizer.glob import GlobError, escape, parse_glob
-from parallelizer.matching import match
-from parallelizer.parse_rule import slot_of
-from parallelizer.plan import AXES, SLOTS, Option, Rule, StyleDefaults, StyleUse, full_name
-from parallelizer.program import Application, Compilation, Program, Slot
-from parallelizer.resolving import slot_order
-from parallelizer.setup import Setup
-from parallelizer.shards import ParameterShard, parameter_shards
-from parallelizer.styles.declare import STYLES
-from parallelizer.suggest import nearest, suggest
-from parallelizer.tied_parameters import parameter_names
-from parallelizer.wording import flow, layout_names, place, written
+from parallelizer.compiler.parameter_shards import ParameterShard, parameter_shards
+from parallelizer.compiler.resolve import slot_order
+from parallelizer.compiler.wording import flow, layout_names, place, written
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, quoted
+from parallelizer.diagnostics.nearest import nearest
+from parallelizer.language.glob import GlobError, escape, parse_glob
+from parallelizer.language.parse_rule import slot_of
+from parallelizer.language.plan import AXES, SLOTS, Option, Rule, StyleDefaults, StyleUse, full_name
+from parallelizer.language.styles import STYLES
+from parallelizer.language.suggest import suggest
+from parallelizer.styles.application import Application, Program, Slot
+from parallelizer.styles.conversions import conversions
+from parallelizer.styles.tied_parameters import parameter_names
 
 ROOT = "(root)"
 """How the root module is shown, whose path is empty; it is accepted back."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from parallelizer.fold import fold_paths
-from parallelizer.program import Program
-from parallelizer.shards import parameter_shards
-from parallelizer.simulate.ledger import Entry, totals
-from parallelizer.simulate.trace import Trace
-from parallelizer.workload import Workload
+from parallelizer.compiler.parameter_shards import parameter_shards
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.workload import Workload
+from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.styles.application import Program
 
 ROOT = "(root)"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.glob import GlobError, parse_glob
-from parallelizer.show.figures import ROOT, Change, Fields, Figures, Subject, changes, folded
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.glob import GlobError, parse_glob
+from parallelizer.report.figures import ROOT, Change, Fields, Figures, Subject, changes, folded
 
 FIRST_LINE = "# parallelizer lock 1"
 EXPLANATION = (

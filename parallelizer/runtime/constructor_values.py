@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
-from parallelizer.hugging_face.recognise import initializer_of
-from parallelizer.units import size
+from parallelizer.compiler.observe.families import initializer_of
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.units import size
+from parallelizer.language.fold import fold_paths
 
 _OWN = frozenset({"reset_parameters", "_reset_parameters"})
 """Methods in which a module fills what is its own."""

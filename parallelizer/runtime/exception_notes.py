@@ -20,11 +20,11 @@ from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
-from parallelizer.conversions import conversions
-from parallelizer.gone import is_of_another
-from parallelizer.placement import from_torch
-from parallelizer.program import Application, Program
-from parallelizer.wording import SHARDED_LOSS, flow, place
+from parallelizer.compiler.wording import SHARDED_LOSS, flow, place
+from parallelizer.language.placement import from_torch
+from parallelizer.runtime.lost_rank import is_of_another
+from parallelizer.styles.application import Application, Program
+from parallelizer.styles.conversions import conversions
 
 _NODES = 3
 """So many nodes of autograd lie at most between a module and the tensor that it was given or gave away."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.state import every_group
 
 T = TypeVar("T")
 
@@ -46,3 +48,18 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     everyone: list[Any] = [None] * ranks
     dist.all_gather_object(everyone, value, group)
     return everyone
+
+
+def gathered_over_model(model: nn.Module, mine: T) -> list[T]:
+    """What every rank of the model has, in no particular order; it must pickle. Collective over all ranks of the model."""
+    everyone: list[T] = [mine]
+    for group in every_group(model):
+        lists: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(lists, everyone, group=group)
+        everyone = [one for some in lists for one in some]
+    return everyone
+
+
+def own_rank() -> int:
+    """This rank's number in the world; 0 without one."""
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallelizer.plan import DATA_AXES
+from parallelizer.language.plan import DATA_AXES
 from parallelizer.styles.packing import Packing
 
 

@@ -8,7 +8,6 @@ with its largest module; with the whole model where only its constructor can mak
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,13 +21,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from parallelizer import torch_private
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.recognise import initializer_of
-from parallelizer.plan import DATA_AXES, full_name
-from parallelizer.state import state_of
+from parallelizer.compiler.observe.families import initializer_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import DATA_AXES, full_name
+from parallelizer.runtime.state import state_of
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
-from parallelizer.tied_parameters import tie, tied_names
+from parallelizer.styles.random_numbers import derived_seed
+from parallelizer.styles.tied_parameters import tie, tied_names
+from parallelizer.torch_private import is_persistent, twin
 
 Initializer = Callable[[nn.Module], None]
 
@@ -71,7 +72,7 @@ def materialize(
     filled: set[int] = set()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for path, module in owners:
-            if skip_saved and not module._non_persistent_buffers_set:
+            if skip_saved and all(is_persistent(module, n) for n, _ in module.named_buffers(recurse=False)):
                 continue
             if donor is not None:
                 full = donor.get_submodule(path)
@@ -119,11 +120,6 @@ def _filled_with_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
-def derived_seed(seed: int, name: str) -> int:
-    """A 63-bit seed from a run's seed and a module's name: the first bytes of SHA-256 of `seed:name`."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
-
-
 def allocate(model: nn.Module, device: str | torch.device) -> None:
     """Give a meta model empty tensors on `device`, or on the CPU where its plan keeps them there.
 
@@ -163,17 +159,16 @@ def _whole(module: nn.Module, divided: Mapping[str, int]) -> nn.Module:
     original = next(
         c for c in type(module).__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
     )
-    twin = original.__new__(original)
-    twin.__dict__.update(module.__dict__)
+    made = twin(
+        module,
+        original,
+        parameter=lambda p: nn.Parameter(_unfilled(p), requires_grad=p.requires_grad),
+        buffer=_unfilled,
+    )
     for name, value in divided.items():
-        attributes.write(twin, name, value)
-    twin.__dict__.pop("forward", None)
-    twin.__dict__["_parameters"] = {
-        n: None if p is None else nn.Parameter(_unfilled(p), requires_grad=p.requires_grad)
-        for n, p in module._parameters.items()
-    }
-    twin.__dict__["_buffers"] = {n: None if b is None else _unfilled(b) for n, b in module._buffers.items()}
-    return twin
+        attributes.write(made, name, value)
+    made.__dict__.pop("forward", None)
+    return made
 
 
 def _unfilled(like: torch.Tensor) -> torch.Tensor:

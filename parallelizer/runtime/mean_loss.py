@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from parallelizer.state import ParallelState, state_of
-from parallelizer.vocabulary import plain
+from parallelizer.runtime.state import ParallelState, state_of
+from parallelizer.styles.sharded_logits import plain
 
 
 def mean_loss(total: Tensor, weight: Tensor | float, model: nn.Module) -> Tensor:

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from parallelizer import phase, torch_private
-from parallelizer.plan import REDISTRIBUTE
-from parallelizer.wire import wire_bytes
+from parallelizer import torch_private
+from parallelizer.compiler.observe import phase
+from parallelizer.language.plan import REDISTRIBUTE
 
 PLAIN = (Replicate, Shard, Partial)
 """Placements whose costs are known here; with any other the path is the greedy one."""
@@ -200,3 +200,13 @@ def _written(placements: Sequence[Any], mesh: Any) -> str:
         for axis, p, ranks in zip(_names(mesh), placements, mesh.shape, strict=True)
         if ranks > 1
     )
+
+
+def wire_bytes(kind: str, payload: int, ranks: int) -> int:
+    """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce
+    twice that.
+    """
+    if kind in ("send", "recv", "broadcast"):
+        return payload
+    share = payload * (ranks - 1) // ranks
+    return 2 * share if kind == "all_reduce" else share

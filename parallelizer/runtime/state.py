@@ -13,13 +13,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.fold import fold_paths
-from parallelizer.plan import full_name
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
-    from parallelizer.context.buffers import LocalBuffers
-    from parallelizer.program import Program
+    from parallelizer.styles.application import Program
+    from parallelizer.styles.context_parallel.buffers import LocalBuffers
     from parallelizer.styles.packing import Packing
 
 _ATTRIBUTE = "_parallelizer_state"

@@ -1,7 +1,4 @@
-"""The state dict of a parallel model as the unparallel one has it: whole tensors, under its names, in its layout.
-
-`model.state_dict()` has DTensors, and of a packed parameter (`q|k|v` in one weight) the ranks' slices behind each other.
-"""
+"""The tensors of a model that a state dict has, as they lie on this rank, and what they are whole."""
 
 from __future__ import annotations
 
@@ -11,8 +8,36 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelizer.initialize import fill
-from parallelizer.state import restore_buffers, state_of
+from parallelizer.language.plan import full_name
+from parallelizer.runtime.held_indices import original_shape
+from parallelizer.runtime.initialize import fill
+from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.styles.packing import Packing
+from parallelizer.styles.tied_parameters import parameter_names
+from parallelizer.torch_private import is_persistent
+
+
+def original_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The state dict's names, and the shapes that they have in the unsharded model."""
+    packed = packings(model)
+    return {name: original_shape(tensor, packed.get(name)) for name, tensor in state_tensors(model).items()}
+
+
+def packings(model: nn.Module) -> Mapping[str, Packing]:
+    """The packed parameters of a parallel model by name."""
+    state = state_of(model)
+    return state.packed if state else {}
+
+
+def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters under all their names, and the buffers that are saved: what a state dict has, as it lies."""
+    buffers = {
+        full_name(path, name): buffer
+        for path, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if is_persistent(module, name)
+    }
+    return {**parameter_names(model), **buffers}
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.gradients import clip_factor, grad_norm, scale_, sum_partial
-from parallelizer.hugging_face.recognise import inputs_of, logits_of
-from parallelizer.notes import noted_backward, noted_loss
-from parallelizer.phase import phase
-from parallelizer.random_state import RandomState
-from parallelizer.redistribution import redistribute
-from parallelizer.state import (
+from parallelizer.compiler.observe.calling import call
+from parallelizer.compiler.observe.phase import phase
+from parallelizer.runtime.exception_notes import noted_backward, noted_loss
+from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
+from parallelizer.runtime.random_state import RandomState
+from parallelizer.runtime.redistribution import redistribute
+from parallelizer.runtime.state import (
     device_of,
     every_group,
     kept_buffers,
@@ -23,7 +23,7 @@ from parallelizer.state import (
     restore_buffers,
     state_of,
 )
-from parallelizer.vocabulary import plain, taken_sharded
+from parallelizer.styles.sharded_logits import plain, taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
 Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
@@ -194,8 +194,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The model's output for the batch entries that its forward takes; of a transformers model the logits."""
     with redistribute(_redistribution(model)):
-        output = model(**inputs_of(model, batch))
-    logits: torch.Tensor = logits_of(output)
+        logits: torch.Tensor = call(model, batch)
     return logits
 
 

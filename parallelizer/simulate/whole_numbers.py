@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from parallelizer.attribute_reads import named_in
-from parallelizer.program import Application, Program
+from parallelizer.compiler.observe.attribute_reads import named_in
+from parallelizer.styles.application import Application, Program
 from parallelizer.styles.attributes import read
 
 _LIST = re.compile(r"\[(-?\d+(?:, -?\d+)*)\]")

@@ -1,19 +1,29 @@
-"""The compiler's data: what it hands on between its passes, and what comes out."""
+"""The compiler's output: applications of styles to modules, and what they are applied and exported with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.language.plan import (
+    Flow,
+    Mesh,
+    Placement,
+    Plan,
+    Rule,
+    full_name,
+)
+from parallelizer.styles.target import ParamPlacements
 
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.plan import Flow, Mesh, Option, Placement, Plan, Rule, StyleDefaults, StyleUse, full_name
-from parallelizer.styles.base import ParamPlacements
-from parallelizer.styles.packing import Packing
-from parallelizer.workload import Workload
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from parallelizer.styles.packing import Packing
+
 
 Slot = tuple[str, str | None]
 """A slot of a module; the second part is the axis for `io`, the parameter's name for a rule that names
@@ -86,32 +96,6 @@ class Program:
         return [a for a in self.applications if a.slot in slots]
 
 
-@dataclass
-class Compilation:
-    """What the passes hand on to each other.
-
-    `modules` and `parameters` are by name, each once; `winners` are by module and slot.
-    """
-
-    plan: Plan
-    model: nn.Module
-    mesh: Mesh
-    workload: Workload | None
-    defaults: Mapping[str, StyleDefaults]
-    max_unsharded: Option | None = None
-    modules: dict[str, nn.Module] = field(default_factory=dict)
-    parameters: dict[str, nn.Parameter] = field(default_factory=dict)
-    winners: dict[str, dict[Slot, tuple[Rule, StyleUse]]] = field(default_factory=dict)
-    applications: list[Application] = field(default_factory=list)
-    diagnostics: list[Diagnostic] = field(default_factory=list)
-
-    def find(
-        self, code: str, message: str, span: Span | None, help_text: str | None = None, **more: Any
-    ) -> None:
-        """Add a diagnostic."""
-        self.diagnostics.append(Diagnostic(code, message, span, help_text, **more))
-
-
 def tensor_placements(
     applications: list[Application] | tuple[Application, ...],
 ) -> dict[str, dict[str, Placement]]:
@@ -122,3 +106,40 @@ def tensor_placements(
             for name, by_axis in application.params.items():
                 found.setdefault(full_name(application.module, name), {}).update(by_axis)
     return found
+
+
+@dataclass(frozen=True)
+class Live:
+    """The model that a program is being applied to. `meta`: its parameters have no values yet; `sequence`, a `CurrentOrder`
+    of context_parallel/, is how its sequence lies over cp, which all its modules share.
+    """
+
+    model: nn.Module
+    mesh: DeviceMesh
+    sequence: Any
+    meta: bool
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """How a module is called: each argument's name in forward's signature, and whether it is a tensor. The
+    first of `*args` is called `""`, as in plans, the others `*`. `outputs` is None for a tensor, the length
+    of a tuple, and -1 for anything else."""
+
+    positional: tuple[tuple[str, bool], ...]
+    keywords: Mapping[str, bool]
+    outputs: int | None
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What the lines of one application depend on beside it.
+
+    `mesh` is the variable that holds the mesh of the application's axes. `called` says how the module is called; it is None
+    where nobody knows, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
+    text, that all FSDP units share and that has a variable of its own.
+    """
+
+    mesh: str
+    called: ModuleCall | None = None
+    precision: str | None = None

@@ -35,6 +35,11 @@ def write(module: nn.Module, name: str, value: int) -> None:
     _set(holder, leaf, value)
 
 
+def divide(module: nn.Module, name: str, ranks: int) -> None:
+    """Divide a number that forward reads by the ranks that share what it counts."""
+    write(module, name, (read(module, name) or 0) // ranks)
+
+
 def is_writable(module: nn.Module, name: str) -> bool:
     """Whether `write` can set a number that `read` finds. Changes nothing."""
     *path, leaf = name.split(".")

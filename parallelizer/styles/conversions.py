@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from parallelizer.placement import from_torch
-from parallelizer.plan import PARTIAL, REPLICATE, Flow, Placement, shard
-from parallelizer.program import Application
-from parallelizer.styles.io import Layouts, PrepareIO
-from parallelizer.styles.tensor import ShardParams
+from parallelizer.language.placement import from_torch
+from parallelizer.language.plan import PARTIAL, REPLICATE, Flow, Placement, shard
+from parallelizer.styles.application import Application
+from parallelizer.styles.layouts import Layouts, PrepareIO
+from parallelizer.styles.placed_parameters import ShardParams
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,60 @@
-"""fsdp: who shards which parameter on which dimension, decided while compiling; `fully_shard` does the
-rest.
+"""`fsdp`: parameters, gradients and optimizer state sharded over the data axes, by torch's `fully_shard`.
+
+While compiling it is decided who shards which parameter on which dimension. What FSDP leaves whole (too small, or nothing
+divides) it neither casts to the dtype in which a unit computes nor sums over the data ranks: both are done here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from parallelizer.language.plan import REPLICATE, Placement, shard
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
+from parallelizer.styles.registry import applies, exports, prepares
+from parallelizer.styles.statements import MODULE, Statement, calls, dict_text, list_text
 
-from parallelizer.plan import REPLICATE, Placement, shard
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+    from parallelizer.styles.application import Application, Exporting, Live
+
+declare(
+    StyleDeclaration(
+        "fsdp",
+        "fsdp",
+        None,
+        "shard parameters, gradients and optimizer state over the data axes",
+        {
+            "reshard_after_forward": OptionKind(
+                "bool-or-int", "free gathered parameters after forward; or the smaller group's size"
+            ),
+            "param_dtype": OptionKind("dtype", "the dtype of parameters in forward and backward"),
+            "reduce_dtype": OptionKind("dtype", "the dtype in which gradients are reduced"),
+            "cpu_offload": OptionKind("bool", "keep shards in host memory"),
+            "min_params": OptionKind("int", "leave a module with fewer parameters to its parent"),
+            "min_size": OptionKind("int", "replicate a parameter with fewer elements, its gradient reduced"),
+            "shard_dim": OptionKind("choice", "the dimension to shard", ("0", "largest")),
+        },
+        defaults={
+            "reshard_after_forward": "true, false for the root",
+            "param_dtype": "the parameters' own",
+            "reduce_dtype": "param_dtype",
+            "cpu_offload": "false",
+            "min_params": "0",
+            "min_size": "0",
+            "shard_dim": "0",
+        },
+    )
+)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """How one parameter is sharded over the folded data axis; `reason` says why it is not, where it is
-    not.
-    """
+    """How one parameter is sharded over the folded data axis; `reason` says why it is not, where it is not."""
 
     placement: Placement
     reason: str | None = None
@@ -53,7 +82,7 @@ def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 def changes_precision_or_place(options: Mapping[str, Any], params: Sequence[nn.Parameter]) -> bool:
     """Whether a unit has something to do on a single data rank too."""
-    dtype = DTYPES.get(options.get("param_dtype") or "")
+    dtype = dtype_of(options.get("param_dtype"))
     return bool(options.get("cpu_offload")) or (dtype is not None and any(p.dtype != dtype for p in params))
 
 
@@ -77,6 +106,180 @@ def assign(
     if not even:
         return Assignment(REPLICATE, f"no dimension left divides by {ranks}")
     return Assignment(shard(max(even, key=lambda d: (param.shape[d], -d))))
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """The dtype that an option names."""
+    import torch
+
+    dtype: torch.dtype | None = getattr(torch, name) if name else None
+    return dtype
+
+
+def left_whole(unit: Application) -> list[str]:
+    """The parameters that a unit leaves whole, by name inside it."""
+    return [name for name in unit.params if unit.reasons.get(name)]
+
+
+@prepares("fsdp")
+def prepare(unit: Application, module: nn.Module, live: Live) -> None:
+    """What FSDP's mixed precision does for its own parameters, for those that it leaves whole.
+
+    Before a checkpoint is put around the modules that own them, or its recomputation would see them uncast.
+    """
+    dtype = dtype_of(unit.options.get("param_dtype"))
+    if dtype is not None:
+        for path, leaves in by_owner(left_whole(unit)).items():
+            compute_in(module.get_submodule(path), leaves, dtype)
+
+
+@applies("fsdp")
+def apply(unit: Application, module: nn.Module, live: Live) -> None:
+    """Shard the unit's parameters over the data axes; gradients are summed there, and not averaged."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    from parallelizer.mesh import data_groups, fsdp_mesh
+
+    options = unit.options
+    whole = {module.get_parameter(name) for name in left_whole(unit)}
+    more: dict[str, Any] = {}
+    if options.get("param_dtype") or options.get("reduce_dtype"):
+        more["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=dtype_of(options.get("param_dtype")),
+            reduce_dtype=dtype_of(options.get("reduce_dtype")),
+        )
+    if options.get("cpu_offload"):
+        more["offload_policy"] = CPUOffloadPolicy(pin_memory=live.mesh.device_type != "cpu")
+    if dims := _other_dims(unit):
+        more["shard_placement_fn"] = shard_on(module, dims)
+    fully_shard(
+        module,
+        mesh=fsdp_mesh(live.mesh),
+        reshard_after_forward=options.get("reshard_after_forward"),
+        ignored_params=whole or None,
+        **more,
+    )
+    sum_instead_of_average(module)
+    sum_gradients_of(module, left_whole(unit), tuple(data_groups(live.mesh)))
+
+
+@exports("fsdp")
+def export(unit: Application, exporting: Exporting) -> Iterator[Statement]:
+    """A call of `fully_shard`."""
+    options, policy = unit.options, precision_policy(unit)
+    arguments, copies = [MODULE, f"mesh={exporting.mesh}"], []
+    if options.get("reshard_after_forward") is not None:
+        arguments.append(f"reshard_after_forward={options['reshard_after_forward']}")
+    if policy is not None:
+        arguments.append(f"mp_policy={'precision' if policy == exporting.precision else policy}")
+    if options.get("cpu_offload"):
+        arguments.append('offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu")')
+    if dims := _other_dims(unit):
+        copies.append(shard_on)
+        texts = dict_text({n: str(d) for n, d in dims.items()})
+        arguments.append(f"shard_placement_fn=shard_on({MODULE}, {texts})")
+    whole = left_whole(unit)
+    if len(whole) == 1:
+        arguments.append(f'ignored_params={{{MODULE}.get_parameter("{whole[0]}")}}')
+    elif whole:
+        arguments.append(f"ignored_params={{{MODULE}.get_parameter(name) for name in {list_text(whole)}}}")
+    yield Statement("fully_shard", tuple(arguments), copies=tuple(copies))
+
+
+def exported_casts(unit: Application) -> Iterator[tuple[str, Statement]]:
+    """For what a unit leaves whole, what is done before anything else: modules inside it, and the statements."""
+    if unit.options.get("param_dtype"):
+        for path, leaves in by_owner(left_whole(unit)).items():
+            yield path, calls(compute_in, list_text(leaves), f"torch.{unit.options['param_dtype']}")
+
+
+def exported_sums(unit: Application, mesh: str) -> Iterator[Statement]:
+    """For what a unit leaves whole, what is done behind everything else."""
+    if unit.axes and (whole := left_whole(unit)):
+        yield calls(sum_gradients_of, list_text(whole), f"{mesh}.get_all_groups()")
+
+
+def precision_policy(unit: Application) -> str | None:
+    """The unit's MixedPrecisionPolicy as an expression; None without one."""
+    dtypes = [f"{k}=torch.{unit.options[k]}" for k in ("param_dtype", "reduce_dtype") if unit.options.get(k)]
+    return f"MixedPrecisionPolicy({', '.join(dtypes)})" if dtypes else None
+
+
+def by_owner(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of parameters by the path of the module that owns them."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        found.setdefault(path, []).append(leaf)
+    return found
+
+
+def compute_in(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> None:
+    """Let forward see these parameters of the module in `dtype`, as FSDP's mixed precision does for its own."""
+    from parallelizer.styles.parameter_views import run_on_views
+
+    run_on_views(module, {name: lambda param: param.to(dtype) for name in names})
+
+
+def shard_on(module: nn.Module, dims: Mapping[str, int]) -> Any:
+    """For `fully_shard`: which parameter is sharded on which dimension; the others on their first."""
+    from torch.distributed.tensor import Shard
+
+    return {module.get_parameter(name): Shard(dim) for name, dim in dims.items()}.get
+
+
+def sum_instead_of_average(model: nn.Module) -> None:
+    """Have FSDP sum gradients over the data ranks, where it would average them: what a token weighs is the loss's business."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def sum_gradients_of(unit: nn.Module, names: Sequence[str], groups: Sequence[dist.ProcessGroup]) -> None:
+    """From the next forward of `unit` on, sum the gradients of parameters that FSDP leaves whole over these groups.
+
+    The sum is a hook on the parameter itself, wherever it is used. Materialising a model replaces its parameters, so the
+    hooks are looked after whenever the unit's forward begins.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    hooked: dict[str, nn.Parameter] = {}
+
+    def summed(gradient: torch.Tensor) -> torch.Tensor:
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        # In float32 at least: sums in bfloat16 lose small addends, and gloo's differ from rank to rank.
+        dtype = torch.promote_types(local.dtype, torch.float32)
+        wide = local.to(dtype, memory_format=torch.contiguous_format, copy=True)
+        for group in groups:
+            if group.size() > 1:
+                dist.all_reduce(wide, group=group)
+        total = wide.to(local.dtype)
+        if not isinstance(gradient, DTensor):
+            return total
+        shape, stride = gradient.shape, gradient.stride()
+        return DTensor.from_local(
+            total, gradient.device_mesh, gradient.placements, run_check=False, shape=shape, stride=stride
+        )
+
+    def attach(*_: Any) -> None:
+        for name in names:
+            param = unit.get_parameter(name)
+            if hooked.get(name) is not param and param.requires_grad:
+                param.register_hook(summed)
+                hooked[name] = param
+
+    if names and groups:
+        unit.register_forward_pre_hook(attach)
+
+
+def _other_dims(unit: Application) -> dict[str, int]:
+    """The dimensions of parameters that are not sharded on their first."""
+    return {name: p.dim for name, by_axis in unit.params.items() for p in by_axis.values() if p.dim}
 
 
 def _depth(path: str) -> int:

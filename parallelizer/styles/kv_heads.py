@@ -9,27 +9,13 @@ ranks, and counted once in the norm. It costs each rank the whole of a weight th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
-
-from parallelizer.plan import REPLICATE, Flow, shard
+from parallelizer.language.plan import REPLICATE, Flow, shard
 from parallelizer.styles.attributes import nearest_number, read
-from parallelizer.styles.base import (
-    ParamPlacements,
-    Sharding,
-    StyleError,
-    Target,
-    forward_names,
-    named_inputs,
-)
-from parallelizer.styles.io import Layouts, arrivals
-from parallelizer.styles.linears import feature_dims, is_conv1d
-from parallelizer.styles.local import View, run_on_views
-from parallelizer.styles.shard_params import ShardParams
+from parallelizer.styles.feature_dims import feature_dims, is_conv1d
+from parallelizer.styles.layouts import Layouts, arrivals
+from parallelizer.styles.placed_parameters import ShardParams
+from parallelizer.styles.target import Sharding, StyleError, Target, forward_names, named_inputs
 
 NAMES = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 """What the number of key-value heads is called, in a module or in its `config`; others are written out."""
@@ -37,38 +23,6 @@ NAMES = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 
 SIZES = ("head_dim", "head_size")
 """What the size of a head is called, where nothing tells their number."""
-
-
-class ReplicatedHeads(ShardParams):
-    """A projection to key or value heads, whole on every rank, that computes the head of its rank's group.
-
-    `dims` says which dimension of each parameter counts features; they make `heads` heads.
-    """
-
-    def __init__(
-        self, params: ParamPlacements, dims: Mapping[str, int], heads: int, layouts: Layouts, axis: str
-    ) -> None:
-        super().__init__(params, axis=axis, layouts=layouts)
-        self.dims, self.heads = dims, heads
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        super()._apply(module, device_mesh)
-        head = device_mesh.get_local_rank(self.axis) * self.heads // device_mesh.size()
-
-        def of_head(dim: int) -> View:
-            def rows(param: torch.Tensor) -> torch.Tensor:
-                if isinstance(param, DTensor):
-                    partial: list[Any] = [
-                        Partial() if isinstance(p, Replicate) else p for p in param.placements
-                    ]
-                    param = param.to_local(grad_placements=partial)
-                size = param.shape[dim] // self.heads
-                return param.narrow(dim, head * size, size)
-
-            return rows
-
-        run_on_views(module, {name: of_head(dim) for name, dim in self.dims.items()})
-        return module
 
 
 def replicas(target: Target) -> int:
@@ -158,6 +112,12 @@ def replicated(target: Target, dims: Mapping[str, int], flow_in: Flow) -> Shardi
     layouts = Layouts({name: flow_in}, {}, local_input=True, partial_gradients=True)
     # Conv1D's forward reads how many features come out.
     divided = {"nf": read(target.module, "nf") or 0} if is_conv1d(target.module) else {}
-    style = ReplicatedHeads(params, dims, heads, layouts, target.axis)
-    style.divide = dict.fromkeys(divided, heads)
+    style = ShardParams(
+        params,
+        axis=target.axis,
+        divide=dict.fromkeys(divided, heads),
+        layouts=layouts,
+        heads=heads,
+        head_dims=dims,
+    )
     return Sharding(style, (target.axis,), params, divided=divided, arrives=arrivals(layouts.input))

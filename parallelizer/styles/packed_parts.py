@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from parallelizer.plan import REPLICATE, Placement, full_name
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.plan import REPLICATE, Placement, full_name
 from parallelizer.styles.attributes import nearest_number, numbers
-from parallelizer.styles.base import ParamPlacements, StyleError, Target
 from parallelizer.styles.packing import Packing
 from parallelizer.styles.sizes import uneven
-from parallelizer.suggest import did_you_mean
+from parallelizer.styles.target import ParamPlacements, StyleError, Target
 
 Parts = Sequence[int | str]
 

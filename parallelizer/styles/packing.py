@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,10 @@ class Packing:
     def unpack(self, packed: torch.Tensor) -> torch.Tensor:
         """The full tensor in its original order."""
         return packed.index_select(self.dim, torch.argsort(self.order()).to(packed.device))
+
+
+def pack(module: nn.Module, name: str, packing: Packing) -> None:
+    """Put a fused parameter of the module into packed order."""
+    param = getattr(module, name)
+    packed = packing.pack(param.detach())
+    module.register_parameter(name, nn.Parameter(packed, requires_grad=param.requires_grad))

@@ -11,6 +11,7 @@ before it recomputes, draws the same again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,10 +20,9 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.context.dropout import draw_seed
-from parallelizer.forwards import wrap_forward
-from parallelizer.initialize import derived_seed
 from parallelizer.mesh import batch_rank, describe, rename_axes
+from parallelizer.styles.context_parallel.dropout import draw_seed
+from parallelizer.styles.wrap_forward import wrap_forward
 
 _axes: list[str] = []
 
@@ -79,7 +79,16 @@ def _seeded(seed: int, device: torch.device | None) -> Iterator[None]:
 
 def _device(arguments: Any) -> torch.device | None:
     """The device that the module works on, unless it is the CPU."""
-    from parallelizer.torch_private import tree_leaves
+    if isinstance(arguments, torch.Tensor):
+        return arguments.device if arguments.device.type not in ("cpu", "meta") else None
+    inside: Any = ()
+    if isinstance(arguments, dict):
+        inside = arguments.values()
+    elif isinstance(arguments, list | tuple):
+        inside = arguments
+    return next((device for one in inside if (device := _device(one)) is not None), None)
 
-    tensors = (leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor))
-    return next((t.device for t in tensors if t.device.type not in ("cpu", "meta")), None)
+
+def derived_seed(seed: int, name: str) -> int:
+    """A 63-bit seed from a run's seed and a module's name: the first bytes of SHA-256 of `seed:name`."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from parallelizer.plan import Placement, full_name, shard
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.plan import Placement, full_name, shard
 from parallelizer.styles.attributes import is_writable, numbers, read
-from parallelizer.styles.base import ParamPlacements, StyleError, Target
-from parallelizer.suggest import did_you_mean
+from parallelizer.styles.target import ParamPlacements, StyleError, Target
 
 TENSOR_AXES = ("ep", "tp")
 """The axes that parameters may be placed on by tensor styles."""

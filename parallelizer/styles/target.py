@@ -1,19 +1,20 @@
-"""What a style is given and what it gives back, and the registry of what styles do."""
+"""What a style is given while compiling, and what it gives back. No torch at import."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Flow, Placement
 
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Flow, Placement
-from parallelizer.styles.declare import OptionKind, StyleDeclaration, declare
-from parallelizer.styles.packing import Packing
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    from parallelizer.styles.packing import Packing
 
 ParamPlacements = Mapping[str, Mapping[str, Placement]]
 """Placements by parameter name (relative to the module) and axis; an axis left out is replicated."""
@@ -46,13 +47,13 @@ class Target:
 class Sharding:
     """What a style does to one module: parameters' placements, and the ParallelStyle that brings it about.
 
-    `axes` are the axes of the mesh that the ParallelStyle is applied with, none when it has nothing to do on
-    this mesh; `buffers` are the placements of buffers, which stay whole and are seen so; `divided` has the
+    `style` is None where `applies` says what is done. `axes` are the axes of the mesh that it is applied with, none when it
+    has nothing to do on this mesh; `buffers` are the placements of buffers, which stay whole and are seen so; `divided` has the
     attributes that it divides, with their whole values. `arrives` says how plain tensors are taken to lie on the
     style's axis when they come in, by the names of forward's parameters; the first is called `""` too.
     """
 
-    style: ParallelStyle
+    style: ParallelStyle | None
     axes: tuple[str, ...]
     params: ParamPlacements = field(default_factory=dict)
     buffers: ParamPlacements = field(default_factory=dict)
@@ -77,51 +78,6 @@ class StyleError(Exception):
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.help, self.option, self.part = code, message, help_text, option, part
-
-
-StyleFunction = Callable[[Target], Sharding | ParallelStyle]
-
-FUNCTIONS: dict[str, StyleFunction] = {}
-"""The functions behind the styles that change parameters or inputs and outputs."""
-
-
-def implements(name: str) -> Callable[[StyleFunction], StyleFunction]:
-    """Register the function behind a declared style."""
-
-    def register(function: StyleFunction) -> StyleFunction:
-        FUNCTIONS[name] = function
-        return function
-
-    return register
-
-
-def style(
-    name: str,
-    *,
-    slot: str = "params",
-    axis: str = "tp",
-    options: Mapping[str, OptionKind] | None = None,
-    takes_parameters: bool = False,
-) -> Callable[[StyleFunction], StyleFunction]:
-    """Add a style of one's own: a decorator on a function from a Target to a torch ParallelStyle.
-
-    Return a `Sharding` instead to tell the tables and checks how parameters are placed. `slot` is `params` or
-    `io`. Raises ValueError when the name is taken or the slot cannot be filled from outside.
-
-        @style("scaled", options={"by": OptionKind("int", "the factor")})
-        def scaled(target):
-            return MyParallelStyle(target.options.get("by", 2))
-    """
-    if slot not in ("params", "io"):
-        raise ValueError(f"a style of one's own fills `params` or `io`, not {slot!r}")
-
-    def register(function: StyleFunction) -> StyleFunction:
-        doc = (function.__doc__ or "").strip().split("\n")[0]
-        every = {**(options or {}), "axis": OptionKind("axis", "the mesh axis it stands on")}
-        declare(StyleDeclaration(name, slot, axis, doc, every, takes_parameters))
-        return implements(name)(function)
-
-    return register
 
 
 def forward_names(module: nn.Module) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from parallelizer.plan import full_name
+from parallelizer.language.plan import full_name
 
 
 def parameter_names(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -5,29 +5,36 @@ from __future__ import annotations
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-import parallelizer as pz
-from recipes.data import Source
-from recipes.settings import Settings
+from parallelizer.language.plan import Plan
+from parallelizer.language.workload import Workload
+from parallelizer.mesh import batch_rank
+from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.training.data.source import Source
+from parallelizer.training.settings import Settings
 
 
 class Batches:
-    """This rank's part of each global batch, which depends on the seed and on how many samples came before."""
+    """This rank's part of each global batch, which depends on the seed and on how many samples came before;
+    `Job.batches` makes it. Tensors are on the rank's device, [rows, tokens of this rank, ...].
+    """
 
     def __init__(
         self,
         data: Source,
-        plan: pz.Plan,
-        workload: pz.Workload,
+        plan: Plan,
+        workload: Workload,
         settings: Settings,
         mesh: DeviceMesh,
         device: torch.device,
     ) -> None:
         self.data, self.plan, self.workload, self.settings = data, plan, workload, settings
         self.mesh, self.device = mesh, device
-        self.index, self.ranks = pz.batch_rank(mesh)
+        self.index, self.ranks = batch_rank(mesh)
 
     def training(self, position: int) -> list[dict[str, torch.Tensor]]:
-        """The parts, which gradients are accumulated over, of the batch that `position` samples came before."""
+        """The global batch that `position` samples came before: its `train.accumulate` parts, each with this rank's rows
+        and tokens by the names of the model's batch.
+        """
         work, parts = self.workload, []
         rows = work.batch_size // work.accumulate // self.ranks
         for part in range(work.accumulate):
@@ -43,7 +50,7 @@ class Batches:
         return parts
 
     def validation(self) -> list[dict[str, torch.Tensor]]:
-        """The same held-out tokens every time."""
+        """The held-out batches, `train.eval_batches` of them: the same ones every time."""
         work = self.workload
         rows = work.batch_size // self.ranks
         batches = self.data.heldout_batches(
@@ -55,7 +62,7 @@ class Batches:
         return [self._local(batch) for batch in batches]
 
     def _local(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return pz.shard_batch(self.workload.renamed(batch), self.plan, self.mesh, device=self.device)
+        return shard_batch(self.workload.renamed(batch), self.plan, self.mesh, device=self.device)
 
 
 def local_device(kind: str) -> torch.device:

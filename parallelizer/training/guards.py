@@ -9,20 +9,23 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from parallelizer import guards
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.step import Loss, Step
-from recipes.settings import Settings
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.guards.agreement import Agreement, out_of_step
+from parallelizer.runtime.guards.drift import find_drift, ranks_drifted
+from parallelizer.runtime.guards.nonfinite import find_nonfinite, nonfinite
+from parallelizer.runtime.step import Loss, Step
+from parallelizer.training.settings import Settings
 
 MOST_SKIPPED = 10
 """So many steps in a row that are not finite end the run, also one that skips them: it learns nothing any more."""
 
 
 class Guards:
-    """Looks after each step at what it has come to. Made by all ranks together, and called by them in step.
+    """Looks after each step at what it has come to: numbers that are not finite, ranks that have drifted apart or lost
+    each other. Made and called by all ranks together; `Job.guards` makes it.
 
-    `train_step` is to be called with `skip_nonfinite=True`, or it has taken a step before anybody could look.
+    Call `train_step` with `skip_nonfinite=True`: otherwise a step that is not finite has been taken before it is seen.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Guards:
     ) -> None:
         self.settings, self.model, self.optimizer, self.loss = settings, model, optimizer, loss
         self.leads = leads
-        self.agreement = guards.Agreement(settings.collective_timeout)
+        self.agreement = Agreement(settings.collective_timeout)
         self.in_a_row = 0
         self.told: tuple[object, ...] = ()
 
@@ -58,7 +61,7 @@ class Guards:
         self.agreement.tell(step, stop=stop, position=samples)
         verdict = self.agreement.heard()
         # First of all: what follows is collective, and would meet another step's.
-        apart = guards.out_of_step(verdict)
+        apart = out_of_step(verdict)
         if apart is not None:
             raise PlanError([apart])
         self._nonfinite(step, done, parts)
@@ -77,13 +80,13 @@ class Guards:
 
     def compare(self, step: int) -> None:
         """Compare what ranks hold alike, now. Raises PlanError `ranks-drifted`, or warns of it. Collective."""
-        drifts = guards.find_drift(self.model, self.optimizer)
+        drifts = find_drift(self.model, self.optimizer)
         warns = self.settings.on_drift == "warn"
         if drifts and not warns:
-            raise PlanError([guards.ranks_drifted(step, drifts)])
+            raise PlanError([ranks_drifted(step, drifts)])
         which = tuple((one.name, one.state, one.ranks) for one in drifts)
         if drifts and which != self.told:  # the same again is no news
-            self._warn(guards.ranks_drifted(step, drifts, "warning"))
+            self._warn(ranks_drifted(step, drifts, "warning"))
         self.told = which
 
     def _nonfinite(self, step: int, done: Step, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -91,8 +94,8 @@ class Guards:
             self.in_a_row = 0
             return
         self.in_a_row += 1
-        found = guards.find_nonfinite(self.model, parts, self.loss, done.skipped)
-        finding = guards.nonfinite(step, done, found)
+        found = find_nonfinite(self.model, parts, self.loss, done.skipped)
+        finding = nonfinite(step, done, found)
         if self.settings.on_nonfinite == "skip" and self.in_a_row < MOST_SKIPPED:
             self._warn(replace(finding, severity="warning", help="the step is left out; the run goes on"))
             return

@@ -1,7 +1,7 @@
 """What a run measures, handed on to TensorBoard and Weights & Biases; `metrics.jsonl` is written always.
 
-A tracker is a class with three functions and an entry in TRACKERS. One that fails in a run is left out from then on,
-with a warning, and the training goes on.
+A tracker is a class with three methods and an entry in TRACKERS. One that fails in a run is left out from then on, with
+a warning, and the training goes on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.show import diagnostics as show_diagnostics
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 
 
 class Tracker(Protocol):
-    """Takes what rank 0 measures. Whatever a function raises ends the tracker, not the run."""
+    """Takes what rank 0 measures. Whatever a method raises ends the tracker, not the run."""
 
     def open(self, config: Mapping[str, Any], folder: Path, done: int) -> None:
         """Begin, in a run's output folder; `done` steps were there before and are not written again, and what was
@@ -104,11 +104,11 @@ class WandB:
 
 
 TRACKERS: dict[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
-"""By the names that `train.trackers` takes."""
+"""By the names that `train.trackers` takes. A module that the configuration's `imports` names may add its own."""
 
 
 def missing(names: Sequence[str], span: Span | None) -> list[Diagnostic]:
-    """Those trackers whose package is not installed here."""
+    """Those trackers whose `package`, if they name one, is not installed here."""
     return [
         Diagnostic(
             "tracker-missing",
@@ -117,7 +117,7 @@ def missing(names: Sequence[str], span: Span | None) -> list[Diagnostic]:
             f"pip install 'parallelizer[{name}]', or leave it out",
         )
         for name in names
-        if importlib.util.find_spec(getattr(TRACKERS[name], "package", name)) is None
+        if (package := getattr(TRACKERS[name], "package", None)) and importlib.util.find_spec(package) is None
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from parallelizer.cli import main
+from parallelizer.commands.main import main
 from tests.init.models import Gpt
 
 CONF = ["--config-dir", "tests/init/conf", "train.batch_size=8", "train.seq_len=64"]
@@ -48,7 +48,7 @@ def test_a_forward_that_cannot_be_watched_gives_fsdp_and_says_so(
 ) -> None:
     """A value that fake tensors do not have decides its course."""
     assert (
-        main(["init", *CONF, "model=gpt", "model._target_=tests.propose.test_command.Peeking", "--unproven"])
+        main(["init", *CONF, "model=gpt", "model._target_=tests.commands.test_init.Peeking", "--unproven"])
         == 0
     )
     answer = capsys.readouterr()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.cli import main
+from parallelizer.commands.main import main
 from tests.recipes.runs import ROOT, command
 
 Captured = pytest.CaptureFixture[str]

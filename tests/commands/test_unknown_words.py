@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.cli import main
+from parallelizer.commands.main import main
 
 Captured = pytest.CaptureFixture[str]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.cli import main
+from parallelizer.commands.main import main
 from tests.recipes.runs import ROOT, command
 
 Captured = pytest.CaptureFixture[str]
@@ -29,7 +29,7 @@ WRONG = "rules:\n  layers.*: fdsp\n  norm: {style: sequence, layout: straem}\nla
 )
 def test_no_torch_is_loaded(arguments: list[str], status: int) -> None:
     code = (
-        "import sys; from parallelizer.cli import main; "
+        "import sys; from parallelizer.commands.main import main; "
         f"status = main(['validate', '--quick', *{arguments!r}]); "
         "print(status, sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
     )
@@ -39,7 +39,7 @@ def test_no_torch_is_loaded(arguments: list[str], status: int) -> None:
 
 def test_plan_files_need_no_hydra() -> None:
     code = (
-        "import sys; from parallelizer.cli import main; main(['validate', '--quick', 'configs/plans/llama.yaml']); "
+        "import sys; from parallelizer.commands.main import main; main(['validate', '--quick', 'configs/plans/llama.yaml']); "
         "print({'hydra', 'omegaconf'} & set(sys.modules))"
     )
     assert command("-c", code, cwd=ROOT).out == "configs/plans/llama.yaml: well formed\nset()\n"

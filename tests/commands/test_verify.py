@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.cli import main
-from parallelizer.launch import LaunchError
-from parallelizer.verify import prove as module
+from parallelizer.commands.main import main
+from parallelizer.proof import prove as module
+from parallelizer.runtime.launch.failures import LaunchError
 
 NO_NORM = 'rules=["layers.*.ffn_norm: none"]'
 

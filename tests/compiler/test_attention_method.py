@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.context.choice import Heads, cheapest, sent
-from parallelizer.explaining import explain
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.report.explanation import explain
+from parallelizer.styles.context_parallel.choice import Heads, cheapest, sent
 from tests.simulate.setups import LLAMA
 
 STYLE = "++parallel.styles.context-parallel."

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from parallelizer.workload import Entry, Workload
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import compiled, findings, mesh_of, on_meta
 from tests.parity import plan
+from tests.runtime.test_step import llama
 from tests.snapshot import snapshot
-from tests.test_step import llama
 
 ENTRIES = {
     "input_ids": Entry(("batch", "sequence"), range=(0, 32)),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.matching import taken_away
-from parallelizer.plan import Mesh
+from parallelizer.compiler.match import taken_away
+from parallelizer.language.plan import Mesh, shard
 from tests.findings import compiled, finding, findings, marked, mesh_of, on_meta
 from tests.styles.models import Mlp, around
 
@@ -84,7 +84,7 @@ def test_a_parameter_may_be_named() -> None:
     both = "inner.up.{weight,bias}: {style: shard-params, params: shard(0)}"
     program = compiled(rules(both), MLP, TP)
     assert [(a.module, dict(a.params)) for a in program.of_slot("params")][:2] == [
-        ("inner.up", {"bias": {"tp": pz.plan.shard(0)}}), ("inner.up", {"weight": {"tp": pz.plan.shard(0)}}),
+        ("inner.up", {"bias": {"tp": shard(0)}}), ("inner.up", {"weight": {"tp": shard(0)}}),
     ]  # fmt: skip
     # Only what was given to it by name is taken away from a parameter.
     assert winners(rules(both, "inner.up: checkpoint", "inner.up.weight: none")) == {

@@ -14,17 +14,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 import parallelizer as pz
-from parallelizer.mesh import FOLDED
-from parallelizer.placement import from_torch
-from parallelizer.plan import Mesh, Plan, shard
-from parallelizer.shards import _cut, parameter_shards
+from parallelizer.compiler.parameter_shards import _cut, parameter_shards
+from parallelizer.language.placement import from_torch
+from parallelizer.language.plan import FOLDED, Mesh, Plan, shard
+from tests.chosen import a_fifth
 from tests.findings import compiled, mesh_of, on_meta
 from tests.parity import plan, style_defaults
 from tests.ranks import run_ranks
-from tests.rotation import taking_turns
+from tests.runtime.test_initialize import EXPERTS, LLAMA, PACKED, UNEVEN
+from tests.runtime.test_step import llama
 from tests.styles.models import Experts, FusedAttention, around
-from tests.test_initialize import EXPERTS, LLAMA, PACKED, UNEVEN
-from tests.test_step import llama
 
 MESHES = [
     {"tp": 4}, {"dp_shard": 4}, {"cp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 2},
@@ -42,7 +41,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"shard_dim": "largest"}, {"min_size": 100}
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("shift", taking_turns(range(len(OPTIONS))))
+@pytest.mark.parametrize("shift", a_fifth(range(len(OPTIONS))))
 def test_the_arithmetic_agrees_with_live_parameters_on_every_rank(shift: int) -> None:
     """On every mesh with one of the options, on other days with the others."""
 

@@ -8,12 +8,12 @@ import pytest
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.diagnostics import Span
-from parallelizer.plan import REPLICATE, Flow, Mesh, StyleDefaults, shard
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import REPLICATE, Flow, Mesh, StyleDefaults, shard
 from tests.findings import compiled, finding, findings, marked, mesh_of, on_meta
 from tests.parity import plan
+from tests.runtime.test_step import llama
 from tests.styles.models import Mlp, around
-from tests.test_step import llama
 
 MLP = around(Mlp)
 TP = mesh_of(tp=2)

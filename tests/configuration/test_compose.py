@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from parallelizer import cli
-from parallelizer.compose import OverrideSyntaxError, compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.plan import REPLICATE, shard
+from parallelizer.commands import main as cli
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.plan import REPLICATE, shard
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.source import read_text
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.yaml_nodes import read_text
 
 
 def cut(span: Span | None) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import parallelizer.losses  # noqa: F401  a module that is loaded is proposed
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.located import function_at, object_at
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.dotted_path import function_at, object_at
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
 
 
 def test_what_a_path_names() -> None:

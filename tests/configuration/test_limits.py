@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.limits import (
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.limits import (
     MAX_OVERRIDES,
     MAX_PRESET_NODES,
     _may_be_too_much,
@@ -24,7 +22,9 @@ from parallelizer.limits import (
     grown_key,
     measure,
 )
-from parallelizer.source import MAX_BYTES
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.yaml_nodes import MAX_BYTES
 from tests.fuzz.corpus import PRESETS
 from tests.fuzz.mutations import mutated
 

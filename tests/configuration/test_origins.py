@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder
-from parallelizer.diagnostics import Span
-from parallelizer.origins import Origins
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read_text
-from tests.rotation import marks_at
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, read_text
+from tests.chosen import marks_at
 
 PRESETS = ["single", "tp8_cp2", "fsdp1024_cp2_tp8"]
 

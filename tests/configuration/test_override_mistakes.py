@@ -6,9 +6,10 @@ import shlex
 
 import pytest
 
-from parallelizer.compose import OverrideSyntaxError, compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import PlanError, Span
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError, Span
 
 
 def cut(span: Span | None) -> str:

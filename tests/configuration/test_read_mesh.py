@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.mesh_sizes import read_mesh
-from parallelizer.plan import Mesh
-from parallelizer.reading import Reading
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_mesh import read_mesh
+from parallelizer.configuration.reading import Reading
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,15 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from parallelizer.config import PARALLEL_KEYS, config_folder, from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.plan import AXES, PARTIAL, REPLICATE, shard
-from parallelizer.setup import Setup
-from parallelizer.styles.declare import STYLES
-from parallelizer.workload import Entry
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.plan import AXES, PARTIAL, REPLICATE, shard
+from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
+from parallelizer.language.styles import STYLES
+from parallelizer.language.workload import Entry
 
 CONFIG: dict[str, Any] = {
     "plan": "${model.plan}",
@@ -237,7 +239,7 @@ def test_imports_are_imported_before_the_plan_is_read(
     working_directory: Path, imports: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (working_directory / "my_styles.py").write_text(
-        "from parallelizer.styles.declare import StyleDeclaration, declare\n"
+        "from parallelizer.language.styles import StyleDeclaration, declare\n"
         "declare(StyleDeclaration('mine', 'checkpoint', None, 'a style of my own'))\n"
     )
     monkeypatch.delitem(sys.modules, "my_styles", raising=False)

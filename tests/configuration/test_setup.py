@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 
 def refused(*overrides: str) -> Diagnostic:

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from parallelizer.diagnostics import (
+from parallelizer.diagnostics.diagnostic import (
     Diagnostic,
     Findings,
     PlanError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SEND = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)"
 
 
@@ -35,10 +35,10 @@ def test_an_interrupted_import_is_no_traceback(module: str, tmp_path: Path) -> N
 
 
 def test_afterwards_it_is_an_exception_again() -> None:
-    code = f"from parallelizer import interrupts as i; i.end_at_once(); i.raise_again()\ntry: {SEND}\nexcept KeyboardInterrupt: print('caught')"  # noqa: E501
+    code = f"from parallelizer.diagnostics import interrupts as i; i.end_at_once(); i.raise_again()\ntry: {SEND}\nexcept KeyboardInterrupt: print('caught')"  # noqa: E501
     assert run("-c", code).stdout == "caught\n"
 
 
 def test_a_handler_of_somebody_elses_stays() -> None:
-    code = f"import signal; signal.signal(2, signal.SIG_IGN)\nfrom parallelizer import interrupts as i; i.end_at_once(); {SEND}; print('on')"  # noqa: E501
+    code = f"import signal; signal.signal(2, signal.SIG_IGN)\nfrom parallelizer.diagnostics import interrupts as i; i.end_at_once(); {SEND}; print('on')"  # noqa: E501
     assert run("-c", code).stdout == "on\n"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.diagnostics import Diagnostic, Related, Span
-from parallelizer.show.diagnostics import render, write
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related, Span
+from parallelizer.diagnostics.render import render, write
 
 PLAN = "rules:\n  layers.*:  {style: colwize}\n  norm: [fsdp, fsdp]\n"
 

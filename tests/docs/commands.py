@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from parallelizer import cli
-from parallelizer.compose import compose_config
-from parallelizer.load import config_folder
+from parallelizer.commands import main as cli
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.package_folder import config_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = {"recipes.train": "train", "recipes.generate": "generate"}

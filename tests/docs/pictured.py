@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.compiler import Program, compile
-from parallelizer.load import load_plan
-from parallelizer.plan import Mesh
-from parallelizer.simulate.trace import Recipe, Trace, trace
-from parallelizer.workload import Entry, Workload
+from parallelizer.compiler.compile import compile
+from parallelizer.language.load import load_plan
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.simulate.record.trace import Recipe, Trace, trace
+from parallelizer.styles.application import Program
 
 WIDTH, HIDDEN, HEADS, TOKENS = 16, 64, 2, 32
 WORKLOAD = Workload(

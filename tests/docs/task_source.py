@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from recipes.data.source import ALL, Baseline, Source
+from parallelizer.training.data.source import ALL, Baseline, Source
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 sys.path.append(str(EXAMPLES))  # where the loops find it too: each is a script of that folder
@@ -53,5 +53,5 @@ class Rows(Source):
 
 
 def load(path: str, **_: object) -> Rows:
-    """In place of `recipes.data.text.load`: `path` says who shifts labels."""
+    """In place of `parallelizer.training.data.text.load`: `path` says who shifts labels."""
     return Rows(path == "transformers")

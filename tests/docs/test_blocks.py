@@ -22,18 +22,18 @@ import pytest
 import yaml
 
 import parallelizer
-from parallelizer.load import load_plan
-from parallelizer.parse import KEYS
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.language.load import load_plan
+from parallelizer.language.parse_plan import KEYS
+from tests.chosen import chosen
 from tests.docs import commands
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.recipes.runs import typed
-from tests.rotation import taking_turns
 
 GENERATED = {"docs/diagnostics.md"}
-"""tests/codes/test_page.py makes it anew."""
+"""tests/commands/explain/test_page.py makes it anew."""
 
-FOLLOWED = {"README.md": "tests/test_readme.py", "docs/index.md": "tests/docs/test_start.py"}
+FOLLOWED = {"README.md": "tests/docs/test_readme.py", "docs/index.md": "tests/docs/test_start.py"}
 """Pages whose commands a test of another name follows; tests/docs/test_NAME.py follows docs/NAME.md."""
 
 PAGES = [
@@ -41,7 +41,7 @@ PAGES = [
     for path in (
         ROOT / "README.md",
         *sorted((ROOT / "docs").rglob("*.md")),
-        ROOT / "parallelizer/context/README.md",
+        ROOT / "parallelizer/styles/context_parallel/README.md",
     )
     if str(path.relative_to(ROOT)) not in GENERATED
 ]
@@ -167,9 +167,7 @@ TO_RUN = [
     ("command", "shown"),
     [
         pytest.param(*case.values[0].values, id=case.values[0].id, marks=case.marks)
-        for case in taking_turns(
-            TO_RUN, always=[c for c in TO_RUN if any(w in str(c.values[0]) for w in CHEAP)]
-        )
+        for case in chosen(TO_RUN, [c for c in TO_RUN if any(w in str(c.values[0]) for w in CHEAP)])
     ],
 )
 def test_the_command_says_what_is_shown(

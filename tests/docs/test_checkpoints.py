@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelizer.checkpoint.folder import steps_in
+from parallelizer.runtime.checkpoint.folder import steps_in
 from tests.recipes.runs import ROOT, SMALL, command, metrics
 
 TEXT = (ROOT / "docs/checkpoints.md").read_text()

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.chosen import a_fifth
 from tests.docs.task_source import EXAMPLES, task
 from tests.ranks import run_ranks
 from tests.recipes.runs import ROOT, metrics, typed
-from tests.rotation import taking_turns
 
 SAME = 1e-6
 """Relative; float32 sums in another order differ by 3e-7 at most here."""
@@ -93,13 +93,13 @@ def test_the_loop_trains_to_the_losses_of_the_recipe(loop: str, axes: dict[str, 
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("case", taking_turns(MORE_MESHES))
+@pytest.mark.parametrize("case", a_fifth(MORE_MESHES))
 def test_the_loop_trains_alike_on_other_meshes(case: tuple[str, dict[str, int]], tmp_path: Path) -> None:
     assert worst(losses(*case), of_the_recipe(case[0], tmp_path)) < SAME
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mesh", taking_turns([{"tp": 2}, {"dp_shard": 2}, {"cp": 2}]))
+@pytest.mark.parametrize("mesh", a_fifth([{"tp": 2}, {"dp_shard": 2}, {"cp": 2}]))
 def test_the_trainer_accumulates_saves_and_goes_on_under_another_mesh(
     mesh: dict[str, int], tmp_path: Path
 ) -> None:
@@ -170,7 +170,7 @@ def test_a_model_without_a_plan_is_no_model_for_the_trainer() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("loop", taking_turns(LOOPS))
+@pytest.mark.parametrize("loop", a_fifth(LOOPS))
 def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
     text = (EXAMPLES / f"{loop}.py").read_text()
     printed = []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chosen import chosen
 from tests.recipes.runs import Ended, typed
-from tests.rotation import taking_turns
 
 pytest.importorskip("x_transformers", reason="the model that the page is about is not installed")
 
@@ -39,7 +39,7 @@ def run(command: str, here: Path) -> Ended:
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "command",
-    taking_turns([c for c in SHOWN if " init " not in c], always=[c for c in SHOWN if " validate " in c]),
+    chosen([c for c in SHOWN if " init " not in c], [c for c in SHOWN if " validate " in c]),
 )
 def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
     more = " train.steps=1 train.eval_batches=1" if "recipes.train" in command else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from parallelizer.compiler import PASSES
+from parallelizer.compiler.compile import PASSES
 from tests.docs.test_site import DOCS, ROOT, script
 
 TEXT = (DOCS / "how_it_works.md").read_text()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chosen import a_fifth
 from tests.recipes.runs import ROOT, Ended, command, typed
-from tests.rotation import taking_turns
 
 TEXT = (ROOT / "docs/in_ci.md").read_text()
 FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", TEXT, re.S))
@@ -56,8 +56,7 @@ def test_the_page_has_all_of_it() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("page", taking_turns(["docs/in_ci.md"]))
-def test_the_checks_of_every_push_say_what_is_shown(page: str, here: Path) -> None:
+def test_the_checks_of_every_push_say_what_is_shown(here: Path) -> None:
     """In the order of the page: what is written is what is compared, and a change that nobody meant is told."""
     for line in SHOWN:
         if line.startswith("parallelizer ") and "verify" not in line:
@@ -73,7 +72,7 @@ def test_the_checks_of_every_push_say_what_is_shown(page: str, here: Path) -> No
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("line", taking_turns(line for line in SHOWN if "pytest" in line or "verify" in line))
+@pytest.mark.parametrize("line", a_fifth(line for line in SHOWN if "pytest" in line or "verify" in line))
 def test_the_longer_proofs_hold(line: str, here: Path) -> None:
     done = run(line, here)
     assert done.status == 0, done.out + done.err

@@ -1,6 +1,6 @@
 """Every command that the README shows runs; every file that it links to is there.
 
-The cheap ones run every day, the others take turns (see `tests/rotation.py`).
+The default run holds the cheap ones, and those behind a figure in their smallest form.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.chosen import chosen
 from tests.recipes.runs import COMMANDS, Ended, command, typed
-from tests.rotation import taking_turns
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "README.md").read_text()
 FAILING = {"atention", "ffn_norm: none"}
 """Commands with one of these words are shown because they fail."""
@@ -32,7 +32,7 @@ QUICK = {
     "benchmarks.memory_truth": ["--help"],
     "benchmarks.ledger_truth": ["--help"],
     "benchmarks/any_size.py": ["--help"],
-    "tests.context.matrix": ["--every", "900"],
+    "tests.styles.context_parallel.matrix": ["--every", "900"],
     "tests.hostile": ["--help"],
     "tests.fuzz": ["--help"],
     "tests.typos": ["--help"],
@@ -62,7 +62,7 @@ def is_cheap(line: str) -> bool:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("line", taking_turns(commands(), always=filter(is_cheap, commands())))
+@pytest.mark.parametrize("line", chosen(commands(), [c for c in commands() if is_cheap(c)]))
 def test_the_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python, *words = shlex.split(line)
     assert python == "python"

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import parallelizer
+from parallelizer import training
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -42,20 +43,29 @@ def test_every_public_name_has_its_place_in_the_interface_s_pages() -> None:
         for name in re.findall(r"^::: parallelizer\.(\w+)$", page.read_text(), re.M)
     ]
     assert sorted(placed) == sorted(parallelizer.__all__)
+    page = (DOCS / "api" / "recipes.md").read_text()
+    assert sorted(re.findall(r"^::: parallelizer\.training\.(\w+)$", page, re.M)) == sorted(training.__all__)
 
 
 def test_readers_that_do_not_run_it_find_the_same_public_names() -> None:
     """Type checkers, editors and the documentation read the imports; Python reads the table."""
-    text = (ROOT / "parallelizer/__init__.py").read_text()
-    read = re.findall(r"^    from parallelizer\.([\w.]+) import (\w+) as \2$", text, re.M)
-    assert sorted(read) == sorted((module, name) for name, module in parallelizer._WHERE.items())
+    for file, face in (
+        ("parallelizer/__init__.py", parallelizer),
+        ("parallelizer/training/__init__.py", training),
+    ):
+        text = (ROOT / file).read_text()
+        read = re.findall(r"^    from parallelizer\.([\w.]+) import (\w+) as \2$", text, re.M)
+        assert sorted(read) == sorted((module, name) for name, module in face._WHERE.items())
 
 
 def test_links_out_of_the_pages_become_text_and_code_is_left_alone() -> None:
     page = DOCS / "your_own_model.md"
     text = "[a](../README.md) [b](proving.md#the-rule) [c d](../Makefile) [e](https://e.org)\n"
     assert site.for_the_site(text, page) == "`a` [b](proving.md#the-rule) c d [e](https://e.org)\n"
-    assert site.for_the_site("[x](../parallelizer/context/README.md)", page) == "[x](context_parallelism.md)"
+    assert (
+        site.for_the_site("[x](../parallelizer/styles/context_parallel/README.md)", page)
+        == "[x](context_parallelism.md)"
+    )
     assert site.for_the_site("[l](../README.md#limits)", page) == "[l](limits.md)"
     assert site.for_the_site("[p](../README.md#a-plan)", page) == "[p](plan_language.md)"
     code = "```\n[a](../README.md)\n```\n"

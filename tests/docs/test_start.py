@@ -1,6 +1,6 @@
 """docs/index.md is followed word by word: its commands, one after the other, in the folder that the first one makes.
 
-Those that start ranks or trace a step take turns (see `tests/rotation.py`); `tests/wheel/test_life.py` goes all the way
+Those that start ranks or trace a step are slow; `tests/wheel/test_life.py` goes all the way
 from a wheel.
 """
 
@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chosen import chosen
 from tests.docs.commands import check
 from tests.recipes.runs import Ended, typed
-from tests.rotation import taking_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/index.md").read_text()
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
 SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
 INSTALL, NEW, CHANGE, *COMMANDS, SAMPLE = SHOWN
-CHEAP = [command for command in COMMANDS if command.split()[1] in ("validate", "explain")]
-EVERY_DAY = [command for command in CHEAP if " explain " in command or "atention" in command]
+CHEAP = [c for c in COMMANDS if " explain " in c or (" validate " in c and "atention" in c)]
 """They trace nothing."""
 FAILING = ("atention", "norm2: none")
 
@@ -70,12 +69,12 @@ def test_what_it_samples_from_is_what_it_trained() -> None:
 
 def test_the_plan_that_is_shown_is_the_one_that_is_written() -> None:
     [shown] = re.findall(r"```yaml\n(.*?)```", TEXT, re.S)
-    written = (ROOT / "parallelizer/starter/conf/plans/my_gpt.yaml").read_text()
+    written = (ROOT / "parallelizer/commands/new/starter/conf/plans/my_gpt.yaml").read_text()
     assert yaml.safe_load(shown) == yaml.safe_load(written)
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("command", taking_turns(COMMANDS, always=EVERY_DAY))
+@pytest.mark.parametrize("command", chosen(COMMANDS, CHEAP))
 def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
     done = run(command, here)
     assert done.status == any(word in command for word in FAILING), done.out + done.err

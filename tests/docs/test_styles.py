@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.plan import Mesh
-from parallelizer.program import tensor_placements
-from parallelizer.styles.declare import STYLES
+from parallelizer.language.plan import Mesh
+from parallelizer.language.styles import STYLES
+from parallelizer.styles.application import tensor_placements
 from tests.docs.pictured import compiled, traced
 from tests.docs.test_site import DOCS, script
 

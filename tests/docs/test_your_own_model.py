@@ -1,6 +1,6 @@
 """docs/your_own_model.md is followed word by word: its files in an empty folder, its commands there.
 
-The cheap commands run every day, the others take turns (see `tests/rotation.py`).
+The default run holds the cheap commands; the others are slow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chosen import chosen
 from tests.recipes.runs import COMMANDS, Ended, typed
-from tests.rotation import taking_turns
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/your_own_model.md").read_text()
@@ -63,7 +63,7 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "command", taking_turns([c for c in SHOWN if " > " not in c], always=filter(is_cheap, SHOWN))
+    "command", chosen([c for c in SHOWN if " > " not in c], [c for c in SHOWN if is_cheap(c)])
 )
 def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
     more = " train.steps=1 train.eval_batches=1" if "recipes.train" in command else ""

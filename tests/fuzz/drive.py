@@ -17,8 +17,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from parallelizer.cli import main
-from parallelizer.diagnostics import PlanError
+from parallelizer.commands.main import main
+from parallelizer.diagnostics.diagnostic import PlanError
 from tests.fuzz.corpus import ROOT, Case
 
 GIVE_UP = 20.0
@@ -134,8 +134,8 @@ def _memory(what: str) -> int:
 
 @lru_cache(maxsize=1)
 def _setup() -> Any:
-    from parallelizer.compose import compose_config
-    from parallelizer.config import from_config
+    from parallelizer.configuration.compose import compose_config
+    from parallelizer.configuration.read_setup import from_config
 
     setup = from_config(*compose_config(["parallel=fsdp2_cp2_tp2"]))
     return setup, setup.build_model()
@@ -151,8 +151,8 @@ def warm_up() -> None:
 
 def _compile(path: str) -> None:
     """What the full check does with a plan before the step is traced."""
-    from parallelizer.compiler import compile as compile_plan
-    from parallelizer.load import load_plan
+    from parallelizer.compiler.compile import compile as compile_plan
+    from parallelizer.language.load import load_plan
 
     setup, model = _setup()
     with contextlib.suppress(PlanError):

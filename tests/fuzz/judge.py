@@ -9,7 +9,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from parallelizer.limits import MAX_OVERRIDES
+from parallelizer.configuration.limits import MAX_OVERRIDES
 from tests.fuzz.corpus import Case
 from tests.fuzz.drive import Outcome
 

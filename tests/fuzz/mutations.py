@@ -6,8 +6,8 @@ import random
 import re
 from collections.abc import Callable
 
-from parallelizer.plan import AXES
-from parallelizer.styles.declare import STYLES
+from parallelizer.language.plan import AXES
+from parallelizer.language.styles import STYLES
 
 Mutation = Callable[[str, random.Random], str]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import cli, parse
+from parallelizer.commands import main as cli
+from parallelizer.language import parse_plan as parse
 from tests.fuzz import drive
 from tests.fuzz.campaign import campaign, report
 from tests.fuzz.corpus import Case, case

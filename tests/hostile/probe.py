@@ -19,7 +19,7 @@ from typing import Any
 
 import hydra
 
-from parallelizer.cli import main
+from parallelizer.commands.main import main
 from tests.hostile.inputs import CONTROLS, SECRET, Attack, attacks, prepare
 
 EXECUTING = (
@@ -199,7 +199,7 @@ def probe(folder: Path, thorough: bool) -> list[dict[str, Any]]:
     os.environ["HOME"] = f"/home/{SECRET}"
     work = prepare(folder)
     os.chdir(work)
-    from parallelizer.load import config_folder
+    from parallelizer.diagnostics.package_folder import config_folder
 
     warm_up(thorough)
     os.environ.__class__ = RecordedEnvironment

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.checkpoint import INDEX, SINGLE
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face.saving import save_pretrained
+from parallelizer.hugging_face.weight_folder import INDEX, SINGLE
 from parallelizer.hugging_face.weights import load_pretrained
 from tests.hugging_face.folders import config_of, on_meta, safetensors, write
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.compiler import Program, tensor_placements
-from parallelizer.plan import full_name
-from parallelizer.simulate.world import enter_fake_world
+from parallelizer.language.plan import full_name
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.styles.application import Program, tensor_placements
 from parallelizer.styles.packing import Packing
-from parallelizer.tied_parameters import parameter_names, tied_names
+from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 TP = 2
 

@@ -13,15 +13,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from parallelizer.compiler import compile as compile_plan
-from parallelizer.diagnostics import PlanError
-from parallelizer.hugging_face.import_plan import parsed
-from parallelizer.hugging_face.proposal import propose
-from parallelizer.hugging_face.write_plan import plan_text
-from parallelizer.plan import Mesh
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.commands.import_plan import parsed
+from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_transformers.proposal import propose
+from parallelizer.propose.from_transformers.write_plan import plan_text
 from tests.hugging_face import placements
 from tests.hugging_face.families import Family, families
 
@@ -80,7 +78,6 @@ def survey_some(some: Sequence[Family], rank: int = 0) -> list[Row]:
 
 def survey(some: Sequence[Family], at_once: int = 16) -> list[Row]:
     """One row for each plan, compared on every rank; so many plans share two children."""
-    torch.set_num_threads(1)
     rows: list[Row] = []
     for start in range(0, len(some), at_once):
         part = some[start : start + at_once]

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.hugging_face import transformers_private
-from parallelizer.hugging_face.checkpoint import SINGLE
 from parallelizer.hugging_face.saving import save_pretrained
+from parallelizer.hugging_face.weight_folder import SINGLE
 from parallelizer.hugging_face.weights import load_pretrained
 from tests.hugging_face.broken import BREAKS, broken_model, cut, edited, found, raised
 from tests.hugging_face.folders import built, config_of, on_meta, write

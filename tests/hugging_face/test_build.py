@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face import build, causal_lm
 
 transformers = pytest.importorskip("transformers", reason="the optional extra `hf`")

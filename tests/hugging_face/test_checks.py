@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parallelizer.diagnostics import Diagnostic
+from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.hugging_face import causal_lm
 from tests.findings import findings, mesh_of
 

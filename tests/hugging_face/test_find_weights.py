@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.hugging_face.architecture import TARGET
-from parallelizer.hugging_face.source import weights_folder
-from parallelizer.origins import Origins
+from parallelizer.hugging_face.find_weights import weights_folder
 
 
 def test_a_folder_is_itself_and_what_has_no_name_has_no_weights(tmp_path: Path) -> None:

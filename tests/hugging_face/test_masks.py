@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallelizer.context.dealing import by_cost
-from parallelizer.context.order import Contiguous, Order
-from parallelizer.context.sequence import CurrentOrder
 from parallelizer.hugging_face import causal_lm, masks
+from parallelizer.styles.context_parallel.dealing import by_cost
+from parallelizer.styles.context_parallel.order import Contiguous, Order
+from parallelizer.styles.context_parallel.sequence import CurrentOrder
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
@@ -101,7 +101,7 @@ def test_a_rank_has_the_rows_of_its_positions(
 
 def test_rows_that_differ_in_the_batch_have_their_own_positions() -> None:
     positions = torch.tensor([[[0, 3], [1, 2]], [[1, 3], [0, 2]]])  # [batch, rank, rows]
-    from parallelizer.context.order import Dealt
+    from parallelizer.styles.context_parallel.order import Dealt
 
     order = Dealt(2, None, positions, "per-document")
     for rank in (0, 1):

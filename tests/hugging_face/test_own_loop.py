@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from parallelizer.step import logits_of
-from parallelizer.verify.modes import Float64
+from parallelizer.compiler.observe.calling import logits_of
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.modes import Float64
 from tests.parity import EXACT, Batch, gathered, plan, relative
 from tests.ranks import run_ranks
 

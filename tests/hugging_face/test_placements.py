@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.hugging_face.import_plan import parsed
-from parallelizer.hugging_face.proposal import propose
-from parallelizer.hugging_face.write_plan import plan_text
-from parallelizer.plan import Mesh
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.commands.import_plan import parsed
+from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_transformers.proposal import propose
+from parallelizer.propose.from_transformers.write_plan import plan_text
 from tests.hugging_face.families import families
 from tests.hugging_face.placements import TP, Piece, ours, theirs
 from tests.hugging_face.small import small
@@ -43,7 +42,6 @@ def imported(model: nn.Module, text: str | None = None) -> dict[str, Piece]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_lie_as_transformers_has_them(kind: str) -> None:
-    torch.set_num_threads(1)
     model = small(kind)
     mine = imported(model)
     (others,) = in_children([(theirs, model, TP - 1)])
@@ -52,7 +50,6 @@ def test_parameters_lie_as_transformers_has_them(kind: str) -> None:
 
 
 def test_one_that_lies_otherwise_is_noticed() -> None:
-    torch.set_num_threads(1)
     model: Any = small("mixtral")
     text = plan_text(propose(model), [])
     mine = imported(model, text.replace(", packed: [1, 1]", ""))

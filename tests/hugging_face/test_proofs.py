@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import cli
+from parallelizer.commands import main as cli
 
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")
 

@@ -8,21 +8,22 @@ import pytest
 import torch
 
 import parallelizer as pz
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.verify.tiny import shrink
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.proof.tiny import shrink
+from tests.chosen import SHARE, a_fifth
 from tests.hugging_face.folders import digests, transformers
 from tests.hugging_face.test_weights import differing
 from tests.ranks import run_ranks
-from tests.rotation import TURNS, taking_turns
 
 FAMILIES = sorted(path.stem for path in (config_folder() / "model").glob("hf_*.yaml"))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("third", taking_turns(range(TURNS)))
-def test_every_shipped_family_comes_back_the_same(third: int, tmp_path: Path) -> None:
-    setups, wanted, families = {}, {}, FAMILIES[third::TURNS]
+@pytest.mark.parametrize("share", a_fifth(range(SHARE)))
+def test_every_shipped_family_comes_back_the_same(share: int, tmp_path: Path) -> None:
+    setups, wanted, families = {}, {}, FAMILIES[share::SHARE]
     for family in families:
         setup, _ = shrink(from_config(*compose_config((f"model={family}", "parallel=fsdp2_tp2"))))
         model = setup.build_model().to_empty(device="cpu")

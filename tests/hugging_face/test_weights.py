@@ -13,10 +13,11 @@ import parallelizer as pz
 from parallelizer.hugging_face import saving, stored_files
 from parallelizer.hugging_face.saving import save_pretrained
 from parallelizer.hugging_face.weights import load_pretrained
-from parallelizer.initialize import local_slice
-from parallelizer.plan import Mesh
-from parallelizer.state import state_of
-from parallelizer.tied_parameters import tied_names
+from parallelizer.language.plan import Mesh
+from parallelizer.runtime.initialize import local_slice
+from parallelizer.runtime.state import state_of
+from parallelizer.styles.tied_parameters import tied_names
+from tests.chosen import a_fifth
 from tests.hugging_face.broken import edited
 from tests.hugging_face.folders import (
     CONFIGS,
@@ -34,7 +35,6 @@ from tests.hugging_face.folders import (
 )
 from tests.parity import gathered, plan
 from tests.ranks import run_ranks
-from tests.rotation import TURN, taking_turns
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"head_dim": 8},  # an embedding with a buffer of its own, two kinds of rotary frequencies
@@ -94,13 +94,13 @@ def differing(model: torch.nn.Module, wanted: dict[str, torch.Tensor]) -> list[s
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("ranks", "turn"),
-    [pytest.param(1, 0, marks=pytest.mark.slow), (2, TURN), (4, TURN), pytest.param(2, None, marks=pytest.mark.slow),
+    [pytest.param(1, 0, marks=pytest.mark.slow), (2, 0), (4, 1), pytest.param(2, None, marks=pytest.mark.slow),
      pytest.param(4, None, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_a_folder_goes_through_every_mesh_and_comes_back_the_same(
     ranks: int, turn: int | None, tmp_path: Path
 ) -> None:
-    """Every model on one mesh a day, or on all."""
+    """Every model on one mesh, another for each, or on all."""
     folders, wanted, meshes = {}, {}, {}
     for i, name in enumerate(CONFIGS):
         dtype = (torch.float32, torch.bfloat16)[i % 2]
@@ -130,7 +130,7 @@ def test_a_folder_goes_through_every_mesh_and_comes_back_the_same(
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
-@pytest.mark.parametrize("kind", taking_turns(FAMILIES))
+@pytest.mark.parametrize("kind", a_fifth(FAMILIES))
 def test_one_process_loads_and_saves_what_transformers_does(kind: str, tmp_path: Path) -> None:
     """A folder is saved as it lay, and a model that came from none byte for byte as save_pretrained writes it."""
     config = transformers.AutoConfig.for_model(kind, **{**SMALL, **FAMILIES[kind]})

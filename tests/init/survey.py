@@ -55,7 +55,7 @@ def survey(name: str) -> dict[str, Any]:
 
 
 def _proposed(name: str, unproven: bool) -> str:
-    from parallelizer.propose import command
+    from parallelizer.commands import init as command
 
     given = overrides(name)
     arguments = argparse.Namespace(overrides=given, unproven=unproven, output=None, force=False)
@@ -64,15 +64,15 @@ def _proposed(name: str, unproven: bool) -> str:
 
 
 def _setup(given: list[str]) -> Any:
-    from parallelizer.compose import compose_config
-    from parallelizer.config import from_config
+    from parallelizer.configuration.compose import compose_config
+    from parallelizer.configuration.read_setup import from_config
 
     return from_config(*compose_config(given, CONF))
 
 
 def _cells(name: str, text: str, references: dict[tuple[int, int], Any]) -> dict[str, str]:
-    from parallelizer.diagnostics import PlanError
-    from parallelizer.plan import Mesh
+    from parallelizer.diagnostics.diagnostic import PlanError
+    from parallelizer.language.plan import Mesh
 
     cells: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="init-") as folder:
@@ -95,8 +95,8 @@ def _cells(name: str, text: str, references: dict[tuple[int, int], Any]) -> dict
 
 def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
     """As `verify`; what is unsharded is run once for meshes that are given the same batch."""
-    from parallelizer.verify.prove import prove_subject, references_of
-    from parallelizer.verify.tiny import shrink, subject_of
+    from parallelizer.proof.prove import prove_subject, references_of
+    from parallelizer.proof.tiny import shrink, subject_of
 
     setup.compile(setup.build_model())
     subject = subject_of(shrink(setup)[0])

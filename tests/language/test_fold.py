@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.fold import fold_alternatives, fold_paths
-from parallelizer.glob import parse_glob
+from parallelizer.language.fold import fold_alternatives, fold_paths
+from parallelizer.language.glob import parse_glob
 from tests.module_paths import NAMES, llama
 
 

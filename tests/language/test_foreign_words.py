@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from torch.distributed.tensor import parallel
 
-from parallelizer import foreign_words
-from parallelizer.diagnostics import Findings
-from parallelizer.parse_rule import parse_rules
-from parallelizer.source import MappingNode, read
-from parallelizer.styles.declare import STYLES
+from parallelizer.diagnostics.diagnostic import Findings
+from parallelizer.language import foreign_words
+from parallelizer.language.parse_rule import parse_rules
+from parallelizer.language.styles import STYLES
+from parallelizer.language.yaml_nodes import MappingNode, read
 
 
 def helps(text: str) -> list[str | None]:

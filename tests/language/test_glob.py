@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer import glob
-from parallelizer.glob import MAX_ALTERNATIVES, MAX_LENGTH, GlobError, outer_braces, parse_glob
+from parallelizer.language import glob
+from parallelizer.language.glob import MAX_ALTERNATIVES, MAX_LENGTH, GlobError, outer_braces, parse_glob
 from tests.module_paths import PATHS, llama
 
 # --- matching ------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def test_any_text_is_a_glob_or_a_glob_error_inside_it(text: str, paths: list[str
 
 
 def test_the_module_does_not_import_torch() -> None:
-    command = "import sys, parallelizer.glob; sys.exit('torch' in sys.modules)"
+    command = "import sys, parallelizer.language.glob; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Span
-from parallelizer.layouts import unknown_layout
-from parallelizer.plan import Placement
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.layout_names import unknown_layout
+from parallelizer.language.plan import Placement
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.load import MAX_EXTENDS, find_along, load, load_plan
-from parallelizer.plan import REPLICATE, Plan
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.load import MAX_EXTENDS, find_along, load, load_plan
+from parallelizer.language.plan import REPLICATE, Plan
 
-GOOD = Path(__file__).parent / "plans" / "good"
+GOOD = Path(__file__).parents[1] / "plans" / "good"
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_reading_a_plan_needs_neither_torch_nor_hydra() -> None:
     command = (
         "import sys\n"
         "from parallelizer import load_plan\n"
-        "from parallelizer.parse import parse_plan\n"
+        "from parallelizer.language.parse_plan import parse_plan\n"
         "assert load_plan('llama_tp').rules\n"
         "print(sorted(name for name in ('torch', 'hydra', 'numpy') if name in sys.modules))\n"
     )

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer import options
-from parallelizer.diagnostics import Findings
-from parallelizer.plan import AXES, REPLICATE, Flow, shard
-from parallelizer.source import MappingNode, Node, Scalar, read
-from parallelizer.styles.declare import STYLES, OptionKind
+from parallelizer.diagnostics.diagnostic import Findings
+from parallelizer.language import parse_options as options
+from parallelizer.language.plan import AXES, REPLICATE, Flow, shard
+from parallelizer.language.styles import STYLES, OptionKind
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, read
 
 
 def node_of(text: str) -> Node:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.config import config_folder
-from parallelizer.diagnostics import Findings, Span
-from parallelizer.load import load
-from parallelizer.parse import parse_layouts, parse_plan, section
-from parallelizer.plan import PARTIAL, REPLICATE, SLOTS, Flow, Plan, Rule, shard
-from parallelizer.source import MappingNode, read
+from parallelizer.diagnostics.diagnostic import Findings, Span
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.load import load
+from parallelizer.language.parse_plan import parse_layouts, parse_plan, section
+from parallelizer.language.plan import PARTIAL, REPLICATE, SLOTS, Flow, Plan, Rule, shard
+from parallelizer.language.yaml_nodes import MappingNode, read
 
-PLANS = Path(__file__).parent / "plans"
+PLANS = Path(__file__).parents[1] / "plans"
 GOOD = sorted(path.stem for path in (PLANS / "good").glob("*.yaml"))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Findings, Span
-from parallelizer.parse_rule import data_only, parse_rule_item, parse_rules, quoted_rules, slot_of
-from parallelizer.plan import SLOTS, Rule
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read
-from parallelizer.styles.declare import STYLES
+from parallelizer.diagnostics.diagnostic import Findings, Span
+from parallelizer.language.parse_rule import data_only, parse_rule_item, parse_rules, quoted_rules, slot_of
+from parallelizer.language.plan import SLOTS, Rule
+from parallelizer.language.styles import STYLES
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, read
 
 
 def items(text: str) -> tuple[Node, ...]:

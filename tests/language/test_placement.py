@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from parallelizer.diagnostics import Span
-from parallelizer.placement import (
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.placement import (
     RESERVED,
     PlacementError,
     from_torch,
@@ -20,7 +20,7 @@ from parallelizer.placement import (
     parse_placement,
     to_torch,
 )
-from parallelizer.plan import PARTIAL, REPLICATE, Flow, Placement, shard
+from parallelizer.language.plan import PARTIAL, REPLICATE, Flow, Placement, shard
 
 
 def place(start: int, end: int) -> Span:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import parallelizer.suggest as suggest_module
-from parallelizer.glob import GlobError, parse_glob
-from parallelizer.suggest import nearest, suggest
+import parallelizer.diagnostics.nearest as nearest_module
+from parallelizer.diagnostics.nearest import nearest
+from parallelizer.language.glob import GlobError, parse_glob
+from parallelizer.language.suggest import suggest
 from tests.module_paths import BERT, PATHS, llama
 
 STYLES = [
@@ -97,7 +98,7 @@ def edit_distance(a: str, b: str) -> int:
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="abc", max_size=5), st.text(alphabet="abc", max_size=5), st.integers(0, 4))
 def test_the_distance_is_the_textbook_one_up_to_its_limit(a: str, b: str, limit: int) -> None:
-    assert suggest_module._distance(a, b, limit) == min(edit_distance(a, b), limit + 1)
+    assert nearest_module._distance(a, b, limit) == min(edit_distance(a, b), limit + 1)
 
 
 LLAMA = llama(32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.source import read
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.yaml_nodes import read
 
 
 @pytest.mark.parametrize(

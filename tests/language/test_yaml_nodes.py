@@ -14,8 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.source import (
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.yaml_nodes import (
     MAX_BYTES,
     MAX_DEPTH,
     MAX_NODES,
@@ -31,7 +31,7 @@ from parallelizer.source import (
     shown_path,
 )
 
-CONFIGS = Path(__file__).parent.parent / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def plain(node: Node | None) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from parallelizer.losses import cross_entropy
 from parallelizer.models.llama import Attention, Llama, RotaryEmbedding, rotate
-from recipes.data.corpus import unigram_entropy
+from parallelizer.training.data.corpus import unigram_entropy
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 OWN_KEYS = ("plan", "batch", "loss", "tiny")

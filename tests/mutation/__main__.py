@@ -10,9 +10,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
-from parallelizer.show.markdown import replace_between
+from benchmarks.proofs.markdown import replace_between
 from tests.mutation.generate import KINDS, mutants
 from tests.mutation.judge import Judge, Verdict
 from tests.mutation.sources import sources
@@ -22,7 +20,6 @@ from tests.mutation.tree import write_tree
 
 def main() -> int:
     """Judge the mutants that the command line asks for, and print the table. 1 when something slips through."""
-    torch.set_num_threads(1)  # proofs fork
     arguments = _arguments()
     judge = Judge(arguments.cache)
     started, verdicts, unknown = time.perf_counter(), list[Verdict](), 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parallelizer.styles.declare import STYLES
+from parallelizer.language.styles import STYLES
 from tests.mutation import tree as trees
 from tests.mutation.tree import Place, Tree, Where
 

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import parallelizer
-from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
-from parallelizer.launch import LaunchError
-from parallelizer.load import load_plan
-from parallelizer.program import Program
-from parallelizer.setup import Setup
-from parallelizer.simulate.world import WorldError
-from parallelizer.verify import prove as proving
-from parallelizer.verify.observe import Observation
-from parallelizer.verify.prove import prove_subject, references_of
-from parallelizer.verify.tiny import subject_of
+from parallelizer.child import WorldError
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.language.load import load_plan
+from parallelizer.proof import prove as proving
+from parallelizer.proof.observe import Observation
+from parallelizer.proof.prove import prove_subject, references_of
+from parallelizer.proof.tiny import subject_of
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.styles.application import Program
 from tests.mutation.generate import Mutant
 
 PATIENCE = 15.0
@@ -106,7 +106,7 @@ class Judge:
             return Verdict(mutant, _plain(error.diagnostics), Harm(wrong, "text"))
         found = program.diagnostics
         if not has_errors(found):
-            found = (*found, *check_layout_flow(setup, program, setup.build_model()))
+            found = validated(setup, program, setup.build_model()).found
         same = mutant.text != original and _facts(program) == _facts(_program(mutant, original))
         harm = Harm("", "program") if same else self._proven(mutant, setup)
         return Verdict(mutant, _plain(found), harm)

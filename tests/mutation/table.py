@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from parallelizer.show.markdown import table
+from benchmarks.proofs.markdown import table
 from tests.mutation.generate import KINDS
 from tests.mutation.judge import Verdict
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read_file
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, read_file
 
 Tree = dict[str, Any]
 Where = tuple[str | int, ...]

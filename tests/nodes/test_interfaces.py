@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.launching import interfaces
+from parallelizer.runtime.launch import interfaces
 from tests.nodes.network import Nodes
 from tests.recipes.runs import ROOT
 

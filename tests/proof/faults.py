@@ -1,7 +1,7 @@
 """Faults planted in the sharded run, each of which the proof must find, place and name.
 
 A fault is made by patching what the ranks run, after their plan was checked; the unsharded run never meets
-it. `python -m tests.verify.faults` runs all of them and writes the table of docs/proving.md.
+it. `python -m tests.proof.faults` runs all of them and writes the table of docs/proving.md.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 
-from parallelizer import applier, gradients, initialize, step, whole_parameters
-from parallelizer.context import balance, gathering, intercept
-from parallelizer.context.buffers import LocalBuffers
-from parallelizer.show.markdown import replace_between, table
+from benchmarks.proofs.markdown import replace_between, table
+from parallelizer.proof import observe
+from parallelizer.proof.prove import Proof, prove, prove_subject
+from parallelizer.runtime import gradients, initialize, step
+from parallelizer.styles import fsdp
+from parallelizer.styles.context_parallel import balance, gathering, intercept
+from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.packing import Packing
-from parallelizer.verify import observe
-from parallelizer.verify.prove import Proof, prove, prove_subject
-from tests.verify import subjects
+from tests.proof import subjects
 
 Patch = pytest.MonkeyPatch
 Faulty = Callable[..., Any]
@@ -126,8 +128,12 @@ def _mean(right: Faulty, model: nn.Module, batch: Any, loss: Any, *args: Any) ->
     return right(model, batch, mean, *args)
 
 
-def _twice(right: Faulty, groups: Any, gradient: torch.Tensor) -> torch.Tensor:
-    return right(groups, right(groups, gradient))
+def _twice(right: Faulty, unit: nn.Module, names: Any, groups: Any) -> None:
+    right(unit, names, (*groups, *groups))
+
+
+def _over_shards_alone(right: Faulty, module: nn.Module, *, mesh: Any, **options: Any) -> Any:
+    return right(module, mesh=mesh["dp_shard"], **options)
 
 
 def _no_mask(right: Faulty, region: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -266,7 +272,7 @@ FAULTS = (
     Fault(
         "an all-reduce doubled",
         ("parallel=fsdp2", WHOLE_NORMS),
-        replaced(whole_parameters, "_sum_over", _twice),
+        replaced(fsdp, "sum_gradients_of", _twice),
         "norm",
         "backward",
         "dp_shard",
@@ -329,7 +335,7 @@ FAULTS = (
     Fault(
         "fsdp averages gradients",
         ("parallel=fsdp2",),
-        replaced(applier, "_sum_gradients", nothing),
+        replaced(fsdp, "sum_instead_of_average", nothing),
         "output",
         "backward",
         "dp_shard",
@@ -338,7 +344,7 @@ FAULTS = (
     Fault(
         "whole parameters' gradients not summed",
         ("parallel=fsdp2", WHOLE_NORMS),
-        replaced(applier, "sum_gradients_of", nothing),
+        replaced(fsdp, "sum_gradients_of", nothing),
         "norm",
         "backward",
         "dp_shard",
@@ -410,7 +416,7 @@ FAULTS = (
     Fault(
         "replicas of hsdp not summed",
         ("parallel=hsdp2x2",),
-        replaced(applier, "fsdp_mesh", lambda right, mesh: mesh["dp_shard"]),
+        replaced(torch.distributed.fsdp, "fully_shard", _over_shards_alone),
         "output",
         "backward",
         "dp_replicate",
@@ -439,7 +445,6 @@ FAULTS = (
 
 def main() -> None:
     """Run every fault, and write what was found into the documentation."""
-    torch.set_num_threads(1)
     rows, right = [], 0
     for fault in FAULTS:
         proof = proof_of(fault)

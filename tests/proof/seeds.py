@@ -1,6 +1,6 @@
 """Correct plans on a hundred seeds: other initial values and other batches, and no alarm.
 
-`python -m tests.verify.seeds` runs them and writes what it found into docs/proving.md.
+`python -m tests.proof.seeds` runs them and writes what it found into docs/proving.md.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-import torch
-
-from parallelizer.show.markdown import replace_between, table
-from parallelizer.verify.prove import Proof, prove
-from tests.verify import subjects
+from benchmarks.proofs.markdown import replace_between, table
+from parallelizer.proof.prove import Proof, prove
+from tests.proof import subjects
 
 SEEDS = 100
 RUNS = (
@@ -41,7 +39,6 @@ def worst_share(proof: Proof) -> float:
 
 def main() -> None:
     """Prove every seed, and write the figures into the documentation."""
-    torch.set_num_threads(1)
     begin, shares, alarms = time.monotonic(), dict[tuple[str, ...], list[float]](), list[str]()
     for seed, overrides, proof in proofs(range(SEEDS)):
         shares.setdefault(overrides, []).append(worst_share(proof))

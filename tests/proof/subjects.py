@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.compose import compose_config
-from parallelizer.config import Setup, from_config
-from parallelizer.plan import Mesh, Plan
-from parallelizer.verify.subject import Subject
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.language.plan import Mesh, Plan
+from parallelizer.proof.subject import Subject
 
 VOCAB = 16
 

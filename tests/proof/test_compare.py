@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.plan import Mesh
-from parallelizer.verify.compare import Difference, Verdict, judge, unequal
-from parallelizer.verify.observe import Observation
-from parallelizer.verify.rounding import nudge_size
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.compare import Difference, Verdict, judge, unequal
+from parallelizer.proof.observe import Observation
+from parallelizer.proof.rounding import nudge_size
 
 ONE = Mesh({"tp": 2})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallelizer.plan import Mesh
-from parallelizer.verify.describe import axes_of, data_first, describe, factor_words, ratio
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.describe import axes_of, data_first, describe, factor_words, ratio
 
 MESH = Mesh({"dp_shard": 3, "tp": 2})
 WHOLE = torch.arange(1, 25, dtype=torch.float64).view(2, 4, 3).sin()

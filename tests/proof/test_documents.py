@@ -9,11 +9,11 @@ import pytest
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.context import buffers
-from parallelizer.verify.prove import prove
-from tests.rotation import marks_at
-from tests.verify import subjects
-from tests.verify.faults import on_ranks
+from parallelizer.proof.prove import prove
+from parallelizer.styles.context_parallel import buffers
+from tests.chosen import marks_at
+from tests.proof import subjects
+from tests.proof.faults import on_ranks
 
 PLAN = """
 version: 1

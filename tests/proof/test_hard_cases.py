@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.losses import cross_entropy
 from parallelizer.models.llama import Llama
-from parallelizer.show.proof import verify_document
+from parallelizer.proof import observe
+from parallelizer.proof.prove import Proof
+from parallelizer.report.text.proof import verify_document
 from parallelizer.testing import assert_equivalent
-from parallelizer.verify import observe
-from parallelizer.verify.prove import Proof
-from tests.verify import faults, subjects
+from tests.proof import faults, subjects
 
 pytestmark = pytest.mark.ranks
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from parallelizer.verify import observe
-from parallelizer.verify.divergence import governing_rule
-from tests.verify import subjects
-from tests.verify.faults import Fault, found_rightly, proof_of, replaced
+from parallelizer.proof import observe
+from parallelizer.proof.divergence import governing_rule
+from tests.proof import subjects
+from tests.proof.faults import Fault, found_rightly, proof_of, replaced
 
 
 def _doubled(right: Any, *args: Any) -> Any:

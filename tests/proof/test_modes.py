@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from parallelizer.verify.modes import Float64, OtherOrder, PlainAttention, plain_attention
+from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention, plain_attention
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from parallelizer.verify.rounding import least_norm, norm_of, relative_error, terms_of
+from parallelizer.proof.rounding import least_norm, norm_of, relative_error, terms_of
 
 ONES = torch.ones(4, dtype=torch.float64)
 

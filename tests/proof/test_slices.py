@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from parallelizer.context import balance
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
+from parallelizer.proof.slices import holds, line, partial_axis, separating_axis, wrong_ranks
+from parallelizer.styles.context_parallel import balance
 from parallelizer.styles.packing import Packing
-from parallelizer.verify.slices import holds, line, partial_axis, separating_axis, wrong_ranks
 
 MESH = Mesh({"dp_shard": 2, "cp": 2, "tp": 2})
 WHOLE = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

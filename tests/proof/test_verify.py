@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.asking import _on_meta
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.workload import Entry, Workload
 from parallelizer.losses import cross_entropy
-from parallelizer.workload import Entry, Workload
+from parallelizer.simulate.meta_copy import meta_copy
 from tests.parity import plan
 from tests.recipes.runs import ROOT, typed
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 WORK = Workload(
     {name: Entry(("batch", "sequence"), range=(0, 32)) for name in ("input_ids", "labels")}, 4, 16
@@ -60,7 +60,7 @@ def test_a_copy_without_memory_shares_what_the_model_shares() -> None:
             self.head.weight = self.embed.weight
             self.register_buffer("table", torch.ones(3))
 
-    copied = _on_meta(Tied())
+    copied = meta_copy(Tied())
     assert all(t.is_meta for t in (*copied.parameters(), *copied.buffers()))
     assert copied.head.weight is copied.embed.weight and len(list(copied.parameters())) == 1
 

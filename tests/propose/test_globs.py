@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.glob import parse_glob
-from parallelizer.hugging_face.globs import globs_for
+from parallelizer.language.glob import parse_glob
+from parallelizer.propose.globs import globs_for
 
 pytest.importorskip("transformers", reason="keys are made wildcards by transformers' own rule")
 

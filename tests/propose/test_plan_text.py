@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.glob import parse_glob
-from parallelizer.load import load_plan
-from parallelizer.propose.facts import Facts
-from parallelizer.propose.rules import Choice, units
-from parallelizer.propose.write import WIDTH, globs, plan_text
+from parallelizer.language.glob import parse_glob
+from parallelizer.language.load import load_plan
+from parallelizer.propose.from_forward.facts import Facts
+from parallelizer.propose.from_forward.rules import Choice, units
+from parallelizer.propose.plan_text import WIDTH, globs, plan_text
 from tests.init import models
-from tests.propose.test_roles import found
+from tests.propose.from_forward.test_roles import found
 
 AMONG = ("", "h", "h.0", "h.0.a", "h.0.b", "h.1", "h.1.a", "h.1.b", "h.2", "h.2.a", "tail", "tail.a")
 

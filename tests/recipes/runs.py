@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallelizer import __main__ as package
-from parallelizer import launch
-from parallelizer.compose import compose_config
-from recipes import generate as generation
-from recipes import train as recipe
+from parallelizer.configuration.compose import compose_config
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.command import run, run_sampling
+from parallelizer.training.job.prepare import prepare
+from parallelizer.training.job.run import started
+from parallelizer.training.watch.result import Result
+from recipes import generate, train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,12 +45,12 @@ SMALL = (
 )
 
 
-def run_here(folder: Path, *overrides: str) -> recipe.Result:
+def run_here(folder: Path, *overrides: str) -> Result:
     """Compose and check in this process, and train in ranks forked from it."""
-    job = recipe.prepare(*compose_config([*SMALL, *overrides]), folder)
+    job = prepare(*compose_config([*SMALL, *overrides]), folder)
     ranks = job.setup.mesh.world_size
     [first, *_] = launch.start(
-        recipe.train, (job,), ranks=ranks, device="cpu", start_timeout=60, collective_timeout=60
+        started, (train.train, job), ranks=ranks, device="cpu", start_timeout=60, collective_timeout=60
     )
     return first
 
@@ -67,11 +70,13 @@ class Ended:
 
 
 COMMANDS: dict[str, Callable[[], int | None]] = {
-    "recipes.train": recipe.main,
-    "recipes.generate": generation.main,
+    "recipes.train": lambda: run(train.train),
+    "recipes.generate": lambda: run_sampling(generate.generate),
     "parallelizer": package.run,
 }
 """What `python -m` runs, by module."""
+
+FILES = {"recipes.train": train.__file__, "recipes.generate": generate.__file__}
 
 
 def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: float = 60.0) -> Ended:
@@ -109,7 +114,7 @@ def run_command(
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - for as long as the process lives
-        sys.argv = [sys.modules[COMMANDS[module].__module__].__file__ or module, *arguments]
+        sys.argv = [FILES.get(module) or module, *arguments]
         status = COMMANDS[module]() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelizer import launch
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import PlanError
-from recipes import generate as generation
-from recipes.generate import read_words
-from recipes.sampling import Job, generate
-from tests.recipes.data.tokenizers_made import VOCABULARY, bare
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.job.recipe_file import recipe_of
+from parallelizer.training.sampling.job import SamplingJob
+from parallelizer.training.sampling.prepare import prepare, read_words
+from recipes.generate import generate
 from tests.recipes.runs import ROOT, SMALL, run_here, typed
+from tests.training.data.tokenizers_made import VOCABULARY, bare
 
 PROMPT = "def main(arguments: list[str], *, folder: Path) -> int:"
 COUNT = 14
@@ -35,13 +36,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepared(folder: Path, *words: str) -> Job:
+def prepared(folder: Path, *words: str) -> SamplingJob:
     """The job of a command, its configuration laid out in `folder`."""
     folder.mkdir()
-    return generation.prepare(read_words([*words, "device=cpu"]), folder)
+    return prepare(read_words([*words, "device=cpu"], recipe_of(generate, "generate")), folder)
 
 
-def text(job: Job) -> list[list[int]]:
+def text(job: SamplingJob) -> list[list[int]]:
     """What the ranks make, which must be alike."""
     world = job.setup.mesh.world_size
     first, *others = launch.start(

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from parallelizer import checks, step
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
+from parallelizer.compiler import all_checks as checks
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.runtime import step
 from tests.recipes.runs import SMALL, metrics, run_here
-from tests.rotation import marks_at
 
 STEPS = 10
 TOLERANCE = 1e-5
@@ -26,21 +27,19 @@ PRESETS = {
 }  # fmt: skip
 """The presets that one machine can run, by their number of ranks."""
 
-ALWAYS = {
+DEFAULT = {
+    ("fsdp2", "llama"),
     ("tp2", "llama"),
     ("tp2", "llama_tp"),
     ("cp2", "llama"),
     ("hsdp2x2", "llama"),
     ("fsdp2_cp2_tp2", "llama"),
 }
-TAKING_TURNS = ["fsdp2", "fsdp4", "tp4", "cp4", "fsdp2_tp2", "cp2_tp2"]
-"""With the first plan; what is in neither is for the whole run."""
+"""Every axis alone, and all of them together; the others are for the whole run."""
 
 
 def marks(preset: str, plan: str) -> tuple[pytest.MarkDecorator, ...]:
-    if plan == PLANS[0] and preset in TAKING_TURNS:
-        return marks_at(TAKING_TURNS.index(preset))
-    return () if (preset, plan) in ALWAYS else (pytest.mark.slow,)
+    return () if (preset, plan) in DEFAULT else (pytest.mark.slow,)
 
 
 CASES = [
@@ -103,7 +102,7 @@ def test_every_preset_that_fits_is_here() -> None:
     plans = {file.stem for file in (config_folder() / "plans").glob("llama*.yaml")}
     assert {*PLANS} == plans - {
         "llama_packed"
-    }  # which takes batches of another kind: tests/recipes/data/test_documents.py
+    }  # which takes batches of another kind: tests/training/data/test_documents.py
 
 
 def test_a_wrong_norm_is_noticed(

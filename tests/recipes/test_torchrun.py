@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from recipes.guards import Guards
+from parallelizer.training.guards import Guards
 from tests.recipes.runs import SMALL, Ended, command, entries, metrics, run_command, run_here
 
 pytestmark = pytest.mark.ranks
@@ -60,7 +60,7 @@ def test_one_message_of_all_ranks(arguments: list[str], what: str, tmp_path: Pat
 def test_a_rank_other_than_0_speaks_when_rank_0_has_nothing_to_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.outcome.PATIENCE", 0.1)
+    monkeypatch.setattr("parallelizer.training.job.outcome.PATIENCE", 0.1)
     [only] = ranks([1], "parallel=tp22", cwd=tmp_path)
     assert only.status == 1
     assert only.err.startswith("rank 1:\nerror[unknown-preset]")
@@ -84,7 +84,7 @@ def test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceb
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Broken, "how", how)
-    monkeypatch.setattr("recipes.loop.Guards", Broken)
+    monkeypatch.setattr("parallelizer.training.job.job.Guards", Broken)
     first, second = two_ranks(*SMALL, "parallel=tp2", "train.steps=100", "hydra.run.dir=a", cwd=tmp_path)
     log = (tmp_path / "a" / "rank0.log").read_text()
     assert "Traceback" in log and "by peer" in log and "in the loss" not in log
@@ -97,7 +97,7 @@ def test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceb
     assert second.status == 1
     lines = second.err.splitlines()
     assert lines[0] == "error: rank 1 of 2 failed (exit code 1): ValueError: the reason"
-    assert lines[2] == "Traceback (most recent call last):" and "recipes/loop.py" in second.err
+    assert lines[2] == "Traceback (most recent call last):" and "recipes/train.py" in second.err
     assert "hydra" not in second.err.partition("= help")[0].replace("hydra.run.dir", "")
     assert lines[-1].endswith("its traceback is whole in " + str(Path("a") / "rank1.log"))
     assert "in two lines" in (tmp_path / "a" / "rank1.log").read_text()

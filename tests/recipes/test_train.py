@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes import train as recipe
+from parallelizer.training import run
+from recipes.train import train
 from tests.recipes.runs import SMALL, Ended, entries, in_session, metrics, run_here, typed
 
 pytestmark = pytest.mark.ranks
@@ -189,7 +190,7 @@ class _Terminal:
                 os.chdir(cwd)
                 sys.argv = ["train.py", *arguments]
                 sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - until the process ends
-                recipe.main()
+                run(train)
                 status = 0
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else 1

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.show.capacity import capacity
-from parallelizer.simulate.classes import RankClass
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Trace
+from parallelizer.report.capacity import capacity
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.rank_classes import RankClass
+from parallelizer.simulate.record.trace import Trace
 
 GIB = 1 << 30
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.cli import main
-from parallelizer.show import diff
-from parallelizer.show.figures import Figures, Subject, changes
-from tests.show.test_lock import LEDGER, PLAN, USAGE, entry, example
+from parallelizer.commands.main import main
+from parallelizer.report import diff
+from parallelizer.report.figures import Figures, Subject, changes
+from tests.report.test_lock import LEDGER, PLAN, USAGE, entry, example
 
 # --- what a side stands for ----------------------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.show.documents import plan_document, refusal_document, validate_document
-from parallelizer.simulate.classes import RankClass
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Trace
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.report.documents import plan_document, refusal_document, validate_document
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.rank_classes import RankClass
+from parallelizer.simulate.record.trace import Trace
 
 ERROR = Diagnostic("a-code", "what is wrong", Span("a.yaml", 3, 5, 9), "what to do")
 WARNING = Diagnostic("b-code", "what is odd", None, None, severity="warning")

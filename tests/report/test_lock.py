@@ -16,16 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer.cli import main
-from parallelizer.diagnostics import PlanError
-from parallelizer.plan import Mesh
-from parallelizer.show import lock
-from parallelizer.show.figures import Figures, Subject, changes, figures
-from parallelizer.simulate.classes import RankClass
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Trace
-from parallelizer.workload import Workload
+from parallelizer.commands.main import main
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Workload
+from parallelizer.report import lock
+from parallelizer.report.figures import Figures, Subject, changes, figures
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.rank_classes import RankClass
+from parallelizer.simulate.record.trace import Trace
 from tests.findings import compiled
 
 

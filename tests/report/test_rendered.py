@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.diagnostics import Diagnostic, PlanError, in_order, one_line
-from parallelizer.load import load
-from parallelizer.show.diagnostics import render
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order, one_line
+from parallelizer.diagnostics.render import render
+from parallelizer.language.load import load
 from tests import marked
 from tests.golden import same
 from tests.test_plans import PLANS, ROOT, validated

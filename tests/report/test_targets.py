@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import cli
-from parallelizer.cli import main
-from parallelizer.diagnostics import PlanError
-from parallelizer.show.targets import check_targets
+from parallelizer.commands import main as cli
+from parallelizer.commands.main import main
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.report.targets import check_targets
 
 Captured = pytest.CaptureFixture[str]
 

@@ -17,16 +17,16 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from parallelizer.state import state_of
-from parallelizer.tied_parameters import tied_names
-from parallelizer.vocabulary import plain
+from parallelizer.language.plan import Mesh
+from parallelizer.runtime.state import state_of
+from parallelizer.styles.sharded_logits import plain
+from parallelizer.styles.tied_parameters import tied_names
 from tests.findings import on_meta
 from tests.parity import SEED, plan, token_batch, token_loss
 from tests.ranks import run_ranks
+from tests.runtime.test_step import llama
 from tests.snapshot import snapshot
 from tests.styles.models import Mlp, around
-from tests.test_step import llama
 
 LLAMA = plan("extends: llama")
 

@@ -11,10 +11,16 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.construction import filled_at, needs_whole, told, watched, without_initializer
-from parallelizer.diagnostics import PlanError
-from parallelizer.initialize import built_whole
-from parallelizer.plan import Mesh
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.runtime.constructor_values import (
+    filled_at,
+    needs_whole,
+    told,
+    watched,
+    without_initializer,
+)
+from parallelizer.runtime.initialize import built_whole
 from tests.parity import plan
 from tests.ranks import run_ranks
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 import parallelizer as pz
-from parallelizer import launch
-from parallelizer.notes import (
+from parallelizer.language.plan import Mesh
+from parallelizer.language.styles import STYLES
+from parallelizer.runtime.exception_notes import (
     PlannedModule,
     add_notes,
     noted_backward,
@@ -20,9 +21,9 @@ from parallelizer.notes import (
     planned_module,
     raised_by_torch,
 )
-from parallelizer.plan import Mesh
-from parallelizer.styles.base import FUNCTIONS, Target
-from parallelizer.styles.declare import STYLES
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.registry import FUNCTIONS
+from parallelizer.styles.target import Target
 from tests.findings import compiled, mesh_of
 
 
@@ -236,8 +237,8 @@ def test_a_launch_shows_the_note_and_puts_the_traceback_into_the_log(
 def test_that_another_rank_has_ended_is_nobodys_doing_here(
     text: str, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("parallelizer.notes._lies", lambda tensor: "a DTensor")
-    monkeypatch.setattr("parallelizer.notes.DTensor", torch.Tensor)
+    monkeypatch.setattr("parallelizer.runtime.exception_notes._lies", lambda tensor: "a DTensor")
+    monkeypatch.setattr("parallelizer.runtime.exception_notes.DTensor", torch.Tensor)
     with pytest.raises(RuntimeError) as caught, noted_loss(torch.zeros(1)):
         raise RuntimeError(text)
     assert bool(getattr(caught.value, "__notes__", [])) == noted

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from parallelizer.gradients import clip_factor, clip_grad_norm_, grad_norm, scale_, sum_partial
+from parallelizer.runtime.gradients import clip_factor, clip_grad_norm_, grad_norm, scale_, sum_partial
 from tests.ranks import run_ranks
 
 SHAPES = [(8, 4), (5, 3), (7,), (1,), (3, 8), (6, 6), (2, 2)]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from parallelizer.initialize import local_slice
-from parallelizer.shares import Run, Share, holders, original_shape, share
+from parallelizer.runtime.held_indices import Run, Share, holders, original_shape, share
+from parallelizer.runtime.initialize import local_slice
 from parallelizer.styles.packing import Packing
 
 
@@ -40,7 +40,7 @@ class Lying(torch.Tensor):
 
 @pytest.fixture(autouse=True)
 def _dtensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parallelizer.shares.DTensor", Lying)
+    monkeypatch.setattr("parallelizer.runtime.held_indices.DTensor", Lying)
 
 
 def lying(shape: tuple[int, ...], mesh: Mesh, placements: list[Any]) -> DTensor:

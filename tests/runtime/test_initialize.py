@@ -12,15 +12,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.initialize import allocate, derived_seed, materialize
-from parallelizer.plan import Mesh, Plan
-from parallelizer.tied_parameters import tied_names
+from parallelizer.language.plan import Mesh, Plan
+from parallelizer.runtime.initialize import allocate, materialize
+from parallelizer.styles.random_numbers import derived_seed
+from parallelizer.styles.tied_parameters import tied_names
+from tests.chosen import a_fifth
 from tests.findings import on_meta
 from tests.parity import gathered, plan, style_defaults
 from tests.ranks import run_ranks
-from tests.rotation import taking_turns
+from tests.runtime.test_step import llama
 from tests.styles.models import Experts, FusedAttention, FusedMlp, around
-from tests.test_step import llama
 
 LLAMA = plan("extends: llama")
 PACKED = plan(
@@ -50,7 +51,7 @@ OPTIONS = ({}, {"shard_dim": "largest", "min_size": 100}, {"min_size": 100})
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("shift", taking_turns(range(len(OPTIONS))))
+@pytest.mark.parametrize("shift", a_fifth(range(len(OPTIONS))))
 def test_full_values_are_bit_identical_on_every_mesh(shift: int) -> None:
     wholes = {
         name: materialize(on_meta(build), device="cpu", seed=7) for name, (build, _, _) in MODELS.items()

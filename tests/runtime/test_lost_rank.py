@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.gone import is_of_another, what_was_said
-from parallelizer.launching.failures import LaunchError
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.lost_rank import is_of_another, what_was_said
 
 GLOO = (
     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:10926. "

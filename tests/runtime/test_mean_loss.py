@@ -10,7 +10,7 @@ from torch import nn
 import parallelizer as pz
 from tests.parity import plan
 from tests.ranks import run_ranks
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 PLAN = plan("extends: llama")
 

@@ -16,13 +16,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as torch_planner
 
 import parallelizer as pz
-from parallelizer.redistribution import Hop, Move, redistribute, sent, watched
-from parallelizer.setup import Setup
-from parallelizer.simulate.trace import trace
-from parallelizer.simulate.world import enter_fake_world, in_children
-from parallelizer.state import state_of
+from parallelizer.child import in_children
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.redistribution import Hop, Move, redistribute, sent, watched
+from parallelizer.runtime.state import state_of
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.trace import trace
+from tests.chosen import SHARE, a_fifth
 from tests.ranks import run_ranks
-from tests.rotation import TURNS, taking_turns
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import llama
 
@@ -65,14 +66,14 @@ def example(whole: torch.Tensor, mesh: Any, placements: Any) -> DTensor:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("part", taking_turns(range(TURNS)))
+@pytest.mark.parametrize("part", a_fifth(range(SHARE)))
 def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) -> None:
     """Over 2 x 2 real ranks, of a tensor that two does not divide, forward and backward."""
 
     def worker() -> tuple[int, int]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
         every = list(moves())
-        some = random.Random(0).sample(every, len(every))[part::TURNS]
+        some = random.Random(0).sample(every, len(every))[part::SHARE]
         whole = torch.arange(35.0).view(5, 7) - 11
         number = cheaper = 0
         for before, after in some:
@@ -97,7 +98,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) ->
         return number, cheaper
 
     [(number, cheaper)] = {*run_ranks(worker, 4)}
-    assert number in (144 // TURNS, 144 // TURNS + 1) and cheaper > 3
+    assert number in (144 // SHARE, 144 // SHARE + 1) and cheaper > 3
 
 
 def _planned(mode: str) -> list[Move]:

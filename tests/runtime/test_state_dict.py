@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
 from tests.parity import plan
 from tests.ranks import run_ranks
 from tests.styles.models import FusedAttention, around

@@ -13,9 +13,12 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer import applier, step, whole_parameters
+from parallelizer.language.plan import Plan
 from parallelizer.models.llama import Llama
-from parallelizer.plan import Plan
+from parallelizer.runtime import apply as applier
+from parallelizer.runtime import step
+from parallelizer.styles import fsdp
+from tests.chosen import chosen
 from tests.parity import (
     EXACT,
     VOCAB,
@@ -29,7 +32,6 @@ from tests.parity import (
     token_batch,
     token_loss,
 )
-from tests.rotation import taking_turns
 
 MESHES_OF_2 = {
     "tp2": {"tp": 2},
@@ -172,18 +174,18 @@ SPOILT = [
     Case("no correction of the scale", with_rules(), {"tp": 2}, llama(), setting=without(step, "scale_", lambda *_: None)),
     Case(
         "no sum of whole parameters", with_rules(), {"dp_shard": 2}, llama(), options={"fsdp": {"min_size": 500}},
-        setting=without(whole_parameters, "_sum_over", lambda _, gradient: gradient),
+        setting=without(fsdp, "sum_gradients_of", lambda *_: None),
     ),
     Case(
         "gradients averaged by fsdp", with_rules(), {"dp_shard": 2}, llama(), batch=ignored_batch,
-        setting=without(applier, "_sum_gradients", lambda _: None),
+        setting=without(fsdp, "sum_instead_of_average", lambda _: None),
     ),
     Case("tokens of this rank", with_rules(), {"dp_shard": 2}, llama(), setting=without(applier, "data_groups", lambda _: [])),
     Case("ties cut", with_rules(), {"tp": 2}, llama(tie_embeddings=True), setting=without(applier, "tie", lambda *_: None)),
 ]  # fmt: skip
 
 
-ALWAYS = {
+DEFAULT = {
     *(f"{mesh} llama" for mesh in (*MESHES_OF_2, "fsdp2_tp2", "fsdp2_cp2", "cp2_tp2", "hsdp2x2")),
     "tp2 llama_tp",
     "fsdp2_tp2 llama_tp",
@@ -194,7 +196,7 @@ ALWAYS = {
     "cp2 ignored labels",
     "cp2_tp2 shard_dim largest",
 }
-"""Every kind of mesh, and what differs most from it; the others take turns."""
+"""Every kind of mesh, and what differs most from it."""
 
 
 @pytest.fixture(scope="module")
@@ -208,19 +210,23 @@ def on_4_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", taking_turns([case.name for case in CASES_OF_2], always=ALWAYS))
+@pytest.mark.parametrize(
+    "name", chosen([case.name for case in CASES_OF_2], DEFAULT & {case.name for case in CASES_OF_2})
+)
 def test_two_ranks_compute_what_one_does(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_2_ranks[name])
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", taking_turns([case.name for case in CASES_OF_4], always=ALWAYS))
+@pytest.mark.parametrize(
+    "name", chosen([case.name for case in CASES_OF_4], DEFAULT & {case.name for case in CASES_OF_4})
+)
 def test_four_ranks_compute_what_one_does(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
 
 
 def test_what_is_due_always_is_there() -> None:
-    assert {case.name for case in (*CASES_OF_2, *CASES_OF_4)} >= ALWAYS
+    assert {case.name for case in (*CASES_OF_2, *CASES_OF_4)} >= DEFAULT
 
 
 @pytest.mark.ranks

@@ -17,15 +17,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from parallelizer import phase as phases
 from parallelizer import train_step
-from parallelizer.applier import apply
-from parallelizer.compiler import Program
-from parallelizer.initialize import allocate
+from parallelizer.compiler.observe import phase as phases
 from parallelizer.mesh import build_mesh
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Recipe, local_parts
-from parallelizer.simulate.world import enter_fake_world
+from parallelizer.runtime.apply import apply
+from parallelizer.runtime.initialize import allocate
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.trace import Recipe, local_parts
+from parallelizer.styles.application import Program
 
 BEGINNING = 12_347
 """Bytes of an allocation that marks where the second step begins; the phases' marks are the next odd
@@ -40,7 +40,6 @@ def measured_peaks(program: Program, model: nn.Module, recipe: Recipe, rank: int
     Enters a fake world for good and uses the model, which is on meta, up: only in a child. Bytes are those of
     tensors allocated from parameters on; what the process had before does not count.
     """
-    torch.set_num_threads(1)
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     apply(program, model, mesh)
@@ -92,7 +91,7 @@ def _peaks(changes: Sequence[int]) -> dict[str, int]:
 @contextmanager
 def _marked_phases() -> Any:
     """While active, entering and leaving a phase is marked by an allocation of its own size."""
-    from parallelizer import step
+    from parallelizer.runtime import step
 
     sizes = {name: size for size, name in MARKS.items()}
     original = step.phase

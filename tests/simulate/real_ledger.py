@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parallelizer import train_step
-from parallelizer.applier import apply
-from parallelizer.initialize import materialize
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
-from parallelizer.setup import Setup
-from parallelizer.simulate.ledger import Entry, Ledger
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.trace import local_parts
+from parallelizer.runtime.apply import apply
+from parallelizer.runtime.initialize import materialize
+from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.trace import local_parts
 from tests.ranks import run_ranks
 
 

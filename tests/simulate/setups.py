@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.setup import Setup
-from parallelizer.simulate.trace import Trace, trace
+from torch import nn
+
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.record.trace import Trace, trace
+from parallelizer.simulate.validate import following
+from parallelizer.styles.application import Program
 
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = (
@@ -60,3 +65,9 @@ def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:
     """The dry run of a setup."""
     model = setup.build_model()
     return trace(setup.compile(model), model, setup.recipe(), rank, fold=fold)
+
+
+def followed_findings(setup: Setup, program: Program, model: nn.Module) -> tuple[Diagnostic, ...]:
+    """What following a step of a setup's program finds, as it is found."""
+    with following(program, model, setup.workload, setup.loss()) as followed:
+        return followed()[1]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parallelizer.simulate.ledger import Entry, totals
+from parallelizer.simulate.record.ledger import Entry, totals
 from tests.simulate.closed_forms import HEAD, KV_HEADS, WIDTH, Case, Sums, expected
 from tests.simulate.setups import setup_of, traced
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from parallelizer.cli import main
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.commands.main import main
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from tests.recipes.runs import ROOT, command
 from tests.simulate import failing as models
 from tests.simulate.setups import FAILING, failing, traced

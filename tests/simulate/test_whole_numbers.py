@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from tests.simulate.reading import Attention, Config, Configured
-from tests.simulate.setups import CONFIGS, GPT, setup_of, traced
+from tests.simulate.setups import CONFIGS, GPT, followed_findings, setup_of, traced
 
 READING = (
     *GPT[:1],
@@ -60,7 +59,7 @@ def test_numbers_that_the_degree_does_not_divide_are_left_out() -> None:
 def followed(kind: str, *overrides: str) -> Diagnostic:
     setup = setup_of(*READING, "parallel=tp2", f"model.kind={kind}", *overrides)
     model = setup.build_model()
-    (found,) = check_layout_flow(setup, setup.compile(model), model)
+    (found,) = followed_findings(setup, setup.compile(model), model)
     return found
 
 
@@ -90,7 +89,7 @@ def test_what_it_says_is_the_remedy() -> None:
         'rules=["layers.*: {style: shard-params, divide: [q_size, kv_size]}"]',
     )  # fmt: skip
     model = setup.build_model()
-    assert check_layout_flow(setup, setup.compile(model), model) == ()
+    assert followed_findings(setup, setup.compile(model), model) == ()
 
 
 def test_features_of_a_linear_that_is_stored_the_other_way_round_are_followed_too() -> None:
@@ -101,7 +100,7 @@ def test_features_of_a_linear_that_is_stored_the_other_way_round_are_followed_to
     )
     setup = setup_of(*READING, "parallel=tp2", "model.kind=transposed", rules % "")
     model = setup.build_model()
-    assert check_layout_flow(setup, setup.compile(model), model) == ()
+    assert followed_findings(setup, setup.compile(model), model) == ()
 
 
 def test_plan_says_the_same_of_a_step_that_it_cannot_trace() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.launching import slurm_step
-from parallelizer.launching.outside import OutsideRanks, outside_ranks
+from parallelizer.runtime.launch import slurm_step
+from parallelizer.runtime.launch.outside import OutsideRanks, outside_ranks
 from tests.slurm.cluster import Slurm
 
 pytestmark = pytest.mark.ranks

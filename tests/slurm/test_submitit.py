@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.slurm_jobs import CHOSEN, MANY
+from parallelizer.training.job.slurm_jobs import CHOSEN, MANY
 from tests.recipes.runs import SMALL, entries, metrics, run_here
 from tests.slurm.cluster import Slurm, wait_for
 

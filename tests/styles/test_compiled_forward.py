@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.compiled import compile_forward, seen_from_outside
+from parallelizer.styles.compiled_forward import compile_forward, mark_compiled, seen_from_outside
+from tests.chosen import a_fifth
 from tests.findings import findings, mesh_of
 from tests.parity import VOCAB, Case, Errors, asked_for, assert_exact, compare, plan
-from tests.rotation import taking_turns
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 
 class Block(nn.Module):
@@ -84,7 +84,7 @@ def on_2_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", taking_turns(case.name for case in CASES))
+@pytest.mark.parametrize("name", a_fifth(case.name for case in CASES))
 def test_a_compiled_step_computes_what_one_process_does(
     name: str, on_2_ranks: dict[str, Errors | str]
 ) -> None:
@@ -113,7 +113,8 @@ def test_names_signature_and_copies_stay() -> None:
     model = Small()
     names = [n for n, _ in model.named_parameters()]
     signature = inspect.signature(model.blocks[0].forward)
-    compile_forward(model.blocks[0], {"backend": "eager"})
+    compile_forward(model.blocks[0], backend="eager")
+    mark_compiled(model.blocks[0])
     assert [n for n, _ in model.named_parameters()] == names
     assert inspect.signature(model.blocks[0].forward) == signature
     twin = copy.deepcopy(model.blocks[0])

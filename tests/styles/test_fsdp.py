@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer.plan import REPLICATE, shard
+from parallelizer.language.plan import REPLICATE, shard
 from parallelizer.styles.fsdp import Assignment, assign, changes_precision_or_place, units
 
 

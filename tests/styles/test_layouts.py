@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
 from tests.findings import compiled, finding, marked, mesh_of, on_meta
 from tests.parity import Case, Errors, assert_exact, compare, plan
 from tests.ranks import run_ranks

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer.plan import shard
-from parallelizer.styles.base import Target
+from parallelizer.language.plan import shard
+from parallelizer.styles.packed_parts import packings as packings_of
 from parallelizer.styles.packing import Packing
-from parallelizer.styles.parts import packings as packings_of
+from parallelizer.styles.target import Target
 
 
 @st.composite

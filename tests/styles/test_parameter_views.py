@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.styles.local import run_on_views
+from parallelizer.styles.parameter_views import run_on_views
 
 
 class Sees(nn.Module):

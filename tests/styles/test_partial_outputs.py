@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
 from tests.findings import finding, marked
 from tests.parity import Case, Errors, assert_exact, compare, plan
 from tests.styles.models import WIDTH, around

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
 from tests.parity import VOCAB, plan, token_batch, token_loss
 from tests.ranks import run_ranks
 

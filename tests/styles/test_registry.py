@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 import parallelizer as pz
-from parallelizer.plan import REPLICATE, Flow, shard
-from parallelizer.styles.base import FUNCTIONS, Sharding, StyleError, Target, forward_names, named_inputs
-from parallelizer.styles.declare import STYLES, OptionKind, StyleDeclaration, declare
-from parallelizer.styles.tensor import ShardParams
+from parallelizer.language.plan import REPLICATE, Flow, shard
+from parallelizer.language.styles import STYLES, OptionKind, StyleDeclaration, declare
+from parallelizer.styles.placed_parameters import ShardParams
+from parallelizer.styles.registry import FUNCTIONS
+from parallelizer.styles.target import Sharding, StyleError, Target, forward_names, named_inputs
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.parity import Case, assert_exact, compare, plan
 from tests.styles.models import Mlp, around

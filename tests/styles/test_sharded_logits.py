@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from parallelizer import cross_entropy
-from parallelizer.vocabulary import plain, taken_sharded
+from parallelizer.styles.sharded_logits import plain, taken_sharded
 from tests.ranks import run_ranks
 
 IGNORED = -100

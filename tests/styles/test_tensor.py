@@ -10,13 +10,13 @@ import pytest
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from parallelizer.diagnostics import Span
-from parallelizer.plan import REPLICATE, shard
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import REPLICATE, shard
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
+from tests.chosen import a_fifth
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.rotation import taking_turns
 from tests.styles.models import (
     Alibi,
     ConfiguredAttention,
@@ -242,7 +242,7 @@ def test_one_axis(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", taking_turns(case.name for case in CASES_OF_4))
+@pytest.mark.parametrize("name", a_fifth(case.name for case in CASES_OF_4))
 def test_two_axes(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from parallelizer.tied_parameters import parameter_names, tie, tied_names
+from parallelizer.styles.tied_parameters import parameter_names, tie, tied_names
 
 
 class Tied(nn.Module):

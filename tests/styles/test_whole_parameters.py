@@ -12,13 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import parallelizer as pz
+from parallelizer.language.plan import Mesh
 from parallelizer.models.llama import Llama
-from parallelizer.plan import Mesh
-from parallelizer.whole_parameters import compute_in, sum_gradients_of
+from parallelizer.styles.fsdp import compute_in, sum_gradients_of
 from tests.findings import on_meta
 from tests.parity import plan, style_defaults, token_batch, token_loss
 from tests.ranks import run_ranks
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 
 class Twice(nn.Module):
@@ -40,7 +40,7 @@ def test_gradients_are_summed_in_every_backward() -> None:
         x = torch.full((1, 3), float(rank + 1))
 
         model = Twice()
-        sum_gradients_of(model, {"weight": [group]})
+        sum_gradients_of(model, ["weight"], [group])
         model(x).backward()
         torch.testing.assert_close(model.weight.grad, torch.full((3, 2), 6.0))  # 2 * (1 + 2)
         model(x).backward()  # accumulates; hooks are not put on twice
@@ -71,7 +71,7 @@ def test_gradients_are_summed_in_every_backward() -> None:
             model = Twice()
             lies = [Replicate() if isinstance(placement, Partial) else placement]
             model.weight = nn.Parameter(distribute_tensor(torch.ones(3, 2), mesh["tp"], lies))
-            sum_gradients_of(model, {"weight": [mesh.get_group("dp_shard")]})
+            sum_gradients_of(model, ["weight"], [mesh.get_group("dp_shard")])
             gradient = DTensor.from_local(
                 torch.full((3, 2), rank + 1.0), mesh["tp"], [placement], run_check=False
             )
@@ -91,7 +91,7 @@ def test_sixteen_bit_gradients_are_added_up_in_float32() -> None:
         group, rank = dist.group.WORLD, dist.get_rank()
         assert group is not None
         model = Twice().bfloat16()
-        sum_gradients_of(model, {"weight": [group]})
+        sum_gradients_of(model, ["weight"], [group])
         model(torch.full((1, 3), 256.0 if rank == 0 else 1.0, dtype=torch.bfloat16)).backward()
         assert model.weight.grad is not None
         return model.weight.grad
@@ -152,7 +152,7 @@ def test_only_the_owners_of_the_named_parameters_see_them_cast() -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda m, args, out, name=name: seen.__setitem__(name, out.dtype))
-    compute_in(model, ["layers.0.feed_forward.w1.weight"], torch.float64)
+    compute_in(model.get_submodule("layers.0.feed_forward.w1"), ["weight"], torch.float64)
     with pytest.raises(RuntimeError, match="dtype"):
         model(torch.zeros(1, 8, dtype=torch.long))
     assert set(seen.values()) == {torch.float32}

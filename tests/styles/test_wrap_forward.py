@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.forwards import wrap_forward
+from parallelizer.styles.wrap_forward import wrap_forward
 
 
 class Adds(nn.Module):

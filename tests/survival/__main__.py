@@ -14,9 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from parallelizer.show.markdown import replace_between
+from benchmarks.proofs.markdown import replace_between
 from tests.survival import damage, kills, reshard, soak, table
 
 PARTS = ("kills", "reshard", "damage", "soak")
@@ -24,7 +22,6 @@ PARTS = ("kills", "reshard", "damage", "soak")
 
 def main() -> int:
     """Measure what the command line asks for. 1 when something was not survived."""
-    torch.set_num_threads(1)  # it forks ranks
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     arguments = _arguments()
     parts = [part for part in PARTS if part in (arguments.part or PARTS)]

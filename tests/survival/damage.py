@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.checkpoint.saving import save_checkpoint
-from parallelizer.diagnostics import PlanError
-from tests.checkpoint.models import adamw, gathered_state, parallel, train
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.checkpoint.saving import save_checkpoint
 from tests.ranks import run_ranks
+from tests.runtime.checkpoint.models import adamw, gathered_state, parallel, train
 
 MESH = {"dp_shard": 2, "tp": 2}
 

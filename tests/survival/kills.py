@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import folder as names
 from tests.survival.runs import Run, hash_of, recoveries, redone, tensors_of, trained_on
 from tests.survival.victim import Death
 

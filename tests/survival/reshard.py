@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer import launch
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.checkpoint.saving import save_checkpoint
-from parallelizer.compose import compose_config
-from recipes.batches import Batches, local_device
-from recipes.data import Source, build_data
-from recipes.settings import Settings, read_settings
-from tests.checkpoint.models import gathered_state
+from parallelizer.configuration.compose import compose_config
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.checkpoint.saving import save_checkpoint
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.batches import Batches, local_device
+from parallelizer.training.data.corpus import build_data
+from parallelizer.training.data.source import Source
+from parallelizer.training.settings import Settings, read_settings
+from tests.runtime.checkpoint.models import gathered_state
 from tests.survival.runs import ROOT
 
 PRESETS: Mapping[str, tuple[str, ...]] = {

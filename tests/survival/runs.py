@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint as dcp
 
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint.loading import open_checkpoint
-from recipes import train as recipe
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint.loading import open_checkpoint
+from parallelizer.training import run
+from recipes.train import train
 from tests.survival.victim import NOTES, PLOT, Death
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ class Command:
                 sys.stdout, sys.stderr = (open(n, "w", 1, closefd=False) for n in (1, 2))  # noqa: SIM115
                 os.environ.update(variables)
                 sys.argv = ["recipes/train.py", *words]
-                recipe.main()
+                run(train)
                 code = 0
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from parallelizer.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import folder as names
 from tests.survival.runs import Command, Run, hash_of, tensors_of, trained_on, wait_until
 
 STEPS, KILLS, EVERY = 2000, 20, 50

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from parallelizer.show.markdown import table
+from benchmarks.proofs.markdown import table
 from tests.survival.damage import Count
 from tests.survival.kills import Outcome
 from tests.survival.reshard import Pair

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoint.test_saving import mounted
-from tests.rotation import taking_turns
+from tests.chosen import a_fifth
+from tests.runtime.checkpoint.test_saving import mounted
 from tests.survival import damage, kills, reshard, soak
 from tests.survival.runs import Run, lives, redone, trained_on
 
@@ -28,9 +28,9 @@ def test_damage_of_any_kind_is_found() -> None:
     assert not damage.missed(counts) and sum(count.tried for count in counts) > 50
 
 
-@pytest.mark.parametrize("place", taking_turns(range(3)))
+@pytest.mark.parametrize("place", a_fifth(range(3)))
 def test_presets_go_on_from_each_other(place: int) -> None:
-    """Of the small presets, two of each day."""
+    """Two of the small presets, back and forth."""
     pairs = (("gpt2", ("tp2", "cp2")), ("llama", ("replicate2", "tp2")), ("gpt2", ("fsdp2", "tp2")))
     model, presets = pairs[place]
     found = reshard.matrix(model, presets)

@@ -20,12 +20,12 @@ from typing import Any
 
 from torch import Tensor
 
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint import hashed, manifest
-from parallelizer.checkpoint.saving import Checkpoints
-from recipes.checkpoint import Keeper
-from recipes.data import text
-from recipes.data.source import ALL, Baseline, Source
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import hashed, manifest
+from parallelizer.runtime.checkpoint.saving import Checkpoints
+from parallelizer.training.data import text
+from parallelizer.training.data.source import ALL, Baseline, Source
+from parallelizer.training.keep.checkpoints import RunCheckpoints
 
 NOTES, PLOT = "SURVIVAL_NOTES", "SURVIVAL_PLOT"
 OF_ONE = ("manifest", "rename", "named", "remove")
@@ -172,13 +172,13 @@ def _lay(source: Noted) -> None:
             source.dies(saving["step"], "remove")
         remove(folder, steps)
 
-    def loaded(self: Keeper, opened: Any, *args: Any, **kwargs: Any) -> Any:
+    def loaded(self: RunCheckpoints, opened: Any, *args: Any, **kwargs: Any) -> Any:
         source.dies(opened.step, "load")
         return keeper_load(self, opened, *args, **kwargs)
 
-    write, remove, keeper_load = hashed._Hashed.write, names.remove, Keeper.load
+    write, remove, keeper_load = hashed._Hashed.write, names.remove, RunCheckpoints.load
     Checkpoints.save = saved  # type: ignore[method-assign]
-    Keeper.load = loaded  # type: ignore[method-assign]
+    RunCheckpoints.load = loaded  # type: ignore[method-assign]
     hashed._Hashed.write = half  # type: ignore[method-assign]
     names.remove = half_removed  # type: ignore[assignment]
     at("copy", Checkpoints, "_copied", behind=True)

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.step import Batch
-from recipes.guards import MOST_SKIPPED, Guards
-from recipes.settings import Settings, read_settings
-from tests.guards.planted import adam, mesh_of, parallel, parts_of
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.step import Batch
+from parallelizer.training.guards import MOST_SKIPPED, Guards
+from parallelizer.training.settings import Settings, read_settings
 from tests.parity import token_loss
 from tests.ranks import run_ranks
+from tests.runtime.guards.planted import adam, mesh_of, parallel, parts_of
 
 SETTINGS = read_settings(*compose_config(()))
 
@@ -155,8 +155,8 @@ def test_ranks_out_of_step_end_the_run_before_they_exchange_anything_else(
 
 def test_one_process_is_guarded_too() -> None:
     from parallelizer.models.llama import Llama
-    from tests.guards.planted import SIZES
     from tests.parity import token_batch
+    from tests.runtime.guards.planted import SIZES
 
     torch.manual_seed(0)
     run = Run(Llama(**SIZES), [token_batch()], check_every=1)

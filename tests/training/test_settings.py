@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.settings import KEYS, OPTIMIZER, SECTIONS, Settings, read_settings
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.settings import OPTIMIZER, ROOT_KEYS, SECTIONS, Settings, read_settings
 
 
 def read(*overrides: str) -> Settings:
@@ -142,7 +142,7 @@ def test_an_unknown_key_of_a_file_is_found_there(tmp_path: Path) -> None:
 
 def test_the_keys_are_those_of_the_shipped_configuration() -> None:
     config, _ = compose_config(())
-    assert set(map(str, config)) == set(KEYS)
+    assert set(map(str, config)) == set(ROOT_KEYS)
     for section, known in SECTIONS.items():
         assert set(map(str, config[section])) == set(known)
     assert config.optim._target_ == OPTIMIZER

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from parallelizer.diagnostics import PlanError
-from recipes.trackers import TRACKERS, Trackers, missing
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.trackers import TRACKERS, Trackers, missing
 from tests.recipes.runs import SMALL, run_here, typed
 
 VALUES = {"loss": 2.5, "lr": 1e-3}
@@ -85,7 +85,7 @@ def test_one_that_fails_warns_once_and_the_others_go_on(
 def test_a_package_that_is_not_there_is_told_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("recipes.trackers.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("parallelizer.training.trackers.importlib.util.find_spec", lambda name: None)
     [found] = missing(["wandb"], None)
     assert found.code == "tracker-missing" and "pip install 'parallelizer[wandb]'" in (found.help or "")
     with pytest.raises(PlanError) as error:
@@ -108,6 +108,40 @@ def test_tensorboard_has_each_step_once_after_a_run_that_went_on(tmp_path: Path)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [e.value for e in read.Scalars("loss")] == pytest.approx([line["loss"] for line in lines])
     assert {"grad_norm", "lr", "tokens_per_second", "validation_loss"} <= set(read.Tags()["scalars"])
+
+
+OWN = """
+from pathlib import Path
+from parallelizer import training
+
+class Notes:
+    def open(self, config, folder, done):
+        self.file = Path(folder) / "notes.txt"
+    def write(self, step, values):
+        with self.file.open("a") as opened:
+            opened.write(f"{step} {values['loss']:.2f}\\n")
+    def close(self, status):
+        with self.file.open("a") as opened:
+            opened.write(status)
+
+training.TRACKERS["notes"] = Notes
+"""
+
+
+@pytest.mark.ranks
+def test_one_s_own_is_added_by_a_module_that_imports_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_trackers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = (*SMALL, "imports=[my_trackers]", "train.trackers=[notes]")
+    ended = typed("validate", *words, cwd=tmp_path, module="parallelizer")
+    assert ended.status == 0, ended.err
+    ended = typed(*words, "train.steps=2", "hydra.run.dir=a", cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    written = [f"{line['step']} {line['loss']:.2f}" for line in lines]
+    assert (tmp_path / "a/notes.txt").read_text().splitlines() == [*written, "finished"]
 
 
 def records(data: bytes) -> Iterator[bytes]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-import torch
-
 from tests.typos.sweep import shipped, sweep
 from tests.typos.table import named, shares, table
 from tests.typos.words import CLAIMED
@@ -22,7 +20,6 @@ def main() -> int:
     parser.add_argument("--cases", type=int, help="so many of them, drawn by the seed")
     parser.add_argument("--plan", action="append", help="the plan of this name alone")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # a step may be traced, in a forked child
     files = [path for path in shipped() if not options.plan or path.stem in options.plan]
     results = list(sweep(files, options.seed, options.draws, options.cases))
     print(table(results))

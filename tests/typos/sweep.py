@@ -16,13 +16,13 @@ from typing import Any
 
 import yaml
 
-from parallelizer.cli import main
-from parallelizer.compiler import compile as compile_plan
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError, has_errors
-from parallelizer.load import load_plan
-from parallelizer.setup import Setup
+from parallelizer.commands.main import main
+from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.language.load import load_plan
 from tests.typos.edits import Typo, typos
 from tests.typos.words import words_of
 
@@ -160,7 +160,7 @@ def _validate(arguments: list[str]) -> tuple[Diagnostic, ...]:
 
 
 def _diagnostic(said: dict[str, Any]) -> Diagnostic:
-    from parallelizer.diagnostics import Span
+    from parallelizer.diagnostics.diagnostic import Span
 
     span = Span(**said["span"]) if said["span"] else None
     return Diagnostic(said["code"], said["message"], span, said["help"], said["severity"])

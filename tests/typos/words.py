@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.plan import AXES
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read
+from parallelizer.language.plan import AXES
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, read
 
 CLAIMED = ("glob", "style", "axis", "option")
 """The kinds that the figure of the README is about; the others are counted beside it."""

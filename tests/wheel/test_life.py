@@ -60,7 +60,7 @@ def test_from_nothing_to_a_sample(installed: Installed, tmp_path: Path) -> None:
     out = run("parallelizer", "new", "training", cwd=tmp_path)
     here = tmp_path / "training"
     assert "cd training" in out
-    (here / "text.py").write_text((ROOT / "parallelizer" / "cli.py").read_text())
+    (here / "text.py").write_text((ROOT / "parallelizer/configuration/setup.py").read_text())
 
     common = ["--config-dir", "conf", "parallel=fsdp2_tp2"]
     out = run("parallelizer", "validate", *common)

@@ -8,6 +8,9 @@ import textwrap
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from parallelizer.diagnostics.codes.all_codes import CODES
 from tests.wheel.installed import ROOT, Installed
 
 
@@ -22,12 +25,13 @@ def test_it_carries_one_package_and_its_data(installed: Installed) -> None:
     assert "parallelizer/py.typed" in found
     for below, inside in (
         ("configs", "parallelizer/configs"),
-        ("recipes", "parallelizer/starter/recipes"),
+        ("recipes", "parallelizer/training/recipes"),
         ("parallelizer", "parallelizer"),
     ):
         for path in (ROOT / below).rglob("*"):
             if path.suffix in (".py", ".yaml", ".css", ".js") and "__pycache__" not in path.parts:
                 assert f"{inside}/{path.relative_to(ROOT / below).as_posix()}" in found
+    assert {code.file for code in CODES.values()} <= found
 
 
 def test_its_metadata_says_what_it_is(installed: Installed) -> None:
@@ -58,7 +62,19 @@ def test_commands_run_in_an_empty_folder(installed: Installed, tmp_path: Path) -
     )
     status, out = installed.run("parallelizer", "validate", "train.stepss=3", cwd=tmp_path)
     assert status == 1 and "did you mean steps?" in out and "Traceback" not in out
+    status, out = installed.run("parallelizer", "explain", "heads-not-divisible", cwd=tmp_path)
+    assert status == 0 and out.startswith("error[heads-not-divisible]: ") and "\nFix: " in out, out
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.ranks
+def test_the_recipe_that_is_installed_runs_in_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text((ROOT / "LICENSE").read_text())
+    words = ["data=text", "data.path=text.txt", "train.steps=1", "train.seq_len=64", "train.batch_size=2"]
+    recipe = ("python", "-m", "parallelizer.training.recipes.train")
+    status, out = installed.run(*recipe, *words, "device=cpu", "hydra.run.dir=a", cwd=tmp_path)
+    assert status == 0 and "trained 1 step" in out, out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "text.txt"]
 
 
 OWN = {

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from parallelizer.in_time import Failed, NotInTime, in_time
-from parallelizer.torch_import import import_torch
-from parallelizer.units import size
+from parallelizer.child import Failed, NotInTime, in_time
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.diagnostics.units import size
 
 State = Literal["works", "broken", "absent"]
 
@@ -80,9 +80,7 @@ def version(package: str) -> str | None:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
-    from parallelizer import __version__
-
-    yield "parallelizer", __version__
+    yield "parallelizer", version("parallelizer") or "not installed"
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     for package in NEEDED:
         yield package, version(package) or "missing"
@@ -168,7 +166,7 @@ def _seen_by_torch() -> dict[str, str]:
 
 
 def _configuration() -> Iterator[tuple[str, str]]:
-    from parallelizer.config import config_folder
+    from parallelizer.diagnostics.package_folder import config_folder
 
     yield "shipped", _contents(Path(config_folder()))
     here = Path.cwd()
@@ -265,19 +263,20 @@ def _imports_torch() -> str:
 
 
 def _reads_a_plan() -> str:
-    from parallelizer.load import load_plan
+    from parallelizer.language.load import load_plan
 
     return f"llama, {len(load_plan('llama').rules)} rules"
 
 
 def _composes() -> str:
-    from parallelizer.asking import from_overrides
+    from parallelizer.configuration.read_setup import from_overrides
 
     return f"parallel=fsdp2_tp2: {from_overrides(['parallel=fsdp2_tp2']).mesh}"
 
 
 def _traces() -> str:
-    from parallelizer.asking import from_overrides, validate
+    from parallelizer.configuration.read_setup import from_overrides
+    from parallelizer.configuration.validate import validate
 
     wrong = [d for d in validate(from_overrides(["parallel=cp2_tp2"])) if d.severity != "note"]
     if wrong:
@@ -315,7 +314,7 @@ def _attention(*, flex: bool) -> str:
         from torch import Tensor, nn
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        from parallelizer.context.public import context_parallel, shard_buffers
+        from parallelizer.styles.context_parallel.public import context_parallel, shard_buffers
 
         class Attention(nn.Module):
             def forward(self, x: Tensor) -> Tensor:
@@ -347,7 +346,7 @@ def _attention(*, flex: bool) -> str:
 def _on_two_ranks(worker: Callable[[], float]) -> list[float]:
     import torch
 
-    from parallelizer import launch
+    from parallelizer.runtime.launch import launcher as launch
 
     torch.set_num_threads(1)
     return launch.start(worker, (), ranks=2, device="cpu", start_timeout=40, collective_timeout=20)

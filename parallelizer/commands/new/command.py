@@ -1,6 +1,7 @@
-"""`parallelizer new DIR`: the training recipe and a small configuration, copied to start from.
+"""`parallelizer new DIR`: the recipes, a small model and its configuration, copied to start from.
 
-A copy and not an import: a recipe is read and changed by those who train with it, and is not what is installed.
+They are copied because a recipe is read and changed by those who train with it. What it stands on, `parallelizer.training`,
+stays in the package.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.load import config_folder
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import ROOT, config_folder
 
 MODEL = "my_gpt"
 """The model of the copy, which its root configuration chooses."""
@@ -62,15 +63,10 @@ def run(folder: str) -> int:
 
 def _files() -> Iterator[tuple[str, str]]:
     """Paths below the new folder, with slashes, and texts."""
-    package = Path(__file__).resolve().parent
-    starter, recipes = package / "starter", package.parent / "recipes"
-    for folder, prefix in ((starter, ""), (recipes, "recipes/")):
+    for folder, prefix in ((ROOT / "commands/new/starter", ""), (ROOT / "training/recipes", "recipes/")):
         for path in sorted(folder.rglob("*")):
-            # In a checkout the recipe lies beside the package, in a wheel inside of the starter.
             if path.is_file() and path.suffix in (".py", ".yaml", ".md"):
                 yield prefix + path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")
-        if (starter / "recipes").is_dir():
-            break
     yield "conf/train.yaml", _root((config_folder() / "train.yaml").read_text(encoding="utf-8"))
 
 

@@ -1,15 +1,19 @@
-"""Under context parallelism every layer's attention must see the whole sequence, not some of them."""
+"""`attention-left-out`: context parallelism is given to attention in some layers and not in others of the same kind.
+
+The code is deprecated. `local-attention` (`simulate/checks/local_attention.py`) finds the same in a followed step, by what
+attention is given and not by what modules are called; this check goes with the next release, since codes are stable for one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def attention_covered(state: Compilation) -> Iterator[Diagnostic]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from parallelizer.attention_calls import (
+from parallelizer.compiler.observe.attention_calls import (
     AttentionCall,
     attention_calls,
     is_inside,
     projection_of,
     split_projections,
 )
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import Mesh
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import Mesh
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.styles.application import Application
 
 
 def attention_heads(state: Compilation) -> Iterator[Diagnostic]:

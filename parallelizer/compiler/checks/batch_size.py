@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import BATCH_AXES
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import BATCH_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def batch_size(state: Compilation) -> Iterator[Diagnostic]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.glob import parse_glob
-from parallelizer.hugging_face.recognise import WHOLE, is_pretrained
-from parallelizer.plan import Buffer
-from parallelizer.styles.base import forward_names
-from parallelizer.suggest import nearest, suggest
+from parallelizer.compiler.observe.families import family_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.diagnostics.nearest import nearest
+from parallelizer.language.glob import parse_glob
+from parallelizer.language.plan import Buffer
+from parallelizer.language.suggest import suggest
+from parallelizer.styles.context_parallel.buffers import WHOLE
+from parallelizer.styles.target import forward_names
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
-    from parallelizer.workload import Workload
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.language.workload import Workload
 
 
 def buffers(state: Compilation) -> Iterator[Diagnostic]:
@@ -54,7 +56,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         return
     for name, entry in (entries or {}).items():
         dim = entry.sequence_dim()
-        if name in WHOLE and is_pretrained(state.model) and len(entry.shape) == 2:
+        if name in WHOLE and family_of(state.model) and len(entry.shape) == 2:
             continue
         if dim is not None and name not in state.plan.batch:
             yield Diagnostic(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.styles.sizes import TENSOR_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.styles.application import Application
 
 
 def compiled_regions(state: Compilation) -> Iterator[Diagnostic]:

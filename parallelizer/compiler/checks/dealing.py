@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related, Span, quoted
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related, Span, quoted
 
 if TYPE_CHECKING:
-    from parallelizer.plan import Buffer
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.language.plan import Buffer
+    from parallelizer.styles.application import Application
 
 
 def dealing(state: Compilation) -> Iterator[Diagnostic]:

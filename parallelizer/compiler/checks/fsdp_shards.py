@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
-from parallelizer.plan import DATA_AXES, full_name
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import DATA_AXES, full_name
 
 if TYPE_CHECKING:
-    from parallelizer.diagnostics import Span
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.diagnostics.diagnostic import Span
+    from parallelizer.styles.application import Application
 
 
 def fsdp_shards(state: Compilation) -> Iterator[Diagnostic]:

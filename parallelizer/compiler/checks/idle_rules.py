@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.plan import AXES, DATA_AXES
-from parallelizer.styles.declare import STYLES
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import AXES, DATA_AXES
+from parallelizer.language.styles import STYLES
 
 if TYPE_CHECKING:
-    from parallelizer.plan import Rule, StyleUse
-    from parallelizer.program import Program
+    from parallelizer.language.plan import Rule, StyleUse
+    from parallelizer.styles.application import Program
 
 
 def idle_rules(program: Program) -> Iterator[Diagnostic]:

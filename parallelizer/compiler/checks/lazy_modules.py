@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def lazy_modules(state: Compilation) -> Iterator[Diagnostic]:

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
+from parallelizer.diagnostics.diagnostic import Diagnostic
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def missing_inputs(state: Compilation) -> Iterator[Diagnostic]:

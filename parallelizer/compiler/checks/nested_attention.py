@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def nested_attention(state: Compilation) -> Iterator[Diagnostic]:

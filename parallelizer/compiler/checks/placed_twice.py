@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import full_name
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
-    from parallelizer.diagnostics import Span
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.diagnostics.diagnostic import Span
+    from parallelizer.styles.application import Application
 
 
 def placed_twice(state: Compilation) -> Iterator[Diagnostic]:

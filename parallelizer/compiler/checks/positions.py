@@ -7,26 +7,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.checks.pretrained import lacks_positions, masks_refused
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
-from parallelizer.glob import parse_glob
-from parallelizer.position_reads import Source, position_sources
+from parallelizer.compiler.observe.families import family_of
+from parallelizer.compiler.observe.position_reads import PositionSource, position_sources
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.glob import parse_glob
 
 if TYPE_CHECKING:
-    from parallelizer.diagnostics import Span
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.diagnostics.diagnostic import Span
+    from parallelizer.styles.application import Application
 
 
 def positions(state: Compilation) -> Iterator[Diagnostic]:
     """Tables have a row for each token of the sequence; with cp above 1 they are split with it, and nothing is made
     from the length that a rank sees.
     """
-    work = state.workload
+    work, family = state.workload, family_of(state.model)
     if (
         work is None
-        or lacks_positions(state)
-        or masks_refused(state)
+        or (family is not None and family.checks_positions(state))
         or not any(p.is_meta for p in state.parameters.values())
     ):
         return
@@ -46,7 +46,7 @@ def positions(state: Compilation) -> Iterator[Diagnostic]:
 
 
 def _too_short(
-    sources: tuple[Source, ...], listed: set[str], seq_len: int, span: Span | None
+    sources: tuple[PositionSource, ...], listed: set[str], seq_len: int, span: Span | None
 ) -> Iterator[Diagnostic]:
     """Tables that the check of the plan's `buffers` does not see."""
     short = {
@@ -62,7 +62,7 @@ def _too_short(
 
 
 def _unlisted(
-    sources: tuple[Source, ...], listed: set[str], attention: Application, file: str
+    sources: tuple[PositionSource, ...], listed: set[str], attention: Application, file: str
 ) -> Iterator[Diagnostic]:
     by_dim: dict[int, dict[str, None]] = {}
     for source in sources:
@@ -80,7 +80,7 @@ def _unlisted(
         )
 
 
-def _local(sources: tuple[Source, ...], attention: Application) -> Iterator[Diagnostic]:
+def _local(sources: tuple[PositionSource, ...], attention: Application) -> Iterator[Diagnostic]:
     for source in sources:
         where = source.module or "the model's forward"
         if source.kind == "made":

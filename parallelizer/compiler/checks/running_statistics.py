@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.fold import fold_paths
-from parallelizer.plan import DATA_AXES
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import DATA_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 KINDS = (
     nn.BatchNorm1d,

@@ -8,11 +8,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import Flow, Placement
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import Flow, Placement
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def sequence_length(state: Compilation) -> Iterator[Diagnostic]:

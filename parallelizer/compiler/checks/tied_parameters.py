@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.plan import full_name
-from parallelizer.tied_parameters import tied_names
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import full_name
+from parallelizer.styles.tied_parameters import tied_names
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application, Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.styles.application import Application
 
 
 def tied_parameters(state: Compilation) -> Iterator[Diagnostic]:

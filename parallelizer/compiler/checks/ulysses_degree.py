@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 
 if TYPE_CHECKING:
-    from parallelizer.diagnostics import Span
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.diagnostics.diagnostic import Span
 
 
 def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
-from parallelizer.plan import full_name
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def unsharded_share(state: Compilation) -> Iterator[Diagnostic]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.plan import AXES, DATA_AXES
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import AXES, DATA_AXES
 
 if TYPE_CHECKING:
-    from parallelizer.program import Compilation
+    from parallelizer.compiler.compilation import Compilation
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:

@@ -17,15 +17,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.hugging_face.recognise import inputs_of
-from parallelizer.plan import REPLICATE, Placement, Plan
-from parallelizer.simulate.flex import fused
-from parallelizer.simulate.layers import short_copy
+from parallelizer.compiler.observe.calling import inputs_of
+from parallelizer.compiler.observe.equal_layers import short_copy
+from parallelizer.compiler.observe.flex_attention import fused
+from parallelizer.language.plan import REPLICATE, Placement, Plan
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 if TYPE_CHECKING:
-    from parallelizer.program import Application
-    from parallelizer.workload import Workload
+    from parallelizer.language.workload import Workload
+    from parallelizer.styles.application import Application
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _calls_of(
     model: nn.Module, work: Workload, rows: int = 1, plan: Plan | None = None
 ) -> dict[str, list[AttentionCall]] | None:
     """The calls of each module in one forward, which may leave things behind in the model; None when it does not run."""
-    from parallelizer.context.buffers import shard_batch
+    from parallelizer.styles.context_parallel.buffers import shard_batch
 
     calls = _Calls()
     example: Mapping[str, torch.Tensor] = work.example(rows, work.seq_len, "meta")

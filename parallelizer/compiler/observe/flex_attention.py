@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from parallelizer.context.flex import plain_attention
-from parallelizer.function_mode import FunctionMode
+from parallelizer.compiler.observe.function_mode import FunctionMode
+from parallelizer.styles.context_parallel.flex import plain_attention
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 

@@ -11,22 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.simulate.layers import SHORT, Run, shortened_copy
-from parallelizer.simulate.world import WorldError, in_children
-from parallelizer.step import forward
+from parallelizer.child import WorldError, in_children
+from parallelizer.compiler.observe.calling import call
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, shortened_copy
+from parallelizer.language.workload import Workload
+from parallelizer.styles.application import ModuleCall
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
-from parallelizer.workload import Workload
-
-
-@dataclass(frozen=True)
-class Call:
-    """How a module is called: each argument's name in forward's signature, and whether it is a tensor. The
-    first of `*args` is called `""`, as in plans, the others `*`. `outputs` is None for a tensor, the length
-    of a tuple, and -1 for anything else."""
-
-    positional: tuple[tuple[str, bool], ...]
-    keywords: Mapping[str, bool]
-    outputs: int | None
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,7 @@ class Calls:
     """`by_module` has None for a module that is called in several ways; modules never called are missing.
     `returned_by` are the modules, outermost last, that return what the model returns."""
 
-    by_module: Mapping[str, Call | None]
+    by_module: Mapping[str, ModuleCall | None]
     journeys: tuple[Journey, ...]
     returned_by: tuple[str, ...]
 
@@ -109,7 +99,7 @@ def _journeys(journey: Journey, run: Run) -> Iterator[Journey]:
 def _observe(model: nn.Module, workload: Workload) -> Calls:
     watch = _Watch(model)
     with torch.no_grad(), watch:
-        output = forward(model, workload.example(2, workload.seq_len, "meta"))
+        output = call(model, workload.example(2, workload.seq_len, "meta"))
     return watch.calls(output)
 
 
@@ -125,7 +115,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.seen: dict[str, list[Call]] = {}
+        self.seen: dict[str, list[ModuleCall]] = {}
         self.trails: dict[int, _Trail] = {}
         self.running = [""]
         for path, module in model.named_modules():
@@ -171,7 +161,7 @@ class _Watch(TorchDispatchMode):
             called = [*names, "", *"*" * len(args)][: len(args)]
             positional = tuple((n, isinstance(a, torch.Tensor)) for n, a in zip(called, args, strict=True))
             keywords = {k: isinstance(v, torch.Tensor) for k, v in kwargs.items()}
-            self.seen.setdefault(path, []).append(Call(positional, keywords, outputs))
+            self.seen.setdefault(path, []).append(ModuleCall(positional, keywords, outputs))
             if isinstance(output, tuple | list):
                 for index, value in enumerate(output):
                     self._note(value, Passage(path, True, str(index)))

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from parallelizer.hugging_face.recognise import inputs_of
-from parallelizer.program import Application
-from parallelizer.simulate.layers import Run, short_copy
-from parallelizer.workload import Workload
+from parallelizer.compiler.observe.calling import inputs_of
+from parallelizer.compiler.observe.equal_layers import Run, short_copy
+from parallelizer.language.workload import Workload
+from parallelizer.styles.application import Application
 
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 7, 5, 3)
 """Lengths of a sequence that dimensions of models seldom have; short, because a table may be."""
@@ -44,7 +44,7 @@ _CUTS = (
 
 
 @dataclass(frozen=True)
-class Source:
+class PositionSource:
     """What tells tokens their positions. `kind` is `made` (by the function `name`), `buffer` or `parameter` (the
     model's, read along `dim`, which has `rows` of them); `module` is where that happens.
     """
@@ -61,7 +61,7 @@ def position_sources(
     workload: Workload,
     given: Sequence[str] = (),
     applications: Iterable[Application] = (),
-) -> tuple[Source, ...]:
+) -> tuple[PositionSource, ...]:
     """What gives positions to the activations of one forward, each once, in order of execution.
 
     `given` are batch entries that hold positions. Of equal layers under equal `applications` a few stand for
@@ -85,7 +85,7 @@ def position_sources(
 
 def used_positions(
     model: nn.Module, batch: Mapping[str, torch.Tensor], length: int, given: Iterable[str]
-) -> list[Source] | None:
+) -> list[PositionSource] | None:
     """What one forward uses; None when it does not run. Its forward may leave things behind in the model."""
     watch = _Watch(length)
     try:
@@ -98,7 +98,7 @@ def used_positions(
     return list(watch.used)
 
 
-def _in_every_layer(source: Source, run: Run) -> Iterator[Source]:
+def _in_every_layer(source: PositionSource, run: Run) -> Iterator[PositionSource]:
     modules = list(run.stands_for(source.module))
     names = list(run.stands_for(source.name)) if source.kind in ("buffer", "parameter") else [source.name]
     for index in range(max(len(modules), len(names))):
@@ -121,11 +121,11 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.length = length
         self.inside: list[str] = [""]
-        self.positions: dict[int, frozenset[Source]] = {}
+        self.positions: dict[int, frozenset[PositionSource]] = {}
         self.activations: set[int] = set()
         self.tables: dict[int, tuple[str, str]] = {}
         self.values: set[int] = set()
-        self.used: dict[Source, None] = {}
+        self.used: dict[PositionSource, None] = {}
         self.held: list[torch.Tensor] = []  # so that nothing else gets an id
 
     def adopt(self, model: nn.Module, batch: Mapping[str, torch.Tensor], given: Iterable[str]) -> None:
@@ -134,7 +134,7 @@ class _Watch(TorchFunctionMode):
             self.tables.update({id(tensor): (kind, name) for name, tensor in named})
         for name, tensor in batch.items():
             if name in given:
-                self.positions[id(tensor)] = frozenset({Source("given", name, "")})
+                self.positions[id(tensor)] = frozenset({PositionSource("given", name, "")})
             else:
                 self.activations.add(id(tensor))
         for path, module in model.named_modules():
@@ -170,18 +170,18 @@ class _Watch(TorchFunctionMode):
 
     def _made(
         self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, active: bool
-    ) -> Iterator[Source]:
+    ) -> Iterator[PositionSource]:
         """Positions out of nothing but the length."""
         square = result.ndim >= 2 and result.shape[-1] == result.shape[-2] == self.length
         counted = func in _MAKERS and result.shape == (self.length,)
         shaped = func in _SHAPERS and square and not active
         summed = func in _RUNNING and result.ndim <= 2 and result.shape[-1:] == (self.length,)
         if counted or shaped or summed:
-            yield Source("made", _name(func), self.inside[-1])
+            yield PositionSource("made", _name(func), self.inside[-1])
 
     def _read(
-        self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[Source]
-    ) -> Iterator[Source]:
+        self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[PositionSource]
+    ) -> Iterator[PositionSource]:
         """A table of the model's that is cut to the length, or looked up by positions."""
         if func is F.embedding and len(taken) > 1 and id(taken[0]) in self.values:
             return
@@ -191,14 +191,14 @@ class _Watch(TorchFunctionMode):
                 taken[0].shape.count(self.length) > 1
             ):  # for pairs of tokens: a row for each distance, or bucket of them
                 return
-            yield Source(kind, name, self.inside[-1], 0, taken[1].shape[0])
+            yield PositionSource(kind, name, self.inside[-1], 0, taken[1].shape[0])
         elif func in _CUTS and taken and id(taken[0]) in self.tables and self.length in result.shape:
             if len(taken) > 1 and not by:  # rows that the batch itself picks: positions of its own, say
                 return
             kind, name = self.tables[id(taken[0])]
             table = taken[0]
             dim = next((d for d in range(table.ndim) if _is_cut(table, result, d, self.length)), 0)
-            yield Source(kind, name, self.inside[-1], dim, table.shape[dim])
+            yield PositionSource(kind, name, self.inside[-1], dim, table.shape[dim])
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer import phase
+from parallelizer.compiler.observe import phase
 from parallelizer.torch_private import tree_leaves
 
 _RAISED_IN = "_raised_in_module"

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.simulate.layers import Run
-from parallelizer.simulate.modules import Running
-from parallelizer.step import forward
+from parallelizer.compiler.observe.calling import call
+from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.language.workload import Workload
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
-from parallelizer.workload import Workload
 
 BEFORE = -1
 """The segment of what runs before the first layer of the run."""
@@ -53,7 +53,7 @@ def treated_alike(model: nn.Module, workload: Workload, run: Run) -> bool:
     watch = _Watch(Running(model), run)
     try:
         with torch.device("meta"), torch.no_grad(), watch:
-            forward(model, workload.example(1, workload.seq_len, "meta"))
+            call(model, workload.example(1, workload.seq_len, "meta"))
     except Exception:  # the trace will say what is wrong, or that nothing is
         return False
     _, *layers = watch.segments

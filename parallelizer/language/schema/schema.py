@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parallelizer.config import PARALLEL_KEYS
-from parallelizer.glob import MAX_LENGTH
-from parallelizer.parse import KEYS, MADE_BUFFERS
-from parallelizer.parse_rule import MAX_RULES
-from parallelizer.placement import RESERVED
-from parallelizer.plan import AXES, SLOTS
-from parallelizer.show.schema_patterns import FLOW, GLOB, LAYOUT_NAME, PLACEMENT, PLAIN_PLACEMENT, SIGNED
-from parallelizer.show.schema_values import (
+from parallelizer.language.glob import MAX_LENGTH
+from parallelizer.language.parse_plan import KEYS, MADE_BUFFERS
+from parallelizer.language.parse_rule import MAX_RULES
+from parallelizer.language.placement import RESERVED
+from parallelizer.language.plan import AXES, SLOTS
+from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
+from parallelizer.language.schema.schema_patterns import (
+    FLOW,
+    GLOB,
+    LAYOUT_NAME,
+    PLACEMENT,
+    PLAIN_PLACEMENT,
+    SIGNED,
+)
+from parallelizer.language.schema.schema_values import (
     KEY,
     Schema,
     closed,
@@ -30,7 +37,7 @@ from parallelizer.show.schema_values import (
     text_of,
     whole,
 )
-from parallelizer.styles.declare import StyleDeclaration
+from parallelizer.language.styles import StyleDeclaration
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 

@@ -1,6 +1,6 @@
 """The plan language's texts as regular expressions that JSON Schema can hold: ECMA-262's, and Python's too.
 
-The parser does not use them. They accept everything that it accepts; `tests/show/test_schema.py` holds them to
+The parser does not use them. They accept everything that it accepts; `tests/language/schema/test_schema.py` holds them to
 it. Globs are only checked for what a pattern can see: braces nested deeper than `_DEPTH` are not.
 """
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parallelizer.options import DTYPES
-from parallelizer.plan import AXES
-from parallelizer.show.schema_patterns import DOTTED, IDENTIFIER, TEXT, WHOLE, WHOLE_FROM_1
-from parallelizer.styles.declare import OptionKind
+from parallelizer.language.parse_options import DTYPES
+from parallelizer.language.plan import AXES
+from parallelizer.language.schema.schema_patterns import DOTTED, IDENTIFIER, TEXT, WHOLE, WHOLE_FROM_1
+from parallelizer.language.styles import OptionKind
 
 Schema = dict[str, Any]
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.propose import operators
-from parallelizer.propose.atoms import FEATURE, leaves
-from parallelizer.propose.seen import Dims, Seen, Written
-from parallelizer.propose.stated import Stated, names_in
-from parallelizer.simulate.flex import fused
+from parallelizer.compiler.observe.flex_attention import fused
+from parallelizer.propose.from_forward import operators
+from parallelizer.propose.from_forward.atoms import FEATURE, leaves
+from parallelizer.propose.from_forward.seen import Dims, Seen, Written
+from parallelizer.propose.from_forward.stated import Stated, names_in
 from parallelizer.torch_private import (
     NOT_FLEX,
     FlexAnswer,

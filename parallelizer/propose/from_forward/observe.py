@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
-from parallelizer.initialize import allocate
-from parallelizer.propose import operators
-from parallelizer.propose.atoms import (
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.propose.from_forward import operators
+from parallelizer.propose.from_forward.atoms import (
     BATCH,
     FEATURE,
     SEQUENCE,
@@ -26,13 +26,13 @@ from parallelizer.propose.atoms import (
     size_of,
     tie,
 )
-from parallelizer.propose.modes import Functions, Operators
-from parallelizer.propose.seen import Attention, Dims, Lookup, Passage, Projection, Seen, Use
-from parallelizer.propose.stated import stated
-from parallelizer.step import forward
-from parallelizer.styles.base import forward_names
+from parallelizer.propose.from_forward.modes import Functions, Operators
+from parallelizer.propose.from_forward.seen import Attention, Dims, Lookup, Passage, Projection, Seen, Use
+from parallelizer.propose.from_forward.stated import stated
+from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.step import forward
+from parallelizer.styles.target import forward_names
 from parallelizer.torch_private import tree_leaves
-from parallelizer.workload import Entry, Workload
 
 LENGTHS = (13, 11, 17, 19, 23, 12, 8, 16)
 """Lengths of the sequence to try, which seldom are a size of the model."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from parallelizer.propose.atoms import UNIFORM, Dim, align, cut, fresh, refuse, size_of, view
-from parallelizer.propose.seen import Dims
+from parallelizer.propose.from_forward.atoms import UNIFORM, Dim, align, cut, fresh, refuse, size_of, view
+from parallelizer.propose.from_forward.seen import Dims
 
 aten = torch.ops.aten
 

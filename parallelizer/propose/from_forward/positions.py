@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
-from parallelizer.hugging_face.recognise import OURS_ALONE, is_pretrained, logits_of
-from parallelizer.initialize import allocate, materialize
-from parallelizer.position_reads import LENGTHS, Source, used_positions
-from parallelizer.step import forward
-from parallelizer.styles.base import forward_names
-from parallelizer.workload import Workload
+from parallelizer.compiler.observe.calling import OURS_ALONE, logits_of
+from parallelizer.compiler.observe.families import family_of
+from parallelizer.compiler.observe.position_reads import LENGTHS, PositionSource, used_positions
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.initialize import allocate, materialize
+from parallelizer.runtime.step import forward
+from parallelizer.styles.target import forward_names
 
 
 @dataclass(frozen=True)
@@ -89,19 +90,19 @@ def _same_told(
     return accepts
 
 
-def _made(sources: list[Source] | None) -> int:
+def _made(sources: list[PositionSource] | None) -> int:
     return sum(s.kind == "made" for s in sources or ())
 
 
 def _sources(
     model: nn.Module, workload: Workload, length: int, fake: torch_private.FakeTensors, given: str | None
-) -> list[Source] | None:
+) -> list[PositionSource] | None:
     names = forward_names(model)
     with fake:
         batch = workload.example(2, length, "cpu")
         if given is not None:
             batch[given] = torch.zeros(2, length, dtype=torch.int64)
-        if is_pretrained(model):
+        if family_of(model) is not None:
             batch = {k: v for k, v in batch.items() if k not in OURS_ALONE}
         batch = {k: v for k, v in batch.items() if names is None or k in names}
         return used_positions(model, batch, length, [given] if given else [])

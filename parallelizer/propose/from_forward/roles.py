@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from parallelizer.propose.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
-from parallelizer.propose.facts import Facts, Part, Region, Table
-from parallelizer.propose.seen import Passage, Projection, Seen
+from parallelizer.propose.from_forward.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.from_forward.facts import Facts, Part, Region, Table
+from parallelizer.propose.from_forward.seen import Passage, Projection, Seen
+from parallelizer.torch_private import has_empty_child
 
 
 def roles(model: nn.Module, seen: Seen) -> Facts:
@@ -44,7 +45,7 @@ def blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
             continue
         prefix = f"{path}." if path else ""
         children = [(f"{prefix}{name}", child) for name, child in module.named_children()]
-        if None in module._modules.values():  # parts of one thing, some of which may be missing
+        if has_empty_child(module):  # parts of one thing, some of which may be missing
             continue
         kinds = {type(child) for _, child in children}
         if len(kinds) == 1 and all(

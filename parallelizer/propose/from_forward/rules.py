@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parallelizer.propose.facts import Facts, Part, Region
+from parallelizer.propose.from_forward.facts import Facts, Part, Region
 
 SMALL_TABLE = 16
 """Rows below which an embedding is left whole: splitting it costs a sum and saves nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from parallelizer.propose.atoms import Atom, Dim
+from parallelizer.propose.from_forward.atoms import Atom, Dim
 
 Dims = list[Dim]
 

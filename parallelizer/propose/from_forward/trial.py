@@ -9,11 +9,12 @@ from pathlib import Path
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.load import load_plan
-from parallelizer.plan import Mesh
-from parallelizer.setup import Setup
-from parallelizer.simulate.world import WorldError
+from parallelizer.child import WorldError
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.load import load_plan
+from parallelizer.language.plan import Mesh
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
@@ -55,14 +56,11 @@ class Trials:
                 return str(error).strip().splitlines()[-1]
 
     def _check(self, setup: Setup) -> str | None:
-        from parallelizer.checks.layout_flow import check_layout_flow
-
-        program = setup.compile(self.model)
-        return _sentence((*program.diagnostics, *check_layout_flow(setup, program, self.model)))
+        return _sentence(validated(setup, setup.compile(self.model), self.model).found)
 
     def _proof(self, setup: Setup) -> str | None:
-        from parallelizer.launch import LaunchError
-        from parallelizer.verify.prove import prove
+        from parallelizer.proof.prove import prove
+        from parallelizer.runtime.launch.failures import LaunchError
 
         try:
             proof = prove(setup)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.hugging_face.globs import globs_for
-from parallelizer.hugging_face.proposal import Line, Proposal, every_name
-from parallelizer.matching import match
-from parallelizer.plan import Mesh, Plan, Rule, StyleUse, full_name
-from parallelizer.program import Compilation, Slot
+from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.match import match
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import Mesh, Plan, Rule, StyleUse, full_name
+from parallelizer.propose.from_transformers.proposal import Line, Proposal, every_name
+from parallelizer.propose.globs import globs_for
+from parallelizer.styles.application import Slot
 
 COMPARED = ("params", "io")
 """The slots that a `tp_plan` says anything of; the others are compared by nobody, and yours to change."""

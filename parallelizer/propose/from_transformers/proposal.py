@@ -10,12 +10,17 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.globs import globs_for
-from parallelizer.hugging_face.tp_plan import Entry, read_fsdp_plan, read_tp_plan, with_wildcards
-from parallelizer.hugging_face.translate import Inexpressible, Rule, translate
-from parallelizer.plan import full_name
-from parallelizer.tied_parameters import parameter_names, tied_names
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import full_name
+from parallelizer.propose.from_transformers.tp_plan import (
+    Entry,
+    read_fsdp_plan,
+    read_tp_plan,
+    with_wildcards,
+)
+from parallelizer.propose.from_transformers.translate import Inexpressible, Rule, translate
+from parallelizer.propose.globs import globs_for
+from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 TRANSLATED, WHOLE, SUMMED, CONTEXT, DATA = "tp_plan", "whole", "summed", "context", "fsdp_plan"
 """The sections of a plan, in their order."""

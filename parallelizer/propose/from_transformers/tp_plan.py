@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.recognise import is_pretrained
-from parallelizer.plan import full_name
-from parallelizer.tied_parameters import parameter_names
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.hugging_face.architecture import is_model
+from parallelizer.language.plan import full_name
+from parallelizer.styles.tied_parameters import parameter_names
 
 ADDED = "embedding_rowwise"
 """The string that transformers adds for `embed_tokens` where a plan does not name it."""
@@ -46,7 +46,7 @@ def read_tp_plan(model: nn.Module) -> list[Entry]:
     As transformers does it: a key names modules, or parameters, by paths in which numbers of layers are `*`; a parameter
     without an entry of its own has that of its module. Raises PlanError when there is no plan.
     """
-    plan: Mapping[str, str] = dict(getattr(model, "tp_plan", None) or {}) if is_pretrained(model) else {}
+    plan: Mapping[str, str] = dict(getattr(model, "tp_plan", None) or {}) if is_model(model) else {}
     if not plan:
         raise PlanError([_no_plan(model)])
     modules: dict[str, list[str]] = {key: [] for key in plan}
@@ -89,7 +89,7 @@ def _written(model: nn.Module) -> set[str]:
     """The keys that configurations and classes wrote, from the root of the model."""
     found: set[str] = set()
     for path, module in model.named_modules():
-        if is_pretrained(module):
+        if is_model(module):
             one: Any = module
             plans = [getattr(type(module), "_tp_plan", None), getattr(one.config, "base_model_tp_plan", None)]
             found |= {full_name(path, key) for plan in plans for key in plan or {}}
@@ -100,7 +100,7 @@ def _no_plan(model: nn.Module) -> Diagnostic:
     name = type(model).__name__
     reason = (
         "has no `tp_plan`: transformers knows no tensor parallelism for it"
-        if is_pretrained(model)
+        if is_model(model)
         else "is no model of transformers, and has no `tp_plan`"
     )
     help_text = "`python -m parallelizer init` proposes a plan by looking at what a model does"

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from parallelizer.hugging_face.tp_plan import Entry
+from parallelizer.propose.from_transformers.tp_plan import Entry
 from parallelizer.styles.attributes import nearest_number
-from parallelizer.styles.base import forward_names
+from parallelizer.styles.target import forward_names
 
 
 @dataclass(frozen=True)

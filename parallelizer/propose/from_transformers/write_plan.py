@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parallelizer.hugging_face.proposal import CONTEXT, DATA, SUMMED, TRANSLATED, WHOLE, Line, Proposal
+from parallelizer.propose.from_transformers.proposal import (
+    CONTEXT,
+    DATA,
+    SUMMED,
+    TRANSLATED,
+    WHOLE,
+    Line,
+    Proposal,
+)
 
 WIDTH = 120
 """The columns of a line."""

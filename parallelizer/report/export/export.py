@@ -1,38 +1,39 @@
-"""The compiled plan as plain Python on public torch names: `build_mesh` and `parallelize(model, mesh)`, to be
-read and kept."""
+"""The compiled plan as plain Python on public torch names: `build_mesh` and `parallelize(model, mesh)`, to be read and kept.
+
+Each style says its own lines; what they call of this package is copied into the file, source and all.
+"""
 
 from __future__ import annotations
 
 import ast
-import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.calls import Calls
-from parallelizer.fold import fold_paths
-from parallelizer.mesh import folded_name
-from parallelizer.plan import AXES, Buffer
-from parallelizer.program import Program
-from parallelizer.show import export_calls, export_helpers, export_own
-from parallelizer.show.export_loops import WIDTH, access, emit
-from parallelizer.tied_parameters import tied_names
+from parallelizer.compiler.observe.module_calls import Calls
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import AXES, Buffer, folded_name
+from parallelizer.report.export import own_styles
+from parallelizer.report.export.copied import Copied, copied
+from parallelizer.report.export.loops import Item, access, emit
+from parallelizer.styles import fsdp
+from parallelizer.styles.application import Application, Exporting, Program
+from parallelizer.styles.checkpoint import kept_operators
+from parallelizer.styles.registry import EXPORT
+from parallelizer.styles.statements import WIDTH, Statement
+from parallelizer.styles.tensor_styles import has_hooks, tensor_style_statements
+from parallelizer.styles.tied_parameters import tied_names
 
 IMPORTS: Mapping[str, Sequence[str]] = {
-    "collections.abc": ("Iterable", "Mapping", "Sequence"),
-    "typing": ("Any",),
+    "collections.abc": ("Mapping",),
     "torch": ("nn",),
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
-    "torch.distributed.fsdp": ("CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "fully_shard"),
-    "torch.distributed.tensor": (
-        "DTensor",
-        "Partial",
-        "Placement",
-        "Replicate",
-        "Shard",
-        "distribute_tensor",
-    ),
+    "torch.distributed.fsdp": ("CPUOffloadPolicy", "MixedPrecisionPolicy", "fully_shard"),
+    "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
     "torch.distributed.tensor.parallel": (
         "ColwiseParallel",
         "PrepareModuleInput",
@@ -42,46 +43,52 @@ IMPORTS: Mapping[str, Sequence[str]] = {
         "SequenceParallel",
         "parallelize_module",
     ),
-    "torch.utils.checkpoint": ("CheckpointPolicy", "checkpoint", "create_selective_checkpoint_contexts"),
 }
+"""What the lines of styles may name of torch. Copies bring their own imports."""
+
 RUNTIME: Mapping[str, Sequence[str]] = {
-    "parallelizer.context.buffers": ("LocalBuffers", "shard_batch"),
-    "parallelizer.context.exported": ("buffers", "current_order"),
-    "parallelizer.context.intercept": ("ContextOptions", "wrap"),
+    "parallelizer.styles.context_parallel.buffers": ("LocalBuffers", "shard_batch"),
+    "parallelizer.styles.context_parallel.exported": ("buffers", "current_order"),
+    "parallelizer.styles.context_parallel.intercept": ("ContextOptions", "wrap"),
+    "parallelizer.styles.context_parallel.split_sequence": ("SplitSequence",),
     "parallelizer.mesh": ("fsdp_mesh",),
-    "parallelizer.plan": ("REPLICATE", "Flow", "shard"),
-    "parallelizer.styles.io": ("Layouts", "SplitSequence"),
+    "parallelizer.language.plan": ("REPLICATE", "Flow", "shard"),
+    "parallelizer.styles.layouts": ("Layouts",),
 }
 """What context parallelism needs, and nothing else does."""
 
-MODULES = {
-    "copy": "copy",
-    "functools": "functools",
-    "inspect": "inspect",
-    "torch": "torch",
-    "dist": "torch.distributed as dist",
+FSDP_MESH = "fsdp"
+"""The variable that holds the mesh of `fully_shard`."""
+
+HEADINGS = {
+    "attention": "Context parallelism: attention over the whole sequence. This is the runtime of parallelizer.",
+    "checkpoint": "Activations that are computed again in backward.",
+    "compile": "Compiled, around all of that.",
 }
+"""What the file says above the lines of a slot, for those that need no more words."""
 
 
 def export(program: Program, model: nn.Module, calls: Calls | None = None, command: str = "") -> str:
     """The program as the text of a Python file with `build_mesh()` and `parallelize(model, mesh)`.
 
-    `model` is the one the program was compiled for. With `calls` (see `calls.observe`) inputs are laid out by
-    torch's own PrepareModuleInput, which must know how a module is called; without, by a helper. `command` is
-    what the file says it was written by. A style of the user's own is imported from where its class is;
+    `model` is the one the program was compiled for. With `calls` (see `module_calls.observe`) inputs are laid out by
+    torch's own PrepareModuleInput, which must know how a module is called; without, by a function that is copied. `command`
+    is what the file says it was written by. A style of the user's own is imported from where its class is;
     PlanError is raised for one that cannot be made anew from what it holds.
     """
-    body = [*_parallelize(program, model, calls)]
-    own = export_own.origins(export_calls.own_styles(program))
-    mesh = _build_mesh(program)
-    constants = _constants(program, "\n".join(body))
-    extras = _batch_function(program)
-    helpers = _helpers("\n".join([*body, *extras]))
+    lines = _Lines.of(program, calls)
+    body = _parallelize(program, model, lines)
+    copies = copied(lines.copies)
+    own = own_styles.origins(_own_acts(program))
+    mesh, extras = _build_mesh(program), _batch_function(program)
+    constants = [*(line for source in copies.constants.values() for line in (*source.splitlines(), ""))]
+    constants += _constants(program, "\n".join(body))
+    helpers = [line for source in copies.sources.values() for line in ("", *source.splitlines(), "")]
     code = "\n".join([*constants, *mesh, *extras, *helpers, *body])
     parts = [
         _docstring(program, model, calls, command, code),
         "",
-        *_imports(code, own),
+        *_imports(code, own, copies),
         *constants,
         *mesh,
         *body,
@@ -89,6 +96,116 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
         *helpers,
     ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What is to be written, by slot; `casts` come before everything else and `sums` behind it. `precision` is the one
+    MixedPrecisionPolicy of all units.
+    """
+
+    slots: Mapping[str, Sequence[Item]]
+    casts: Sequence[Item]
+    sums: Sequence[Item]
+    precision: str | None
+
+    @classmethod
+    def of(cls, program: Program, calls: Calls | None) -> _Lines:
+        units = program.of_slot("fsdp")
+        policies = {fsdp.precision_policy(unit) for unit in units}
+        precision = policies.pop() if len(policies) == 1 and len(units) > 1 else None
+        slots: dict[str, list[Item]] = {"tensor": _tensor_items(program, calls)}
+        for application in program:
+            if application.slot not in ("params", "io"):
+                exporting = Exporting(_mesh_of(application), precision=precision)
+                statements = EXPORT[application.style](application, exporting)
+                slots.setdefault(application.slot, []).extend(_items(application, statements))
+        casts = [
+            Item(".".join(p for p in (unit.module, path) if p), comment(unit), statement)
+            for unit in units
+            for path, statement in fsdp.exported_casts(unit)
+        ]
+        sums = [item for unit in units for item in _items(unit, fsdp.exported_sums(unit, FSDP_MESH))]
+        return cls(slots, casts, sums, precision)
+
+    @property
+    def copies(self) -> Iterator[object]:
+        """What the lines call of this package, each once."""
+        every = (*self.casts, *(i for items in self.slots.values() for i in items), *self.sums)
+        found = dict.fromkeys(c for item in every for c in item.call.copies)
+        yield from found
+        if self.slots.get("fsdp"):
+            yield fsdp.sum_instead_of_average
+
+
+def comment(application: Application) -> str:
+    """The rule that an application comes from, and where it is written."""
+    rule = application.rule
+    key = rule.key or '""'
+    return f"{key}  ({rule.span.file if rule.span.file.startswith('<') else f'{rule.span.file}:{rule.span.line}'})"
+
+
+def mesh_variable(axes: Sequence[str]) -> str:
+    """The variable that holds the sub-mesh of some axes."""
+    return "_".join(a for a in AXES if a in axes)
+
+
+def _mesh_of(application: Application) -> str:
+    return FSDP_MESH if application.slot == "fsdp" else mesh_variable(application.axes)
+
+
+def _items(application: Application, statements: Iterable[Statement]) -> list[Item]:
+    mesh = _mesh_of(application)
+    return [
+        Item(application.module, comment(application), s, mesh if s.parallel_style else None)
+        for s in statements
+    ]
+
+
+def _tensor_items(program: Program, calls: Calls | None) -> list[Item]:
+    """Styles of parameters, inputs and outputs. Raises PlanError for styles of the user's own that cannot be written as a
+    call.
+    """
+    taken: dict[str, type | None] = dict.fromkeys(_torch_names())
+    every = program.of_slot("params", "io")
+    found: list[Diagnostic] = []
+    items: list[Item] = []
+    for application in every:
+        others = (a for a in every if a.module == application.module and a is not application)
+        known = calls is not None and not any(map(has_hooks, others))
+        called = calls.by_module.get(application.module) if calls and known else None
+        exporting = Exporting(_mesh_of(application), called)
+        if (export_style := EXPORT.get(application.style)) is not None:
+            items += _items(application, export_style(application, exporting))
+            continue
+        statements = tensor_style_statements(application, exporting)
+        if statements is not None:
+            items += _items(application, statements)
+        elif application.act is not None:
+            try:
+                items += _items(application, [own_styles.own_style(application.act, taken)])
+                taken[type(application.act).__name__] = type(application.act)
+            except own_styles.Unwritable as error:
+                found.append(_unwritable(application, error))
+    if found:
+        raise PlanError(found)
+    return items
+
+
+def _unwritable(application: Application, error: own_styles.Unwritable) -> Diagnostic:
+    return Diagnostic(
+        "export-style",
+        f"{application.style} is a style of your own, which cannot be written out: {error}",
+        application.rule.span,
+        "let a module have its class, and the class keep its arguments as attributes of their names; or export "
+        "without it, and apply it by hand",
+    )
+
+
+def _own_acts(program: Program) -> list[ParallelStyle]:
+    """The styles whose classes are the user's own."""
+    acts = (a.act for a in program.of_slot("params", "io") if a.act is not None)
+    return [a for a in acts if not type(a).__module__.startswith(("torch.", "parallelizer."))]
 
 
 def _docstring(program: Program, model: nn.Module, calls: Calls | None, command: str, code: str) -> str:
@@ -126,10 +243,10 @@ def _docstring(program: Program, model: nn.Module, calls: Calls | None, command:
             "Context parallelism, and nothing else, imports its runtime from the package parallelizer: torch's own is "
             "experimental."
         )
-    own = export_own.origins(export_calls.own_styles(program))
+    own = own_styles.origins(_own_acts(program))
     if own:
         notes.append(f"Imports styles of your own from {', '.join(own)}.")
-    if any(map(export_own.imports_this_package, own)):
+    if any(map(own_styles.imports_this_package, own)):
         notes.append("There they are registered with the package parallelizer, which that imports.")
     if program.redistribute != "greedy":
         notes.append(
@@ -173,84 +290,65 @@ def _build_mesh(program: Program) -> list[str]:
     ]
 
 
-def _parallelize(program: Program, model: nn.Module, calls: Calls | None) -> list[str]:
+def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]:
     mesh = program.mesh
-    casts, sums = export_calls.whole_parameter_items(program)
-    tensor = export_calls.tensor_items(program, calls, _own_names())
-    attention, checkpoints, compiled, units = (
-        f(program)
-        for f in (
-            export_calls.attention_items,
-            export_calls.checkpoint_items,
-            export_calls.compile_items,
-            export_calls.unit_items,
-        )
-    )
-    lines = ["", "def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:"]
-    lines += [
+    units = lines.slots.get("fsdp", ())
+    body = ["", "def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:"]
+    body += [
         '    """Make the model parallel in place; every rank calls it, with the model on meta or with values."""'
     ]
     used = {tuple(a.axes) for a in program if a.slot in ("params", "io", "attention")}
     for axes in sorted(used, key=lambda axes: [AXES.index(a) for a in axes]):
         names = ", ".join(f'"{a}"' for a in AXES if a in axes)
-        lines.append(f"    {export_calls.mesh_variable(axes)} = mesh[{names}]")
+        body.append(f"    {mesh_variable(axes)} = mesh[{names}]")
     if units:
-        lines += _fsdp_mesh(program)
+        body += _fsdp_mesh(program)
     if _needs_runtime(program):
-        lines.append(
+        body.append(
             "    sequence = current_order(SEQUENCE, mesh)  # which rows of the sequence each rank has"
         )
-    if casts:
-        lines += ["", "    # What FSDP leaves whole is cast as what it shards.", *emit(casts, model)]
-    if tensor:
-        lines += [
+    if lines.casts:
+        body += ["", "    # What FSDP leaves whole is cast as what it shards.", *emit(lines.casts, model)]
+    if lines.slots["tensor"]:
+        body += [
             "",
             "    # Tensor parallelism: parameters, and how tensors arrive and leave.",
-            *emit(tensor, model),
+            *emit(lines.slots["tensor"], model),
         ]
         for first, *others in tied_names(model):
             for name in others:
-                lines += [
+                body += [
                     f"    # {name} is {first}, and became a tensor of its own.",
                     f"    {_owned(model, name)} = {_owned(model, first)}",
                 ]
-    if attention:
-        lines += [
-            "",
-            "    # Context parallelism: attention over the whole sequence. This is the runtime of parallelizer.",
-        ]
-        lines += emit(attention, model)
-    if checkpoints:
-        lines += ["", "    # Activations that are computed again in backward.", *emit(checkpoints, model)]
-    if compiled:
-        lines += ["", "    # Compiled, around all of that.", *emit(compiled, model)]
+    for slot, items in lines.slots.items():
+        if slot in HEADINGS:
+            body += ["", f"    # {HEADINGS[slot]}", *emit(items, model)]
     if units:
-        lines += [
+        body += [
             "",
             f"    # FSDP over {folded_name(mesh)}{', replicated over dp_replicate' if mesh.sizes['dp_replicate'] > 1 else ''}.",
         ]
-        policy = export_calls.precision(program)
-        lines += [f"    precision = {policy}"] if policy else []
-        lines += emit(units, model, inner_first=True)
-        lines.append("    sum_instead_of_average(model)")
-    if sums:
-        lines += ["    # What FSDP leaves whole, it does not reduce either.", *emit(sums, model)]
+        body += [f"    precision = {lines.precision}"] if lines.precision else []
+        body += emit(units, model, inner_first=True)
+        body.append("    sum_instead_of_average(model)")
+    if lines.sums:
+        body += ["    # What FSDP leaves whole, it does not reduce either.", *emit(lines.sums, model)]
     if _needs_runtime(program):
-        lines += [
+        body += [
             "",
             "    # The model's positional buffers, seen as this rank's rows while the model runs.",
             "    LocalBuffers(model, SEQUENCE, mesh, sequence)",
         ]
-    if len(lines) == 3:
-        lines.append("    # One rank: nothing to do.")
-    return [*lines, "    return model", ""]
+    if len(body) == 3:
+        body.append("    # One rank: nothing to do.")
+    return [*body, "    return model", ""]
 
 
-def _own_names() -> set[str]:
-    """Every name that the file may have for something of torch's or of its own."""
+def _torch_names() -> set[str]:
+    """Every name that the lines of a file may take from torch or from this package."""
     imported = (n for names in (*IMPORTS.values(), *RUNTIME.values()) for n in names)
-    helpers = (n for n, h in vars(export_helpers).items() if inspect.isfunction(h))
-    return {*imported, *helpers, *MODULES, "build_mesh", "parallelize", "local_batch", "model", "mesh"}
+    return {*imported, "torch", "build_mesh", "parallelize", "local_batch", "model", "mesh"}
 
 
 def _owned(model: nn.Module, name: str) -> str:
@@ -267,13 +365,13 @@ def _fsdp_mesh(program: Program) -> list[str]:
         *(["dp_replicate"] if mesh.sizes["dp_replicate"] > 1 else []),
         *(mesh.fsdp_axes or ("dp_shard",)),
     ]
-    return [f"    {export_calls.FSDP_MESH} = mesh[{', '.join(f'{chr(34)}{a}{chr(34)}' for a in names)}]"]
+    return [f"    {FSDP_MESH} = mesh[{', '.join(f'{chr(34)}{a}{chr(34)}' for a in names)}]"]
 
 
 def _constants(program: Program, body: str) -> list[str]:
     lines = []
     if "KEPT" in body:
-        names = "".join(f'    "{name}",\n' for name in export_calls.kept_operators())
+        names = "".join(f'    "{name}",\n' for name in kept_operators())
         lines += [
             "# Operators whose results are kept, since they cost most to compute again.",
             f"KEPT = (\n{names})",
@@ -318,47 +416,39 @@ def _batch_function(program: Program) -> list[str]:
     ]
 
 
-def _helpers(code: str) -> list[str]:
-    """The sources of the helpers that the code calls."""
-    lines: list[str] = []
-    for name, helper in vars(export_helpers).items():
-        if (
-            inspect.isfunction(helper)
-            and helper.__module__ == export_helpers.__name__
-            and name in _names(code)
-        ):
-            lines += ["", *inspect.getsource(helper).splitlines(), ""]
-    return lines
-
-
-def _imports(code: str, own: Mapping[str, Sequence[str]]) -> list[str]:
+def _imports(code: str, own: Mapping[str, Sequence[str]], copies: Copied) -> list[str]:
     """Imports of what the code uses, in ruff's order; `own` are names of the user's by module."""
     used = _names(code)
-    standard = [
-        f"import {text}" for name, text in MODULES.items() if name in used and not text.startswith("torch")
-    ]
-    ours = [_from(module, used) for module in RUNTIME]
+    wanted: dict[str, set[str]] = {module: set(names) for module, names in copies.names.items()}
+    for module, names in IMPORTS.items():
+        wanted.setdefault(module, set()).update(n for n in names if n in used)
+    modules = {**({"torch": "torch"} if "torch" in used else {}), **copies.modules}
+    plain = {f"import {m}" if n == m else f"import {m} as {n}": m for n, m in modules.items()}
     lines = ["from __future__ import annotations", ""]
-    lines += _block(standard + [_from(m, used) for m in IMPORTS if not m.startswith("torch")])
-    torch_modules = [
-        f"import {text}" for name, text in MODULES.items() if name in used and text.startswith("torch")
-    ]
-    third = torch_modules + [_from(m, used) for m in IMPORTS if m.startswith("torch")]
-    lines += _block(third)
-    if any(ours):
-        lines += ["# The runtime of context parallelism.", *_block(ours)]
+    for torch_too in (False, True):
+        block = sorted(line for line, m in plain.items() if m.startswith("torch") is torch_too)
+        block += [
+            _line(module, sorted(names, key=_order))
+            for module, names in sorted(wanted.items())
+            if module.startswith("torch") is torch_too and names
+        ]
+        lines += _block(block)
+    runtime = [_line(module, [n for n in names if n in used]) for module, names in RUNTIME.items()]
+    if any(runtime):
+        lines += ["# The runtime of context parallelism.", *_block(runtime)]
     if own:
         lines += ["# Styles of your own.", *_block([_line(module, names) for module, names in own.items()])]
     return lines
 
 
+def _order(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions, as ruff sorts names."""
+    return (0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2), name
+
+
 def _block(lines: Sequence[str]) -> list[str]:
     kept = [line for line in lines if line]
     return [*kept, ""] if kept else []
-
-
-def _from(module: str, used: set[str]) -> str:
-    return _line(module, [n for n in {**IMPORTS, **RUNTIME}[module] if n in used])
 
 
 def _line(module: str, names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-WIDTH = 110
+from parallelizer.styles.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -23,35 +23,8 @@ class Item:
 
     path: str
     rule: str
-    call: Call
+    call: Statement
     mesh: str | None = None
-
-
-MODULE = "<module>"
-
-
-@dataclass(frozen=True)
-class Call:
-    """`name(arguments)` as text; without arguments as None, `name` is the whole text."""
-
-    name: str
-    arguments: tuple[str, ...] | None = ()
-
-    def text(self, module: str = "") -> str:
-        """On one line."""
-        arguments = "" if self.arguments is None else f"({', '.join(self.arguments)})"
-        return f"{self.name}{arguments}".replace(MODULE, module)
-
-    def lines(self, indent: str, module: str = "", before: str = "", after: str = "") -> list[str]:
-        """On one line where it fits, else an argument a line."""
-        line = f"{indent}{before}{self.text(module)}{after}"
-        if len(line) <= WIDTH or not self.arguments:
-            return [line]
-        name, arguments = self.name, [a.replace(MODULE, module) for a in self.arguments]
-        inside = f"{indent}    {', '.join(arguments)}"
-        if len(inside) <= WIDTH and "=" not in arguments[-1]:
-            return [f"{indent}{before}{name}(", inside, f"{indent}){after}"]
-        return [f"{indent}{before}{name}(", *(f"{indent}    {a}," for a in arguments), f"{indent}){after}"]
 
 
 Tail = tuple[str, ...]
@@ -104,7 +77,7 @@ def _direct(placed: Sequence[Placed], module: nn.Module, name: str, indent: str)
         styles = list(group)
         if len(styles) == 1:
             (tail, item) = styles[0]
-            call = Call("parallelize_module", (access(module, name, tail), str(mesh), item.call.text()))
+            call = Statement("parallelize_module", (access(module, name, tail), str(mesh), item.call.text()))
             lines += [f"{indent}# {item.rule}", *call.lines(indent)]
             continue
         lines += [
@@ -141,7 +114,7 @@ def _loops(
 ) -> list[str]:
     """One loop for each class of layers about which the same is said."""
     layers = module.get_submodule(".".join(container))
-    classes: dict[tuple[tuple[Tail, str, Call, str | None], ...], list[str]] = {}
+    classes: dict[tuple[tuple[Tail, str, Statement, str | None], ...], list[str]] = {}
     for index, inside in by_index.items():
         classes.setdefault(tuple((t, i.rule, i.call, i.mesh) for t, i in inside), []).append(index)
     lines: list[str] = []

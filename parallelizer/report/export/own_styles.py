@@ -18,14 +18,14 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.show.export_loops import Call
+from parallelizer.styles.statements import Statement
 
 
 class Unwritable(Exception):
     """Why an object cannot be written as a call."""
 
 
-def own_style(act: ParallelStyle, taken: Mapping[str, type | None]) -> Call:
+def own_style(act: ParallelStyle, taken: Mapping[str, type | None]) -> Statement:
     """The call that makes `act`, by the bare name of its class; `taken` are names that mean something else,
     or that class. Raises Unwritable with the reason, a clause about the class.
     """
@@ -41,7 +41,8 @@ def own_style(act: ParallelStyle, taken: Mapping[str, type | None]) -> Call:
         raise Unwritable(f"{kind.__qualname__} cannot be made again: {type(error).__name__}") from None
     if not same:
         raise Unwritable(f"{kind.__qualname__} made again from its attributes is another")
-    return Call(kind.__name__, tuple(f"{name}={_text(value)}" for name, value in given.items()))
+    arguments = tuple(f"{name}={_text(value)}" for name, value in given.items())
+    return Statement(kind.__name__, arguments, parallel_style=True)
 
 
 def importable(kind: type) -> bool:

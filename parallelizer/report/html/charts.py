@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from parallelizer.show.page.markup import Markup, tag
-from parallelizer.show.page.table import css_class
-from parallelizer.simulate.memory import Point
+from parallelizer.report.html.markup import Markup, tag
+from parallelizer.report.html.table import css_class
+from parallelizer.simulate.record.memory import Point
 
 WIDTH, HEIGHT = 6000, 1000
 """Units of a plot: drawn with whole numbers, which keeps the file small."""

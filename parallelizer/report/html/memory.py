@@ -7,13 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelizer.show.capacity import NOT_COUNTED, capacity
-from parallelizer.show.page.charts import Column, Stretch, area, axis_label, columns, edges, stretches, ticks
-from parallelizer.show.page.markup import Markup, join, tag
-from parallelizer.show.page.table import table
-from parallelizer.simulate.memory import CATEGORIES, Point, Usage
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.diagnostics.units import size
+from parallelizer.report.capacity import NOT_COUNTED, capacity
+from parallelizer.report.html.charts import (
+    Column,
+    Stretch,
+    area,
+    axis_label,
+    columns,
+    edges,
+    stretches,
+    ticks,
+)
+from parallelizer.report.html.markup import Markup, join, tag
+from parallelizer.report.html.table import table
+from parallelizer.simulate.record.memory import CATEGORIES, Point, Usage
+from parallelizer.simulate.record.trace import Trace
 
 MEANING = {
     "parameters": "this rank's shards",

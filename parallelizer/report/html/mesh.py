@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelizer.compiler import Program
-from parallelizer.mesh import FOLDED
-from parallelizer.plan import AXES, Mesh
-from parallelizer.show.page.markup import Markup, join, tag
-from parallelizer.show.page.sources import Sources
-from parallelizer.show.page.table import css_class, swatch, table
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.diagnostics.units import size
+from parallelizer.language.plan import AXES, FOLDED, Mesh
+from parallelizer.report.html.markup import Markup, join, tag
+from parallelizer.report.html.sources import Sources
+from parallelizer.report.html.table import css_class, swatch, table
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.styles.application import Program
 
 ALL = 16
 """So many nodes are all drawn; of more, the first, the last and those around the rank."""

@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.compiler import Program
-from parallelizer.diagnostics import Diagnostic, PlanError, counts, in_order
-from parallelizer.shards import ParameterShard, parameter_shards
-from parallelizer.show.capacity import capacity
-from parallelizer.show.page import memory, mesh, traffic
-from parallelizer.show.page import program as plan
-from parallelizer.show.page.markup import Child, Markup, data, join, tag
-from parallelizer.show.page.sources import Sources
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.compiler.parameter_shards import ParameterShard, parameter_shards
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, counts, in_order
+from parallelizer.diagnostics.units import size
+from parallelizer.report.capacity import capacity
+from parallelizer.report.html import memory, mesh, traffic
+from parallelizer.report.html import program as plan
+from parallelizer.report.html.markup import Child, Markup, data, join, tag
+from parallelizer.report.html.sources import Sources
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.styles.application import Program
 
 
 def write(
@@ -111,7 +111,8 @@ def page(
     sections.append(("rules", "Rules", "every line that the program was compiled from", texts))
 
     style, script = (
-        files("parallelizer.show.page").joinpath(name).read_text("utf-8") for name in ("page.css", "page.js")
+        files("parallelizer.report.html").joinpath(name).read_text("utf-8")
+        for name in ("page.css", "page.js")
     )
     numbers = {"course": memory.numbers(trace), "layers": traffic.numbers(trace)} if trace is not None else {}
     links = [tag("li", tag("a", title, href=f"#{key}")) for key, title, _, _ in sections]

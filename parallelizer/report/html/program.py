@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from parallelizer.compiler import Program
-from parallelizer.diagnostics import Span
-from parallelizer.fold import fold_paths
-from parallelizer.plan import full_name
-from parallelizer.shards import ParameterShard
-from parallelizer.show.page.markup import Markup, join, tag
-from parallelizer.show.page.sources import Sources
-from parallelizer.show.page.table import table
-from parallelizer.show.plan import dealt_out
-from parallelizer.units import size
+from parallelizer.compiler.parameter_shards import ParameterShard
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.units import size
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import full_name
+from parallelizer.report.html.markup import Markup, join, tag
+from parallelizer.report.html.sources import Sources
+from parallelizer.report.html.table import table
+from parallelizer.report.text.plan import dealt_out
+from parallelizer.styles.application import Program
 
 
 def section(program: Program, shards: Sequence[ParameterShard], sources: Sources) -> Markup:

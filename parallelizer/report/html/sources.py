@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
-from parallelizer.diagnostics import Span
-from parallelizer.show.page.markup import Markup, join, tag
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.report.html.markup import Markup, join, tag
 
 WHOLE = 300
 """A plan of more lines is shown as other files are: around the lines that something points at, so that the
@@ -22,7 +22,7 @@ MAX_COLUMNS = 400
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """A file or an override, by line number. `lines` is None where it cannot be read any more."""
 
     name: str
@@ -33,13 +33,13 @@ class Sources:
     """The files that spans point into, in order of first mention."""
 
     def __init__(self) -> None:
-        self.files: dict[str, Source] = {}
+        self.files: dict[str, SourceFile] = {}
         self.pointed: dict[str, set[int]] = defaultdict(set)
 
     def anchor(self, span: Span) -> str:
         """The id of the line of a span."""
         if span.file not in self.files:
-            self.files[span.file] = Source(_name(span.file), _lines(span.file))
+            self.files[span.file] = SourceFile(_name(span.file), _lines(span.file))
         self.pointed[span.file].add(span.line)
         return f"s{list(self.files).index(span.file)}-{span.line}"
 
@@ -80,7 +80,7 @@ class Sources:
         ])  # fmt: skip
 
     def _file(
-        self, index: int, file: str, source: Source, notes: Mapping[tuple[str, int], str], most: int
+        self, index: int, file: str, source: SourceFile, notes: Mapping[tuple[str, int], str], most: int
     ) -> Markup:
         head = tag("figcaption", tag("code", source.name))
         if source.lines is None:

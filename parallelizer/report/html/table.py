@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from parallelizer.show.page.markup import Child, Markup, tag
+from parallelizer.report.html.markup import Child, Markup, tag
 
 
 def table(

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallelizer.diagnostics import Span
-from parallelizer.fold import fold_paths
-from parallelizer.plan import AXES
-from parallelizer.show.page.charts import Bar, axis_label, edges, layer_of, mirrored, ticks
-from parallelizer.show.page.markup import Child, Markup, join, tag
-from parallelizer.show.page.sources import Sources
-from parallelizer.show.page.table import css_class, swatch, table
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.units import size
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import AXES
+from parallelizer.report.html.charts import Bar, axis_label, edges, layer_of, mirrored, ticks
+from parallelizer.report.html.markup import Child, Markup, join, tag
+from parallelizer.report.html.sources import Sources
+from parallelizer.report.html.table import css_class, swatch, table
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.trace import Trace
 
 BARS = 12
 """More layers than so many get a chart of their own beside the table of folded ones."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.text import Text
 
-from parallelizer.show import tables
-from parallelizer.show.tables import Column
-from parallelizer.simulate.classes import RankClass
-from parallelizer.units import size
+from parallelizer.diagnostics.units import size
+from parallelizer.report.text import tables
+from parallelizer.report.text.tables import Column
+from parallelizer.simulate.record.rank_classes import RankClass
 
 MANY = 8
 """Rows from which the table says in one how many more there are."""

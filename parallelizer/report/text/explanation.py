@@ -8,15 +8,15 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from parallelizer.diagnostics import Span, in_order
-from parallelizer.explaining import ROOT, Answer, Explanation, Filled, Matched, explain
-from parallelizer.fold import fold_paths
-from parallelizer.plan import Rule
-from parallelizer.setup import Setup
-from parallelizer.shards import ParameterShard
-from parallelizer.show import tables
-from parallelizer.show.tables import Column
-from parallelizer.wording import dims, place
+from parallelizer.compiler.parameter_shards import ParameterShard
+from parallelizer.compiler.wording import dims, place
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Span, in_order
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import Rule
+from parallelizer.report.explanation import ROOT, Answer, Explanation, Filled, Matched, explain
+from parallelizer.report.text import tables
+from parallelizer.report.text.tables import Column
 
 MOST = 8
 """So many kinds of modules are explained before it is said that there are more."""

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.text import Text
 from torch import nn
 
-from parallelizer.compiler import Application, Program
-from parallelizer.context.order import imbalance, static_order
-from parallelizer.diagnostics import Span
-from parallelizer.fold import fold_paths
-from parallelizer.plan import AXES, Buffer
-from parallelizer.shards import ParameterShard, parameter_shards
-from parallelizer.show import tables
-from parallelizer.show.tables import Column
-from parallelizer.units import size
+from parallelizer.compiler.parameter_shards import ParameterShard, parameter_shards
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.units import size
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import AXES, Buffer
+from parallelizer.report.text import tables
+from parallelizer.report.text.tables import Column
+from parallelizer.styles.application import Application, Program
+from parallelizer.styles.context_parallel.order import imbalance, static_order
 
 _MEANING = {
     "pp": "pipeline stages",

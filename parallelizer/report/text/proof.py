@@ -8,13 +8,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from parallelizer.diagnostics import Diagnostic, in_order
-from parallelizer.fold import fold_paths
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.verify.compare import Difference
-from parallelizer.verify.divergence import Divergence
-from parallelizer.verify.prove import Proof
-from parallelizer.verify.rounding import MARGIN
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, in_order
+from parallelizer.language.fold import fold_paths
+from parallelizer.proof.compare import Difference
+from parallelizer.proof.divergence import Divergence
+from parallelizer.proof.prove import Proof
+from parallelizer.proof.rounding import MARGIN
 
 CODE = "not-equal"
 

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.show import classes
-from parallelizer.show.capacity import NOT_COUNTED, capacity
-from parallelizer.show.tables import Screen, width_of
-from parallelizer.simulate.ledger import totals
-from parallelizer.simulate.trace import Trace
-from parallelizer.units import size
+from parallelizer.diagnostics.units import size
+from parallelizer.report.capacity import NOT_COUNTED, capacity
+from parallelizer.report.text import classes
+from parallelizer.report.text.tables import Screen, width_of
+from parallelizer.simulate.record.ledger import totals
+from parallelizer.simulate.record.trace import Trace
 
 SIMULATED = "cpu"
 """The device type whose operators a trace runs, whatever the run will be on."""

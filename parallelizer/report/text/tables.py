@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.show.diagnostics import MIN_WIDTH
+from parallelizer.diagnostics.render import MIN_WIDTH
 
 GAP = 2
 """Blanks between two columns."""

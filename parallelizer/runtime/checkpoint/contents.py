@@ -18,10 +18,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.shares import Run, Share, original_shape, share
-from parallelizer.state import restore_buffers, state_of
-from parallelizer.state_tensors import packings, state_tensors
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.runtime.held_indices import Run, Share, original_shape, share
+from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.runtime.state_dict import packings, state_tensors
 
 MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
 

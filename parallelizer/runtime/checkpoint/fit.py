@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from parallelizer.checkpoint.contents import MODEL, OPTIMIZER, trained
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.fold import fold_paths
-from parallelizer.shares import original_shape
-from parallelizer.state_tensors import packings, state_tensors
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.language.fold import fold_paths
+from parallelizer.runtime.checkpoint.contents import MODEL, OPTIMIZER, trained
+from parallelizer.runtime.held_indices import original_shape
+from parallelizer.runtime.state_dict import packings, state_tensors
 
 SHOWN = 3
 """Names in a message; the others are counted."""

@@ -12,7 +12,7 @@ from typing import IO, Any, cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
-from parallelizer.checkpoint.manifest import BLOCK, Stored, hash_of
+from parallelizer.runtime.checkpoint.manifest import BLOCK, Stored, hash_of
 
 
 class HashedFiles(FileSystem):

@@ -18,9 +18,10 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint import manifest
-from parallelizer.checkpoint.contents import (
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import manifest
+from parallelizer.runtime.checkpoint.contents import (
     OPTIMIZER,
     Held,
     by_name,
@@ -30,14 +31,13 @@ from parallelizer.checkpoint.contents import (
     trained,
     undealt,
 )
-from parallelizer.checkpoint.fit import misfits
-from parallelizer.checkpoint.planning import Reading
-from parallelizer.checkpoint.saving import RUN, plain_failures
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.shares import original_shape
-from parallelizer.state import state_of
-from parallelizer.state_tensors import packings
-from parallelizer.together import gathered, together
+from parallelizer.runtime.checkpoint.fit import misfits
+from parallelizer.runtime.checkpoint.planning import Reading
+from parallelizer.runtime.checkpoint.saving import RUN, plain_failures
+from parallelizer.runtime.fail_together import gathered, together
+from parallelizer.runtime.held_indices import original_shape
+from parallelizer.runtime.state import state_of
+from parallelizer.runtime.state_dict import packings
 
 METADATA = ".metadata"
 

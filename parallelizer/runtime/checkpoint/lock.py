@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 from typing import IO
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 
 NAME = "lock"
 

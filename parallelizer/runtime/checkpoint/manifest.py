@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 
 NAME = "manifest.json"
 FORMAT = 1

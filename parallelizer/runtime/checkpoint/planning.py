@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from parallelizer.checkpoint.contents import MODEL, OPTIMIZER, RANDOM, Held
+from parallelizer.runtime.checkpoint.contents import MODEL, OPTIMIZER, RANDOM, Held
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint import manifest
-from parallelizer.checkpoint.contents import (
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import manifest
+from parallelizer.runtime.checkpoint.contents import (
     Held,
     held_of_model,
     held_of_optimizer,
@@ -37,11 +38,10 @@ from parallelizer.checkpoint.contents import (
     trained,
     values_of_optimizer,
 )
-from parallelizer.checkpoint.hashed import HashedFiles
-from parallelizer.checkpoint.planning import Piece, Writing
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.state import state_of
-from parallelizer.together import gathered
+from parallelizer.runtime.checkpoint.hashed import HashedFiles
+from parallelizer.runtime.checkpoint.planning import Piece, Writing
+from parallelizer.runtime.fail_together import gathered
+from parallelizer.runtime.state import state_of
 
 RUN = "run.json"
 

@@ -15,9 +15,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.guards.wording import ranks_named
-from parallelizer.launching.rank import LaunchError
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.runtime.guards.wording import ranks_named
+from parallelizer.runtime.launch.failures import LaunchError
 
 
 @dataclass(frozen=True)

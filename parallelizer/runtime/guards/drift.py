@@ -22,13 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallelizer.diagnostics import Diagnostic, Severity
-from parallelizer.fold import fold_paths
-from parallelizer.guards.agreement import minority
-from parallelizer.guards.checksum import checksum
-from parallelizer.guards.exchange import gathered, own_rank
-from parallelizer.guards.wording import ranks_named
-from parallelizer.state import device_of, every_group, persistent_buffers, restore_buffers, state_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, Severity
+from parallelizer.language.fold import fold_paths
+from parallelizer.runtime.fail_together import gathered_over_model, own_rank
+from parallelizer.runtime.guards.agreement import minority
+from parallelizer.runtime.guards.checksum import checksum
+from parallelizer.runtime.guards.wording import ranks_named
+from parallelizer.runtime.state import device_of, every_group, persistent_buffers, restore_buffers, state_of
 
 TOLERANCE = {"cpu": 0.0, "cuda": 1e-4}
 """By kind of device: the largest difference, relative to the tensor's largest value, that is let pass."""
@@ -154,7 +154,7 @@ def _on_all_ranks(model: nn.Module, held: list[_Held]) -> list[_Held]:
     if bounds[0] == -bounds[1]:
         return held
     own = {one.key: one for one in held}
-    every = gathered(model, [(one.name, one.state, one.alike) for one in held])
+    every = gathered_over_model(model, [(one.name, one.state, one.alike) for one in held])
     alike = {(name, state): axes for some in every for name, state, axes in some}
     return [own.get(key) or _Held(*key, torch.empty(0), axes) for key, axes in sorted(alike.items())]
 
@@ -193,7 +193,7 @@ def _named(
         for one, value, difference in found
     ]
     said: dict[tuple[tuple[str, str], tuple[int, ...]], list[tuple[int, int, float]]] = {}
-    for rank, own in sorted(gathered(model, (own_rank(), mine))):
+    for rank, own in sorted(gathered_over_model(model, (own_rank(), mine))):
         for key, where, value, difference in own:
             said.setdefault((key, where), []).append((rank, value, difference))
     drifts = []

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.fold import fold_paths
-from parallelizer.guards.exchange import gathered, own_rank
-from parallelizer.guards.replay import Sighting, replay
-from parallelizer.guards.wording import ranks_named
-from parallelizer.random_state import RandomState
-from parallelizer.redistribution import redistribute
-from parallelizer.state import device_of, restore_buffers, state_of
-from parallelizer.step import Batch, Loss, Skipped, Step
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
+from parallelizer.runtime.fail_together import gathered_over_model, own_rank
+from parallelizer.runtime.guards.replay import Sighting, replay
+from parallelizer.runtime.guards.wording import ranks_named
+from parallelizer.runtime.random_state import RandomState
+from parallelizer.runtime.redistribution import redistribute
+from parallelizer.runtime.state import device_of, restore_buffers, state_of
+from parallelizer.runtime.step import Batch, Loss, Skipped, Step
 
 Where = Literal["batch", "parameter", "loss", "gradient", "source"]
 
@@ -68,7 +68,7 @@ def find_nonfinite(
     del gradients
     source = _replayed(model, parts, loss, skipped.random if skipped is not None else None)
     weight = float(skipped.local[1]) if skipped is not None else 1.0
-    everyone = gathered(model, (rank, tuple(found), source, weight))
+    everyone = gathered_over_model(model, (rank, tuple(found), source, weight))
     everyone.sort(key=lambda one: one[0])
     listed = [one for _, own, _, _ in everyone for one in own]
     if not any(weight for *_, weight in everyone):

@@ -16,10 +16,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from parallelizer import phase
-from parallelizer.plan import full_name
-from parallelizer.state import kept_buffers
-from parallelizer.step import Batch, Loss, accumulate
+from parallelizer.compiler.observe import phase
+from parallelizer.language.plan import full_name
+from parallelizer.runtime.state import kept_buffers
+from parallelizer.runtime.step import Batch, Loss, accumulate
 from parallelizer.torch_private import tree_leaves, tree_map_tensors
 
 Where = Literal["forward", "loss", "backward"]

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.launching.failures import Failure, LaunchError
-from parallelizer.launching.lookout import ranks_text
-from parallelizer.launching.restarts import End
-from parallelizer.launching.watch import Watch
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.launch.failures import Failure, LaunchError
+from parallelizer.runtime.launch.lookout import ranks_text
+from parallelizer.runtime.launch.restarts import End
+from parallelizer.runtime.launch.watch import Watch
 
 LAG = 0.25
 """Seconds by which other ranks may notice the end of a rank (its sockets close) before its parent does."""

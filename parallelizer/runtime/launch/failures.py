@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.gone import is_of_another, what_was_said
-from parallelizer.notes import planned_module, raised_by_torch
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.exception_notes import planned_module, raised_by_torch
+from parallelizer.runtime.lost_rank import is_of_another, what_was_said
 
 
 class LaunchError(Exception):

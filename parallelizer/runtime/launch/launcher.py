@@ -34,14 +34,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.launching import lone_rendezvous
-from parallelizer.launching.ends import has_obeyed, what_happened, who_ended
-from parallelizer.launching.outside import OutsideRanks, join, leave, outside_ranks
-from parallelizer.launching.rank import Device, Job, LaunchError, environment, run_rank
-from parallelizer.launching.restarts import End, Restarts
-from parallelizer.launching.stopping import Signals, noted_signals
-from parallelizer.launching.watch import PERIOD, Watch, end, keep_watch
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.launch import lone_rendezvous
+from parallelizer.runtime.launch.ends import has_obeyed, what_happened, who_ended
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.outside import OutsideRanks, join, leave, outside_ranks
+from parallelizer.runtime.launch.rank import Device, Launch, environment, run_rank
+from parallelizer.runtime.launch.restarts import End, Restarts
+from parallelizer.runtime.launch.stopping import Signals, noted_signals
+from parallelizer.runtime.launch.watch import PERIOD, Watch, end, keep_watch
 
 __all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "leave", "outside_ranks", "start"]
 
@@ -98,7 +99,7 @@ def start(
     with noted_signals(graceful > 0) as got:
         for attempt in itertools.count():
             with tempfile.TemporaryDirectory(prefix="parallelizer-", ignore_cleanup_errors=True) as name:
-                job = Job(
+                job = Launch(
                     worker,
                     args,
                     ranks,
@@ -168,7 +169,7 @@ def _check_startable(ranks: int, device: Device) -> None:
         )
 
 
-def _attempt(job: Job, start_timeout: float, got: Signals) -> list[bytes] | tuple[LaunchError, End]:
+def _attempt(job: Launch, start_timeout: float, got: Signals) -> list[bytes] | tuple[LaunchError, End]:
     """The pickled results, in order of rank, of one start; or why there are none, if it may be started again.
 
     No rank is left afterwards, whatever happens.
@@ -216,7 +217,7 @@ class _Agent(threading.Thread):
     stays until `leave` is set.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Launch) -> None:
         super().__init__(name="elastic agent", daemon=True)
         self._job = job
         self.trouble: Exception | None = None

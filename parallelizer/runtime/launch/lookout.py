@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from parallelizer.launching.heartbeat import Beat
-from parallelizer.launching.stacks import Stack
+from parallelizer.runtime.launch.heartbeat import Beat
+from parallelizer.runtime.launch.stacks import Stack
 
 INTERVAL = 1.0
 """Seconds between two looks."""

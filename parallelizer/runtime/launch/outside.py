@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from parallelizer.launching import interfaces, slurm_step
-from parallelizer.launching.own_watch import own_watch
-from parallelizer.launching.rank import Device, LaunchError, enter_group, environment
+from parallelizer.runtime.launch import interfaces, slurm_step
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.own_watch import own_watch
+from parallelizer.runtime.launch.rank import Device, enter_group, environment
 
 T = TypeVar("T")
 

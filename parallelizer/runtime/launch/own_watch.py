@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parallelizer.launching import heartbeat
+from parallelizer.runtime.launch import heartbeat
 
 
 @contextmanager

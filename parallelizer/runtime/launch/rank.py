@@ -24,11 +24,11 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
-from parallelizer.launching import heartbeat
-from parallelizer.launching.failures import Failure as Failure
-from parallelizer.launching.failures import LaunchError, failure_of
-from parallelizer.launching.stacks import answer_requests
-from parallelizer.launching.stopping import stop_signals
+from parallelizer.runtime.launch import heartbeat
+from parallelizer.runtime.launch.failures import Failure as Failure
+from parallelizer.runtime.launch.failures import LaunchError, failure_of
+from parallelizer.runtime.launch.stacks import answer_requests
+from parallelizer.runtime.launch.stopping import stop_signals
 
 Device = Literal["cpu", "cuda"]
 
@@ -38,7 +38,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Job:
+class Launch:
     """What every rank is told: `folder` takes its notes, `parent` is the process it must not outlive."""
 
     worker: Callable[..., Any]
@@ -55,7 +55,7 @@ class Job:
     stuck_after: float = 0.0
 
 
-def run_rank(job: Job) -> None:
+def run_rank(job: Launch) -> None:
     """One rank from beginning to end.
 
     Its notes, in order: `born` (its process id), `started` (the group stands), then `finished` (the worker's
@@ -87,7 +87,7 @@ def run_rank(job: Job) -> None:
         os._exit(_exit_code(error))
 
 
-def _enter(job: Job, rank: int) -> None:
+def _enter(job: Launch, rank: int) -> None:
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(job.attempt)
     if loopback := _loopback():
         # Else gloo looks this machine's name up to find an interface: slow, or wrong, on many a laptop.
@@ -99,7 +99,7 @@ def _enter(job: Job, rank: int) -> None:
     enter_group(job.device, rank, job.collective_timeout, store, rank, job.ranks)
 
 
-def _call(job: Job) -> Any:
+def _call(job: Launch) -> Any:
     try:
         return job.worker(*job.args)
     except SystemExit as end:
@@ -123,7 +123,7 @@ def _quiet_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _redirect(job: Job, rank: int) -> None:
+def _redirect(job: Launch, rank: int) -> None:
     if rank == 0:
         return
     path = job.log_dir / f"rank{rank}.log" if job.log_dir else Path(os.devnull)
@@ -138,7 +138,7 @@ def _exit_code(error: BaseException) -> int:
     return (code & 0xFF if isinstance(code, int) else 1) or 1
 
 
-def _note(job: Job, kind: str, rank: int, content: object) -> None:
+def _note(job: Launch, kind: str, rank: int, content: object) -> None:
     unfinished = job.folder / f"unfinished.{rank}"
     unfinished.write_bytes(pickle.dumps(content))
     unfinished.replace(job.folder / f"{kind}.{rank}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from parallelizer.launching.rank import LaunchError
+from parallelizer.runtime.launch.failures import LaunchError
 
 IN_A_ROW = 3
 """Ends at the same place after which another start is taken to end there too."""

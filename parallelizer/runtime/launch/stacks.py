@@ -31,7 +31,7 @@ _THROUGH = (
 )
 """Frames that only pass a call on."""
 
-_BELOW = ("parallelizer/launching/rank.py",)
+_BELOW = ("parallelizer/runtime/launch/rank.py",)
 _AROUND = ("torch/nn/modules/module.py",)
 _LINES = 16
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from parallelizer.launching import lookout
-from parallelizer.launching.heartbeat import Beat, Beats
-from parallelizer.launching.lookout import Lookout, ranks_text
-from parallelizer.launching.rank import Job, LaunchError
-from parallelizer.launching.stacks import Stack, ask
-from parallelizer.launching.stopping import Signals
+from parallelizer.runtime.launch import lookout
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.heartbeat import Beat, Beats
+from parallelizer.runtime.launch.lookout import Lookout, ranks_text
+from parallelizer.runtime.launch.rank import Launch
+from parallelizer.runtime.launch.stacks import Stack, ask
+from parallelizer.runtime.launch.stopping import Signals
 
 GRACE = 5.0
 """Seconds between asking a rank to end (SIGTERM) and ending it (SIGKILL)."""
@@ -38,7 +39,7 @@ PERIOD = 0.05
 class Watch:
     """The ranks as their parent sees them; the watcher writes, and others read when it has ended."""
 
-    job: Job
+    job: Launch
     strangers: frozenset[BaseProcess]
     """Child processes that were there before."""
     processes: dict[int, BaseProcess] = field(default_factory=dict)

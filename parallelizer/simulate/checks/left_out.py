@@ -1,51 +1,47 @@
-"""A module that fails because a rule meant for it and its like leaves it out: `w[kv]` where `w[qkv]` was meant."""
+"""`left-out`: a module fails because a rule meant for it and its like leaves it out: `w[kv]` where `w[qkv]` was meant."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from parallelizer.diagnostics import Diagnostic, Related
-from parallelizer.fold import fold_paths
+from torch import nn
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from parallelizer.plan import Rule
-    from parallelizer.program import Program
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import Rule
+from parallelizer.simulate.checks.followed_step import MIXED, Followed
 
 
-MIXED = "mixed torch.Tensor and DTensor"
-"""What torch says where a plain tensor meets a DTensor."""
-
-
-def left_out(
-    program: Program, model: nn.Module, module: str, failed: str, related: tuple[Related, ...]
-) -> Diagnostic | None:
-    """What to say of `module`, which failed as `failed` says, if a rule styles others of its kind.
+def left_out(followed: Followed) -> Iterator[Diagnostic]:
+    """A failing module without a style of its own, of whose kind a rule styles others.
 
     Its kind is, first, the same module of other layers; then, where a plain tensor met a DTensor, its siblings that take
-    inputs of the same width. None if it has a style of its own, or no rule styles any of them.
+    inputs of the same width.
     """
-    styled = {a.module: a.rule for a in program.of_slot("params")}
+    failure = followed.failure
+    if failure is None:
+        return
+    module = followed.one(failure.module)
+    styled = {a.module: a.rule for a in followed.program.of_slot("params")}
     if module in styled:
-        return None
-    layers = [path for path in styled if _in_any_layer(path) == _in_any_layer(module)]
-    like = layers
-    if not like and MIXED in failed:
-        like = [path for path in styled if _siblings(model, path, module)]
+        return
+    like = [path for path in styled if _in_any_layer(path) == _in_any_layer(module)]
+    if not like and MIXED in failure.text:
+        like = [path for path in styled if _siblings(followed.model, path, module)]
     if not like:
-        return None
+        return
     rules: dict[int, Rule] = {id(styled[path]): styled[path] for path in like}
     # The rule of most of them, the first such: w[kv] before wo, which has a rule with others.
     most, _ = Counter(id(styled[path]) for path in like).most_common(1)[0]
     rule = rules[most]
     others = fold_paths([path for path in like if styled[path] is rule])
     shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
-    return Diagnostic(
+    _, related = followed.blamed(failure)
+    yield Diagnostic(
         "left-out",
-        f"this styles {shown} and leaves out {module}, which fails: {failed}",
+        f"this styles {shown} and leaves out {module}, which fails: {failure.text}",
         rule.span,
         f"let the glob match {module} too, or give it a rule of its own",
         related=tuple(r for r in related if r.span != rule.span),

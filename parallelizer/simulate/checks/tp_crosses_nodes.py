@@ -1,4 +1,4 @@
-"""Whether the ranks that talk most, those of `tp`, share a node, and what it costs where they do not.
+"""`tp-crosses-nodes`: the ranks that talk most, those of `tp`, do not share a node, and what that costs.
 
 Ranks are counted node by node and `tp` is the innermost axis, so its groups are neighbours: they fit into nodes
 whose number of ranks `tp` divides, and into no others.
@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.plan import Mesh
-from parallelizer.simulate.ledger import Entry
-from parallelizer.units import size
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.units import size
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.ledger import Entry
 
 GB = 1e9
 
@@ -28,7 +28,7 @@ def nodes_of(mesh: Mesh, hardware: Mapping[str, Any]) -> tuple[int, ...]:
     return (devices,) * whole + ((rest,) if rest else ())
 
 
-def across_nodes(
+def tp_crosses_nodes(
     mesh: Mesh,
     nodes: Sequence[int],
     hardware: Mapping[str, Any],

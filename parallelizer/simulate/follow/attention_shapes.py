@@ -20,13 +20,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
-from parallelizer.attention_calls import CallShape, every_call
-from parallelizer.context import intercept
-from parallelizer.program import Program
-from parallelizer.simulate.flex import fused
-from parallelizer.simulate.modules import Running
+from parallelizer.compiler.observe.attention_calls import CallShape, every_call
+from parallelizer.compiler.observe.flex_attention import fused
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.language.workload import Workload
+from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel import intercept
 from parallelizer.styles.sizes import TENSOR_AXES
-from parallelizer.workload import Workload
 
 Calls = Mapping[str, list[CallShape]]
 

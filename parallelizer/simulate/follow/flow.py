@@ -21,41 +21,44 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
-from parallelizer.applier import apply
-from parallelizer.context.buffers import shard_batch
-from parallelizer.diagnostics import Span
-from parallelizer.initialize import allocate
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.compiler.observe.flex_attention import FlexAttention
+from parallelizer.compiler.observe.phase import current as current_phase
+from parallelizer.compiler.observe.phase import phase
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import BATCH_AXES, Mesh, Placement
+from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
-from parallelizer.phase import current as current_phase
-from parallelizer.phase import phase
-from parallelizer.plan import BATCH_AXES, Mesh, Placement
-from parallelizer.program import Application, Program
-from parallelizer.simulate.attention_shapes import OtherShape, watch_attention, whole_attention
-from parallelizer.simulate.failure import hush, remedy, written_at
-from parallelizer.simulate.features import TakenApart, watch_features
-from parallelizer.simulate.flex import FlexAttention
-from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
-from parallelizer.simulate.ledger import axes_by_ranks
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.parts import Part
-from parallelizer.simulate.sequence import AXIS as SEQUENCE_AXIS
-from parallelizer.simulate.sequence import LocalPositions, watch_sequence
-from parallelizer.simulate.varying import EqualDraw, EqualSum, Operand, Tags, Varying
-from parallelizer.simulate.whole import WholeNeeded, lays_of, watch_wholes
+from parallelizer.runtime.apply import apply
+from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.step import Loss, forward
+from parallelizer.simulate.collectives import axes_by_ranks
+from parallelizer.simulate.fake_world import enter_fake_world, remedy
+from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_attention, whole_attention
+from parallelizer.simulate.follow.counted_positions import LocalPositions
+from parallelizer.simulate.follow.parts import Part
+from parallelizer.simulate.follow.sequence import watch_sequence
+from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, EqualDraw, EqualSum, Operand, Tags, Varying
+from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of, watch_wholes
+from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
-from parallelizer.simulate.world import enter_fake_world
-from parallelizer.step import Loss, forward
+from parallelizer.styles.application import Application, Program
+from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.sharded_logits import is_sharded, plain, taken_sharded
 from parallelizer.styles.sizes import TENSOR_AXES
-from parallelizer.vocabulary import is_sharded, plain, taken_sharded
-from parallelizer.workload import Workload
 
 FOLLOWED = ("params", "io", "attention")
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """An input that lies otherwise than its rule says. `since` is the module in which its value began to vary
-    over `axis`, None if it does not vary; `lies` is the dimension that it is cut along, if that is what is wrong.
+    """An input of `ndim` dimensions as it arrives at a module, before its rule lays it out anew, and the placement that the
+    rule takes it for on `axis`.
+
+    `since` is the module in which its value began to vary over the axis, None if it does not vary. `dim` is the dimension
+    that it is cut along, where that is known, and `packed` the projection that packed its features, where nothing has taken
+    their parts from each other yet; `takes_packed` says that the rule of the module is for such features.
     """
 
     module: str
@@ -63,26 +66,24 @@ class Arrival:
     axis: str
     expected: Placement
     since: str | None
-    lies: int | None = None
+    ndim: int
+    dim: int | None = None
+    packed: str = ""
+    takes_packed: bool = False
 
 
 @dataclass(frozen=True)
-class Unpacked:
-    """What `projection` packed, handed to `module` without its parts having been taken from each other."""
-
-    projection: str
-    module: str
-
-
-@dataclass(frozen=True)
-class Unreduced:
-    """A parameter that every rank of `axis` holds whole, and whose gradient varies over it. `since` is where its
-    module's input began to vary, None if the input does not.
+class Gradient:
+    """The gradient of a parameter after backward: the axes over which it `varies`, those over which it is `partial` (a term
+    of a sum, as DTensor has it) and those over which it is `sharded`. `arrived` are the axes over which the inputs of the
+    parameter's module vary.
     """
 
     parameter: str
-    axis: str
-    since: str | None
+    varies: Tags
+    partial: frozenset[str]
+    sharded: frozenset[str]
+    arrived: Tags
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,20 @@ class Failure:
 
 @dataclass
 class Flow:
-    """What is not as it should be, each in order of execution; `loss` are the axes over which the loss varies,
-    `attentions` the modules whose attention sees a part of the sequence, `shapes` those that it has in another shape than
-    that of a rank's heads and rows. `folded` is the run of layers of which only
-    SHORT were followed.
+    """What was seen of a step, in order of execution; checks decide what of it is wrong.
+
+    `arrivals` are inputs on the axes of their rules, `sums` are sums of what every rank holds alike, `loss` are the axes over
+    which the loss varies, `attentions` the modules whose attention sees a part of the sequence, `shapes` those that it has in
+    another shape than that of a rank's heads and rows. `folded` is the run of layers of which only SHORT were followed.
     """
 
     arrivals: list[Arrival] = field(default_factory=list)
     sums: list[EqualSum] = field(default_factory=list)
-    unreduced: list[Unreduced] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
     loss: Tags = field(default_factory=dict)
     positions: list[LocalPositions] = field(default_factory=list)
     attentions: list[str] = field(default_factory=list)
     taken_apart: list[TakenApart] = field(default_factory=list)
-    unpacked: list[Unpacked] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     shapes: list[OtherShape] = field(default_factory=list)
     failure: Failure | None = None
@@ -144,7 +145,6 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
     program = _without_data_axes(program)
     flow = Flow(folded=run)
     step = _Step(program, model, flow)
-    hush()
     try:
         step.run(workload, max(1, rows), loss)
     except (Exception, SystemExit) as error:  # whatever torch, or the model, raises
@@ -184,12 +184,11 @@ class _Step:
                 self._staged("forward"),
                 watch_attention(self.program, attention, whole, batch, running) as self.flow.shapes,
                 watch_sequence(self.program, self.model, batch, varying) as (positions, attentions),
-                watch_features(self.program, self.model, varying) as taken_apart,
                 watch_wholes(self.program, self.model, batch, varying) as wholes,
             ):
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions
-                self.flow.taken_apart = taken_apart
+                self.flow.taken_apart = wholes.taken_apart
                 output = forward(self.model, batch)
             self.flow.sharded_output = is_sharded(output)
             with taken_sharded(output):
@@ -199,7 +198,7 @@ class _Step:
                 self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
                 with self._staged("backward"):
                     total.backward()
-        _judge_gradients(self.model, varying, self.inputs, self.flow)
+        self.flow.gradients = list(_gradients(self.model, varying, self.inputs))
 
     @contextmanager
     def _staged(self, stage: str) -> Iterator[None]:
@@ -255,8 +254,8 @@ def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:
 
 
 def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: Flow) -> dict[str, Tags]:
-    """Compare what arrives at each module with what its rules say, before they lay it out anew, and note how the
-    inputs of each module vary.
+    """Note what arrives at each module, and what its rules take it for, before they lay it out anew; and how the inputs of each
+    module vary.
     """
     by_module: dict[str, list[Application]] = {}
     for a in program:
@@ -278,8 +277,9 @@ def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: F
                 for name, expected in a.arrives.items():
                     value = given.get(name)
                     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-                        _compare(varying.tags(value), a, name, expected, flow)
-                        _compare_dims(value, a, name, expected, varying.tags(value), flow)
+                        arrival = _arrival(value, a, name, expected, varying.tags(value))
+                        if arrival not in flow.arrivals:
+                            flow.arrivals.append(arrival)
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
     return inputs
@@ -295,46 +295,26 @@ def _by_name(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, 
     return {**bound, "": first}
 
 
-def _compare(tags: Tags, a: Application, name: str, expected: Placement, flow: Flow) -> None:
-    axis = a.axis or ""
-    if (expected.kind == "replicate") == (axis in tags):
-        found = Arrival(a.module, name, axis, expected, tags.get(axis))
-        if found not in flow.arrivals:
-            flow.arrivals.append(found)
-
-
-def _compare_dims(
-    value: torch.Tensor, a: Application, name: str, expected: Placement, tags: Tags, flow: Flow
-) -> None:
+def _arrival(value: torch.Tensor, a: Application, name: str, expected: Placement, tags: Tags) -> Arrival:
     axis = a.axis or ""
     lay = lays_of(value).get(axis)
-    if not isinstance(lay, Part) or expected.dim is None or axis not in tags:
-        return
-    if lay.dim != expected.dim % value.ndim:
-        found = Arrival(a.module, name, axis, expected, tags[axis], lay.dim)
-        if found not in flow.arrivals:
-            flow.arrivals.append(found)
-    elif lay.packed and not a.packed and lay.packed not in [u.projection for u in flow.unpacked]:
-        flow.unpacked.append(Unpacked(lay.packed, a.module))
+    dim, packed = (lay.dim, lay.packed) if isinstance(lay, Part) else (None, "")
+    return Arrival(a.module, name, axis, expected, tags.get(axis), value.ndim, dim, packed, bool(a.packed))
 
 
-def _judge_gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags], flow: Flow) -> None:
+def _gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags]) -> Iterator[Gradient]:
     for name, param in model.named_parameters():
         gradient = param.grad
         if gradient is None:
             continue
         partial: set[str] = set()
-        held_in_parts: set[str] = set()
+        sharded: set[str] = set()
         if isinstance(gradient, DTensor):
             axes = gradient.device_mesh.mesh_dim_names or ()
             for axis, placement in zip(axes, gradient.placements, strict=False):
                 if placement.is_partial():
                     partial.add(axis)
                 elif not placement.is_replicate():
-                    held_in_parts.add(axis)
-        tags, module = varying.tags(gradient), name.rpartition(".")[0]
-        for axis in sorted(varying.watched & set(TENSOR_AXES)):
-            if axis in tags and axis not in partial | held_in_parts:
-                flow.unreduced.append(Unreduced(name, axis, inputs.get(module, {}).get(axis)))
-            if axis in partial and axis not in tags:
-                flow.sums.append(EqualSum(axis, module, "backward"))
+                    sharded.add(axis)
+        arrived = inputs.get(name.rpartition(".")[0], {})
+        yield Gradient(name, varying.tags(gradient), frozenset(partial), frozenset(sharded), arrived)

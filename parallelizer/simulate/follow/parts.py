@@ -50,10 +50,22 @@ class NeedsWhole(Exception):
     """An operator looks along a dimension that is cut, or uses a sum before its terms are added up."""
 
 
+class TakesApart(Exception):
+    """An operator takes apart the features that are followed, into parts that are to each other as `sizes`; these are empty
+    where only some of the features are taken.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(sizes)
+        divisor = math.gcd(*sizes) if sizes else 1
+        self.sizes = tuple(size // max(1, divisor) for size in sizes)
+
+
 @dataclass(frozen=True)
 class Call:
     """One operator being run: positional arguments as its schema names them, and what came out. `sums` says that terms
-    of a sum may still be added up further on.
+    of a sum may still be added up further on, `features` that a projection's output features are followed, to be told where
+    they are taken apart.
     """
 
     func: Any
@@ -61,6 +73,7 @@ class Call:
     made: Sequence[Tensor]
     lay: LayOf
     sums: bool
+    features: bool = False
 
     @property
     def name(self) -> str:
@@ -99,9 +112,12 @@ class Call:
 def after(call: Call) -> Lay | None:
     """How the results lie; None where that is not known, or they are alike on every rank.
 
-    Raises NeedsWhole where a rank's part gives no part of the result.
+    Raises NeedsWhole where a rank's part gives no part of the result, and TakesApart of features that are followed, as long
+    as it is features that are handed on.
     """
     if not call.made or not any(call.lay(t) for t in call.tensors()):
+        return None
+    if call.features and not _hands_on(call):
         return None
     if torch.Tag.pointwise in call.func.tags or call.name in _POINTWISE:
         return _pointwise(call)
@@ -122,7 +138,19 @@ _POINTWISE = (
     "lift_fresh",
     "expand",
 )
+_VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
+_PERMUTES = ("permute", "transpose", "t")
+_TAKES = ("select", "slice", "split", "split_with_sizes", "unbind", "glu")
 _LINEAR = ("clone", "contiguous", "alias", "detach", "_to_copy", "copy", "expand", "neg", "lift_fresh")
+
+
+def _hands_on(call: Call) -> bool:
+    """Whether what comes out are the elements that went in, each changed by itself."""
+    return (
+        torch.Tag.pointwise in call.func.tags
+        or call.name in (*_POINTWISE, *_VIEWS, *_PERMUTES, "unsqueeze", "squeeze")
+        or (call.name in _TAKES and bool(call.lay(call.tensors()[0])))
+    )
 
 
 def _pointwise(call: Call) -> Lay | None:
@@ -212,14 +240,17 @@ def _summed_over(call: Call) -> Lay:
 def _view(call: Call) -> Lay | None:
     first = call.tensors()[0]
     lay = call.lay(first)
-    return viewed(first.shape, call.made[0].shape, lay) if isinstance(lay, Part) else lay
+    if not isinstance(lay, Part):
+        return lay
+    return viewed(first.shape, call.made[0].shape, lay, features=call.features)
 
 
-def viewed(before: Sequence[int], after: Sequence[int], part: Part) -> Part | None:
+def viewed(before: Sequence[int], after: Sequence[int], part: Part, *, features: bool = False) -> Part | None:
     """Where a part is after a view, which keeps the order of elements: as far behind the first as before.
 
     Of a dimension that is taken apart, the first factor is what is cut. None where that cannot be told: in [1, 128]
-    out of 128 it may be a rank's only head, or a dimension that was put in.
+    out of 128 it may be a rank's only head, or a dimension that was put in. Of `features` that are followed it is taken for
+    put in where the next dimension has not all of them.
     """
     if tuple(before) == tuple(after):
         return part
@@ -232,6 +263,7 @@ def viewed(before: Sequence[int], after: Sequence[int], part: Part) -> Part | No
             continue
         outer = ahead // passed
         put_in = _ones_before(after, dim) > _ones_before(before, part.dim)
+        put_in = put_in and not (features and size != before[part.dim])
         if ahead % passed or size % outer or put_in:
             return None
         inside = size // outer
@@ -288,7 +320,7 @@ def _take(call: Call) -> Lay | None:
     lay = call.lay(first)
     if not isinstance(lay, Part):
         return lay
-    dim = call.argument("dim", 0) % first.ndim
+    dim = call.argument("dim", -1 if call.name == "glu" else 0) % first.ndim
     removed = call.name in ("select", "unbind")
     if dim != lay.dim:
         return lay.moved(lay.dim - (removed and dim < lay.dim))
@@ -302,9 +334,20 @@ def _take(call: Call) -> Lay | None:
         and lay.outer == 1
     ):
         return dataclasses.replace(lay, size=lay.size // step) if lay.size == first.shape[dim] else None
-    if lay.features:
+    if call.features and lay.outer == 1:
+        raise TakesApart(_taken(call, first, dim))
+    if lay.features or call.features:
         return None
     raise NeedsWhole
+
+
+def _taken(call: Call, whole: Tensor, dim: int) -> Sequence[int]:
+    """The sizes of all parts that a dimension is taken apart into; none where only some of it is taken."""
+    if call.name == "glu":
+        return 1, 1
+    if call.name == "unbind":
+        return (1,) * whole.shape[dim]
+    return tuple(t.shape[dim] for t in call.made) if len(call.made) > 1 else ()
 
 
 def _cat(call: Call) -> Lay | None:
@@ -419,9 +462,9 @@ _RULES: dict[str, Callable[[Call], Lay | None]] = {
          "_fft_r2c", "_fft_c2c", "_fft_c2r", *_NORMALIZED),
         _along,
     ),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), _view),
-    **dict.fromkeys(("permute", "transpose", "t"), _permute),
-    **dict.fromkeys(("select", "slice", "split", "split_with_sizes", "unbind"), _take),
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(_PERMUTES, _permute),
+    **dict.fromkeys(_TAKES, _take),
     **dict.fromkeys(("cat", "stack"), _cat),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _matmul),
     **dict.fromkeys(("tril", "triu"), _triangle),

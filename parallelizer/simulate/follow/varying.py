@@ -17,10 +17,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
-from parallelizer.declared import equal_axes
-from parallelizer.phase import current as current_phase
-from parallelizer.random_numbers import drawing_apart
-from parallelizer.simulate.ledger import KINDS
+from parallelizer.compiler.observe.phase import current as current_phase
+from parallelizer.simulate.collectives import KINDS
+from parallelizer.styles.equal_gradient import equal_axes
+from parallelizer.styles.random_numbers import drawing_apart
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 Tags = Mapping[str, str]
@@ -28,6 +28,9 @@ Tags = Mapping[str, str]
 
 Watcher = Callable[[Any, tuple[Any, ...], list[torch.Tensor], list[torch.Tensor]], None]
 """Called with an operator that was run, its positional arguments, the tensors that it read and those it made."""
+
+SEQUENCE_AXIS = "cp"
+"""The axis that splits sequences; the other axes that are watched split the model."""
 
 EQUAL: Tags = {}
 _TAGS, _MAKER = "_parallelizer_varies_over", "_parallelizer_made_in"

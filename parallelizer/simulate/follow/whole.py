@@ -1,14 +1,15 @@
 """Operators of a model that need the whole of what each rank has a part of, followed through a forward.
 
 A mean over sharded features, a shift along a split sequence, a softmax over a rank's own columns: they run, every
-size fits, and each rank computes something else than the unsharded model.
+size fits, and each rank computes something else than the unsharded model. So it does where fused features (`q|k|v` of
+one projection) are taken apart, and a rank has a run of neighbours instead of its slice of each part.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +20,15 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.hooks import RemovableHandle
 
 from parallelizer import torch_private
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Flow
-from parallelizer.program import Application, Program
-from parallelizer.simulate.failure import written_here
-from parallelizer.simulate.parts import Call, Lay, NeedsWhole, Part, Terms, after
-from parallelizer.simulate.varying import Varying
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Flow
+from parallelizer.simulate.follow.parts import Call, Lay, NeedsWhole, Part, TakesApart, Terms, after
+from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, Varying
+from parallelizer.simulate.users_code import written_here
+from parallelizer.styles.application import Application, Program
+from parallelizer.styles.linears import feature_dims
 
-_LAYS = "_parallelizer_lies"
-_SEQUENCE_AXIS = "cp"
+_LAYS, _FEATURES = "_parallelizer_lies", "_parallelizer_features"
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,20 @@ class WholeNeeded:
     written: Span | None
 
 
+@dataclass(frozen=True)
+class TakenApart:
+    """The sharded output features of `projection`, taken apart in `module` into parts of these `sizes` (empty where
+    only some were taken).
+    """
+
+    projection: str
+    module: str
+    sizes: tuple[int, ...]
+
+
 class Wholes:
-    """Follows parts of tensors from the border to DTensor, or from the batch, to what needs the whole of them.
+    """Follows parts of tensors from the border to DTensor, or from the batch, to what needs the whole of them; and features
+    that a rule splits from the projection that makes them to what takes them apart (`taken_apart`).
 
     What happens with gradients off is left alone: there our own autograd functions work, and torch's.
     """
@@ -55,6 +68,7 @@ class Wholes:
         self.varying = varying
         self.packed = frozenset(packed)
         self.found: list[WholeNeeded] = []
+        self.taken_apart: list[TakenApart] = []
 
     def __call__(
         self, func: Any, args: Sequence[Any], read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
@@ -64,9 +78,10 @@ class Wholes:
             if func._schema.name == "aten::view":
                 self._border(made)
             return
+        self._follow_features(func, args, read, made)
         lays: dict[str, Lay] = {}
         for axis in {axis for tensor in read for axis in lays_of(tensor)}:
-            sums = axis != _SEQUENCE_AXIS  # over the sequence nothing is summed but the loss
+            sums = axis != SEQUENCE_AXIS  # over the sequence nothing is summed but the loss
             try:
                 lay = after(Call(func, args, made, functools.partial(_lay, axis), sums))
             except NeedsWhole:
@@ -77,6 +92,25 @@ class Wholes:
                 lays[axis] = lay
         for tensor in made if lays else ():
             mark(tensor, lays)
+
+    def _follow_features(
+        self, func: Any, args: Sequence[Any], read: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> None:
+        """Follow the features of each projection by themselves, whatever else is known of a tensor."""
+        parts: dict[str, Lay] = {}
+        for projection in {projection for tensor in read for projection in _features_of(tensor)}:
+            lay_of = functools.partial(_feature_part, projection)
+            try:
+                part = after(Call(func, args, made, lay_of, sums=False, features=True))
+            except TakesApart as taken:
+                if projection not in [t.projection for t in self.taken_apart]:
+                    found = TakenApart(projection, self.varying.where(), taken.sizes)
+                    self.taken_apart.append(found)
+                continue
+            if part is not None:
+                parts[projection] = part
+        for tensor in made if parts else ():
+            setattr(tensor, _FEATURES, parts)
 
     def _border(self, made: Sequence[torch.Tensor]) -> None:
         """A DTensor hands out its local part: how that lies is written on it."""
@@ -126,6 +160,20 @@ class Wholes:
         return [found for index, found in enumerate(self.found) if f"needs {index}" in tags]
 
 
+def features_from(projection: str, output: torch.Tensor) -> None:
+    """Say that the last dimension of a tensor is a shard of the projection's output features."""
+    setattr(output, _FEATURES, {projection: Part(output.ndim - 1, output.shape[-1])})
+
+
+def _features_of(tensor: torch.Tensor) -> Mapping[str, Lay]:
+    parts: Mapping[str, Lay] = getattr(tensor, _FEATURES, {})
+    return parts
+
+
+def _feature_part(projection: str, tensor: torch.Tensor) -> Lay | None:
+    return _features_of(tensor).get(projection)
+
+
 def _lay(axis: str, tensor: torch.Tensor) -> Lay | None:
     return lays_of(tensor).get(axis)
 
@@ -151,13 +199,13 @@ def watch_wholes(
     with the sequence, a forward takes the first rows, and these are the right ones.
     """
     wholes = Wholes(varying, [a.module for a in program.of_slot("params") if a.packed])
-    handles: list[RemovableHandle] = []
-    if _SEQUENCE_AXIS in varying.watched:
+    handles: list[RemovableHandle] = [*_mark_features(program, model, varying)]
+    if SEQUENCE_AXIS in varying.watched:
         for name, entry in program.plan.batch.items():
             if name in batch and entry.dim is not None:
                 _split_along(batch[name], entry.dim)
         for a in program.of_slot("io"):
-            if a.axis == _SEQUENCE_AXIS:
+            if a.axis == SEQUENCE_AXIS:
                 handles += _mark_what_is_split(model.get_submodule(a.module), a)
         handles += _carried_through(program, model)
     try:
@@ -166,6 +214,29 @@ def watch_wholes(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _mark_features(program: Program, model: nn.Module, varying: Varying) -> Iterator[RemovableHandle]:
+    """A rule splits the output features of a projection, and not part by part (`packed`): say so of what comes out of it."""
+
+    def hook_of(path: str, axis: str, dim: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            weight = module.get_parameter("weight")
+            local = weight.to_local() if isinstance(weight, DTensor) else weight
+            plain = isinstance(output, torch.Tensor) and not isinstance(output, DTensor)
+            if plain and axis in varying.tags(output) and output.shape[-1] == local.shape[dim]:
+                features_from(path, output)
+
+        return hook
+
+    for a in program.of_slot("params"):
+        module = model.get_submodule(a.module)
+        dims = feature_dims(module)
+        if dims is None or dims.rows or "weight" in a.packed:
+            continue
+        for axis, placement in a.params.get("weight", {}).items():
+            if placement.dim == dims.outputs and axis in varying.watched:
+                yield module.register_forward_hook(hook_of(a.module, axis, dims.outputs))
 
 
 def _mark_what_is_split(module: nn.Module, a: Application) -> Iterator[RemovableHandle]:
@@ -194,10 +265,10 @@ def _carried_through(program: Program, model: nn.Module) -> Iterator[RemovableHa
     A rule of a tensor axis lays inputs and outputs out anew over its own axis, and what it makes of a linear layer, an embedding
     or a norm has the rows of what came in. What a rule of the same module gathers over the sequence's axis is whole.
     """
-    for path in {a.module for a in program.of_slot("params", "io") if _SEQUENCE_AXIS not in a.axes}:
+    for path in {a.module for a in program.of_slot("params", "io") if SEQUENCE_AXIS not in a.axes}:
         module = model.get_submodule(path)
         keeps_rows = any(a.module == path and a.style in _KEEP_ROWS for a in program.of_slot("params"))
-        over_sequence = [a for a in program.of_slot("io") if a.module == path and a.axis == _SEQUENCE_AXIS]
+        over_sequence = [a for a in program.of_slot("io") if a.module == path and a.axis == SEQUENCE_AXIS]
         gathered = {
             what: {name for a in over_sequence for name in _gathered(a.options.get(what, {}))}
             for what in ("input", "output")
@@ -250,7 +321,7 @@ def _carry(
 
 def _split_dim(value: Any) -> int | None:
     """The dimension along which the sequence is split, if it is known."""
-    lay = lays_of(value).get(_SEQUENCE_AXIS) if isinstance(value, torch.Tensor) else None
+    lay = lays_of(value).get(SEQUENCE_AXIS) if isinstance(value, torch.Tensor) else None
     return lay.dim if isinstance(lay, Part) and lay.outer == 1 else None
 
 
@@ -269,4 +340,4 @@ def _gathered(flows: Mapping[str, Flow]) -> set[str]:
 
 def _split_along(value: Any, dim: int) -> None:
     if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
-        mark(value, {**lays_of(value), _SEQUENCE_AXIS: Part(dim % value.ndim, value.shape[dim])})
+        mark(value, {**lays_of(value), SEQUENCE_AXIS: Part(dim % value.ndim, value.shape[dim])})

@@ -8,13 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from parallelizer import torch_private
-from parallelizer.initialize import allocate
-from parallelizer.program import Program
-from parallelizer.simulate.layers import SHORT, Run, longest_run, shorten
-from parallelizer.simulate.world import WorldError, in_children
-from parallelizer.step import Loss, forward
-from parallelizer.vocabulary import plain
-from parallelizer.workload import Workload
+from parallelizer.child import WorldError, in_children
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.step import Loss, forward
+from parallelizer.styles.application import Program
+from parallelizer.styles.sharded_logits import plain
 
 
 def step_flops(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> int | None:

@@ -16,37 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parallelizer import phase, torch_private
-from parallelizer.compiler import Program
-from parallelizer.mesh import fsdp_mesh
-from parallelizer.plan import full_name
-from parallelizer.simulate.modules import Running, within
+from parallelizer import torch_private
+from parallelizer.compiler.observe import phase
+from parallelizer.compiler.observe.running_module import Running, within
+from parallelizer.language.plan import full_name
+from parallelizer.runtime.redistribution import wire_bytes
+from parallelizer.simulate.collectives import KINDS, axes_by_ranks
+from parallelizer.styles.application import Program
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
-from parallelizer.wire import wire_bytes
-
-KINDS = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_out": "all_gather",
-    "_allgather_base_": "all_gather",
-    "allgather_": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_out": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter",
-    "reduce_scatter_": "reduce_scatter",
-    "all_reduce": "all_reduce",
-    "all_reduce_": "all_reduce",
-    "allreduce_": "all_reduce",
-    "all_to_all_single": "all_to_all",
-    "alltoall_base_": "all_to_all",
-    "alltoall_": "all_to_all",
-    "shard_dim_alltoall": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcast_": "broadcast",
-    "send": "send",
-    "recv_": "recv",
-    "isend": "send",
-    "irecv": "recv",
-}
 
 
 @dataclass(frozen=True)
@@ -275,17 +252,6 @@ def _payload(kind: str, leaves: list[Any], result: Any) -> tuple[int, str]:
         whole = max(max(sizes), by_half)
         return whole, str(tensors[largest].dtype).removeprefix("torch.")
     return sizes[largest], str(tensors[largest].dtype).removeprefix("torch.")
-
-
-def axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
-    """The axis of each group above one rank, by its ranks: DTensor takes equal meshes for one, and may use
-    another's groups.
-    """
-    axes: dict[tuple[int, ...], str] = {}
-    for each in (mesh, fsdp_mesh(mesh)):
-        for index, axis in enumerate(each.mesh_dim_names or ()):
-            axes.setdefault(tuple(dist.get_process_group_ranks(each.get_group(index))), axis)
-    return axes
 
 
 class _Rules:

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from parallelizer import phase, torch_private
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.scratch import Scratch
+from parallelizer import torch_private
+from parallelizer.compiler.observe import phase
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.simulate.record.kernel_scratch import Scratch
+from parallelizer.simulate.trace_failed import Reached
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 CATEGORIES = (
@@ -66,16 +68,6 @@ class Event:
     block: Block
     phase: str
     module: str
-
-
-@dataclass
-class Reached:
-    """How far a step has come: the operator that runs or, when `done`, ran last, in which phase and module."""
-
-    operator: str = ""
-    done: bool = False
-    phase: str = ""
-    module: str = ""
 
 
 @dataclass

@@ -16,11 +16,11 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.program import Program
-from parallelizer.simulate.ledger import Entry, Ledger
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.trace import Recipe, trace
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.trace import Recipe, Trace, trace
+from parallelizer.styles.application import Program
 
 Key = tuple[str, str, str]
 """Phase, axis and kind of a collective."""
@@ -63,8 +63,12 @@ class Difference:
 
 def plan_step(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0) -> Planned:
     """Trace one step as `rank`, in children of this process: see `trace`. Raises PlanError when it cannot be traced."""
-    found = trace(program, model, recipe, rank)
-    return Planned(found.ledger, found.memory.peak, first_peak(found.memory))
+    return planned_of(trace(program, model, recipe, rank))
+
+
+def planned_of(step: Trace) -> Planned:
+    """What a traced step says of the real one."""
+    return Planned(step.ledger, step.memory.peak, first_peak(step.memory))
 
 
 def first_peak(memory: Usage) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.plan import Mesh, Placement, full_name
-from parallelizer.program import Program, tensor_placements
+from parallelizer.language.plan import Mesh, Placement, full_name
+from parallelizer.styles.application import Program, tensor_placements
 
 Shape = tuple[int, ...]
 Tensors = Mapping[tuple[Shape, tuple[tuple[str, int], ...], int | None], int]

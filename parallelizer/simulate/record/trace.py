@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +14,21 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
-from parallelizer.applier import apply
-from parallelizer.compiler import Program
-from parallelizer.context.buffers import shard_batch
-from parallelizer.diagnostics import PlanError
-from parallelizer.initialize import allocate
+from parallelizer.child import Children, WorldError, in_children
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.compiler.observe.flex_attention import FlexAttention
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.treated_alike import treated_alike
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
-from parallelizer.redistribution import Move, watched
-from parallelizer.simulate.alike import treated_alike
-from parallelizer.simulate.classes import RankClass
-from parallelizer.simulate.failure import broken_off, explained
-from parallelizer.simulate.flex import FlexAttention
-from parallelizer.simulate.layers import SHORT, Look, NotPeriodic, Run, longest_run, shorten, stretch_phases
-from parallelizer.simulate.ledger import Entry, Ledger
-from parallelizer.simulate.memory import (
+from parallelizer.runtime.apply import apply
+from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.redistribution import Move, watched
+from parallelizer.runtime.step import Loss, train_step
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.memory import (
     Change,
     MemoryTracker,
     Usage,
@@ -35,10 +37,11 @@ from parallelizer.simulate.memory import (
     settled,
     usage,
 )
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.world import WorldError, enter_fake_world, in_children
-from parallelizer.step import Loss, train_step
-from parallelizer.workload import Workload
+from parallelizer.simulate.record.rank_classes import RankClass
+from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
+from parallelizer.simulate.trace_failed import broken_off, explained
+from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel.buffers import shard_batch
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -90,39 +93,66 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
     alike. Raises PlanError with a diagnostic that names the module and the operator when the step cannot run
     on fake tensors, and with what is known when the child ends otherwise.
     """
-    return trace_ranks(program, model, recipe, [rank], fold=fold)[0]
+    with tracing(program, model, recipe, rank, fold=fold) as traced:
+        return traced()
 
 
-def trace_ranks(
+@contextmanager
+def tracing(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+) -> Iterator[Callable[[], Trace]]:
+    """As `trace`, while the body of the `with` runs. The function that is yielded waits for the trace."""
+    with tracing_ranks(program, model, recipe, [rank], fold=fold) as traces:
+        yield lambda: traces()[0]
+
+
+@contextmanager
+def tracing_ranks(
     program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], *, fold: bool = True
-) -> list[Trace]:
-    """As `trace` for several ranks, side by side. Where equal layers turn out not to be periodic, the whole
-    model is traced, and only as the first of the ranks: that may take long.
+) -> Iterator[Callable[[], list[Trace]]]:
+    """As `trace` for several ranks, side by side, while the body of the `with` runs. The function that is yielded waits for the
+    traces.
+
+    Where equal layers turn out not to be periodic, the whole model is traced, and only as the first of the ranks: that
+    may take long.
     """
     run = longest_run(program, model) if fold else None
-    try:
-        folded = _folded(program, model, recipe, ranks, run) if run is not None else None
-        if folded is not None:
-            return folded
-        ranks = ranks if run is None else ranks[:1]
-        wholes = in_children([(record, program, model, recipe, rank) for rank in ranks])
-    except WorldError as error:
-        raise broken_off(error) from error
+
+    def whole(ranks: Sequence[int]) -> list[tuple[Any, ...]]:
+        return [(record, program, model, recipe, rank) for rank in ranks]
+
+    def short(run: Run) -> list[tuple[Any, ...]]:
+        each = [(rank, SHORT + more) for rank in ranks for more in (0, 1)]
+        calls: list[tuple[Any, ...]] = [
+            (record_short, program, model, recipe, rank, run, keep) for rank, keep in each
+        ]
+        return [*calls, (treated_alike, model, recipe.workload, run)]
+
+    with Children(whole(ranks) if run is None else short(run)) as children:
+
+        def finish() -> list[Trace]:
+            try:
+                if run is None:
+                    return _traces(ranks, children.results())
+                folded = _folded(children, run, ranks)
+                return folded or _traces(ranks[:1], in_children(whole(ranks[:1])))
+            except WorldError as error:
+                raise broken_off(error) from error
+
+        yield finish
+
+
+def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace]:
     return [
-        Trace(rank, whole.ledger, usage(whole.before, whole.changes), moves=whole.moves)
-        for rank, whole in zip(ranks, wholes, strict=True)
+        Trace(rank, one.ledger, usage(one.before, one.changes), moves=one.moves)
+        for rank, one in zip(ranks, recordings, strict=True)
     ]
 
 
-def _folded(
-    program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], run: Run
-) -> list[Trace] | None:
+def _folded(children: Children, run: Run, ranks: Sequence[int]) -> list[Trace] | None:
     """The traces by two short models each; None where they cannot stand for the whole one."""
-    shorts = [
-        (record_short, program, model, recipe, rank, run, SHORT + more) for rank in ranks for more in (0, 1)
-    ]
     try:
-        *recordings, alike = in_children([*shorts, (treated_alike, model, recipe.workload, run)])
+        *recordings, alike = children.results()
         if not alike:
             return None
         return [
@@ -162,7 +192,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         parts = local_parts(recipe.workload, program, mesh)
         for part in parts:
             memory.adopt(part.values(), "batch")
-    with explained(program, running, memory), counted_random_states(memory):
+    with explained(program, running, lambda: memory.reached), counted_random_states(memory):
         with FlexAttention(), fake, memory:
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
         memory.scratch.measure()

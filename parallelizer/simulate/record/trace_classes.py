@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from torch import nn
 
-from parallelizer.program import Program
-from parallelizer.simulate.classes import Likeness, RankClass
-from parallelizer.simulate.layers import longest_run
-from parallelizer.simulate.trace import Recipe, Trace, trace_ranks
+from parallelizer.compiler.observe.equal_layers import longest_run
+from parallelizer.simulate.record.rank_classes import Likeness, RankClass
+from parallelizer.simulate.record.trace import Recipe, Trace, tracing_ranks
+from parallelizer.styles.application import Program
 
 CHILDREN = 3
 """Models that are traced at most, or one more. A class takes one, or two where equal layers are folded: so 405B
@@ -27,10 +28,24 @@ def trace_classes(
     Of many classes those are traced that hold most, and the class of `rank`. Raises PlanError as `trace`
     does, for any of them.
     """
+    with tracing_classes(program, model, recipe, rank, fold=fold) as traced:
+        return traced()
+
+
+@contextmanager
+def tracing_classes(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+) -> Iterator[Callable[[], Trace]]:
+    """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace."""
     each = 1 if longest_run(program, model) is None or not fold else 2
     likeness = Likeness(program, model)
     ranks = _chosen(likeness, rank, CHILDREN // each)
-    traces = trace_ranks(program, model, recipe, ranks, fold=fold)
+    with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
+        yield lambda: _with_classes(traces(), program, model, likeness)
+
+
+def _with_classes(traces: list[Trace], program: Program, model: nn.Module, likeness: Likeness) -> Trace:
+    """The first of the traces, with all classes of ranks."""
     if _whatever_part(likeness, traces):
         likeness = Likeness(program, model, causal=False)
     found = {likeness.kind(t.rank): t for t in reversed(traces)}

@@ -7,15 +7,15 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from parallelizer.context import masked
-from parallelizer.context.choice import METHODS, Heads, cheapest
-from parallelizer.context.dropout import dropped_attention
-from parallelizer.context.gathering import GatheredAttention
-from parallelizer.context.order import Order, padded
-from parallelizer.context.part import Part, row_and_column, whole
-from parallelizer.context.ring import RingAttention
-from parallelizer.context.ulysses import fits, ulysses_attention
-from parallelizer.context.ulysses_ring import chosen_degree, mask_of_row, orders_of_grid
+from parallelizer.styles.context_parallel import masked
+from parallelizer.styles.context_parallel.choice import METHODS, Heads, cheapest
+from parallelizer.styles.context_parallel.dropout import dropped_attention
+from parallelizer.styles.context_parallel.gathering import GatheredAttention
+from parallelizer.styles.context_parallel.order import Order, padded
+from parallelizer.styles.context_parallel.part import Part, row_and_column, whole
+from parallelizer.styles.context_parallel.ring import RingAttention
+from parallelizer.styles.context_parallel.ulysses import fits, ulysses_attention
+from parallelizer.styles.context_parallel.ulysses_ring import chosen_degree, mask_of_row, orders_of_grid
 
 Tensor = torch.Tensor
 

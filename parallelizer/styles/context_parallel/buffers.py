@@ -18,13 +18,18 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from parallelizer.context.dealing import document_mask, order_for
-from parallelizer.context.order import Order, order_of, padded, static_order, tagged
-from parallelizer.context.sequence import CurrentOrder, gather_sequence
-from parallelizer.glob import parse_glob
-from parallelizer.hugging_face.recognise import WHOLE
+from parallelizer.language.glob import parse_glob
+from parallelizer.language.plan import AXES, Plan
 from parallelizer.mesh import describe, rename_axes
-from parallelizer.plan import AXES, Plan
+from parallelizer.styles.context_parallel.dealing import document_mask, order_for
+from parallelizer.styles.context_parallel.order import Order, order_of, padded, static_order, tagged
+from parallelizer.styles.context_parallel.sequence import CurrentOrder, gather_sequence
+
+WHOLE = frozenset({"attention_mask"})
+"""Entries of a batch, [batch, sequence], that a transformers model is given whole under context parallelism: what they say
+is of keys, of which attention sees all.
+"""
+
 
 Tensor = torch.Tensor
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from parallelizer.context.ulysses import fits
+from parallelizer.styles.context_parallel.ulysses import fits
 
 METHODS = ("all-gather", "ring", "ulysses", "ulysses-ring")
 

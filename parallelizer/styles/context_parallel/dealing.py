@@ -12,9 +12,9 @@ from collections.abc import Mapping
 import torch
 
 from parallelizer import torch_private
-from parallelizer.context import balance
-from parallelizer.context.order import Dealt, Order, padded, static_order
-from parallelizer.plan import Buffer, Plan
+from parallelizer.language.plan import Buffer, Plan
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.order import Dealt, Order, padded, static_order
 
 Tensor = torch.Tensor
 

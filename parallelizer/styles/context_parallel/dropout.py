@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.gathering import refuse_second_order
-from parallelizer.context.kernels import accumulation_dtype, no_autocast
-from parallelizer.context.masked import gather_whole
-from parallelizer.context.order import Order
+from parallelizer.styles.context_parallel.gathering import refuse_second_order
+from parallelizer.styles.context_parallel.kernels import accumulation_dtype, no_autocast
+from parallelizer.styles.context_parallel.masked import gather_whole
+from parallelizer.styles.context_parallel.order import Order
 
 Tensor = torch.Tensor
 _STEP = 0x9E3779B97F4A7C15

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.context.order import static_order
-from parallelizer.context.sequence import CurrentOrder
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Buffer, Plan
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Buffer, Plan
+from parallelizer.styles.context_parallel.order import static_order
+from parallelizer.styles.context_parallel.sequence import CurrentOrder
 
 
 def buffers(

@@ -16,13 +16,13 @@ import torch.distributed as dist
 from torch.nn.attention.flex_attention import BlockMask, noop_mask
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.context import masked
-from parallelizer.context.attention import context_attention
-from parallelizer.context.choice import Heads, cheapest
-from parallelizer.context.kernels import accumulation_dtype, no_autocast
-from parallelizer.context.part import whole as whole_part
-from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
-from parallelizer.context.ulysses import fits, ulysses_attention
+from parallelizer.styles.context_parallel import masked
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.choice import Heads, cheapest
+from parallelizer.styles.context_parallel.kernels import accumulation_dtype, no_autocast
+from parallelizer.styles.context_parallel.part import whole as whole_part
+from parallelizer.styles.context_parallel.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder
+from parallelizer.styles.context_parallel.ulysses import fits, ulysses_attention
 from parallelizer.torch_private import FlexAnswer, FlexCall, has_values
 
 Tensor = torch.Tensor

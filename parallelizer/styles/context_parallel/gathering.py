@@ -10,9 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.balance import Block
-from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
-from parallelizer.context.order import Order
+from parallelizer.styles.context_parallel.balance import Block
+from parallelizer.styles.context_parallel.kernels import (
+    accumulation_dtype,
+    block_backward,
+    block_forward,
+    merge,
+)
+from parallelizer.styles.context_parallel.order import Order
 
 Tensor = torch.Tensor
 

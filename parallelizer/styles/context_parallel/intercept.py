@@ -26,10 +26,10 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import TorchFunctionMode
 
 from parallelizer import torch_private
-from parallelizer.context import flex
-from parallelizer.context.attention import context_attention
-from parallelizer.context.order import Order
-from parallelizer.context.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder, GatherSequence
+from parallelizer.styles.context_parallel import flex
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.order import Order
+from parallelizer.styles.context_parallel.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder, GatherSequence
 
 Tensor = torch.Tensor
 

@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
-from parallelizer.context.gathering import gather, refuse_second_order, scatter_sum
-from parallelizer.context.kernels import (
+from parallelizer.styles.context_parallel.gathering import gather, refuse_second_order, scatter_sum
+from parallelizer.styles.context_parallel.kernels import (
     accumulation_dtype,
     block_backward,
     block_forward,
     masks_fused,
     no_autocast,
 )
-from parallelizer.context.order import Order
-from parallelizer.context.sequence import GatherSequence
+from parallelizer.styles.context_parallel.order import Order
+from parallelizer.styles.context_parallel.sequence import GatherSequence
 
 Tensor = torch.Tensor
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.nn.functional as F
 
-from parallelizer.context import balance
-from parallelizer.context.balance import Block
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.balance import Block
 
 Tensor = torch.Tensor
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.context import balance
-from parallelizer.context.choice import METHODS
-from parallelizer.context.intercept import ContextOptions, unwrap, wrap
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.choice import METHODS
+from parallelizer.styles.context_parallel.intercept import ContextOptions, unwrap, wrap
 
 AXIS = "cp"
 Where = dist.ProcessGroup | DeviceMesh
@@ -37,8 +37,8 @@ def context_parallel(
     """From now on the attention that these modules call, however deep, sees the whole sequence, split over `where`.
 
     `where` is a process group, a DeviceMesh of one axis, or one with an axis `cp`. `method` is `all-gather`, `ring`,
-    `ulysses`, `ulysses-ring` or `auto`: `parallelizer.context.attention.context_attention` says what each sends and takes.
-    Modules keep their signatures, parameters and state dicts; `parallelizer.context.intercept.unwrap` undoes it.
+    `ulysses`, `ulysses-ring` or `auto`: `context_attention` says what each sends and takes.
+    Modules keep their signatures, parameters and state dicts; `intercept.unwrap` undoes it.
 
     Nobody checks a loop of one's own: attention of a module that is not among them sees this rank's rows alone. Compare with
     one rank once, or use a plan, which `validate` and `verify` look at.

@@ -16,10 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallelizer.context.gathering import refuse_second_order
-from parallelizer.context.kernels import accumulation_dtype, block_backward, block_forward, merge
-from parallelizer.context.order import Order
-from parallelizer.context.part import Part
+from parallelizer.styles.context_parallel.gathering import refuse_second_order
+from parallelizer.styles.context_parallel.kernels import (
+    accumulation_dtype,
+    block_backward,
+    block_forward,
+    merge,
+)
+from parallelizer.styles.context_parallel.order import Order
+from parallelizer.styles.context_parallel.part import Part
 
 Tensor = torch.Tensor
 

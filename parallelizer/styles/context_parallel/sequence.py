@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.context.order import Order, order_of, padded
-from parallelizer.plan import Flow
+from parallelizer.language.plan import Flow
+from parallelizer.styles.context_parallel.order import Order, order_of, padded
 from parallelizer.torch_private import tree_leaves
 
 UNKNOWN = (

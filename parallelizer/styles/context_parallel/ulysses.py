@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from parallelizer.context.gathering import refuse_second_order
-from parallelizer.context.order import Order, padded
-from parallelizer.context.part import Part
+from parallelizer.styles.context_parallel.gathering import refuse_second_order
+from parallelizer.styles.context_parallel.order import Order, padded
+from parallelizer.styles.context_parallel.part import Part
 
 Tensor = torch.Tensor
 Move = Callable[[tuple[Tensor, ...], Part, Order], tuple[Tensor, ...]]

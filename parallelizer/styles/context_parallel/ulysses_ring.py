@@ -18,10 +18,10 @@ from dataclasses import replace
 
 import torch
 
-from parallelizer.context.choice import Heads, best_degree
-from parallelizer.context.order import Dealt, Order
-from parallelizer.context.part import Part
-from parallelizer.context.ulysses import exchanged, fits
+from parallelizer.styles.context_parallel.choice import Heads, best_degree
+from parallelizer.styles.context_parallel.order import Dealt, Order
+from parallelizer.styles.context_parallel.part import Part
+from parallelizer.styles.context_parallel.ulysses import exchanged, fits
 
 Tensor = torch.Tensor
 

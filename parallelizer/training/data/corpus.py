@@ -14,13 +14,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.data import loader
-from recipes.data.documents import told_apart
-from recipes.data.files import FileRecord
-from recipes.data.fingerprint import fingerprint
-from recipes.data.source import ALL, Baseline, Source
-from recipes.data.tokenizer import BYTES, Tokenizer
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.data import windows
+from parallelizer.training.data.documents import told_apart
+from parallelizer.training.data.files import FileRecord
+from parallelizer.training.data.source import ALL, Baseline, Source, fingerprint
+from parallelizer.training.data.tokenizer import BYTES, Tokenizer
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class Data(Source):
         return Baseline(self.unigram_entropy, "the unigram entropy of that text", f"nats a {self.token_unit}")
 
     def check_fits(self, seq_len: int) -> None:
-        loader.check_fits(self, seq_len)
+        windows.window_count(self.train, seq_len, "training text")
+        windows.window_count(self.heldout, seq_len, "held-out text")
 
     def units(self, seq_len: int) -> int:
         return seq_len
@@ -56,7 +56,7 @@ class Data(Source):
     def training_batch(
         self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
-        batch = loader.global_batch(
+        batch = windows.global_batch(
             self.train, position=position, batch_size=batch_size, seq_len=seq_len, seed=seed, rows=rows
         )
         return self._told_apart(batch)
@@ -64,7 +64,7 @@ class Data(Source):
     def heldout_batches(
         self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
     ) -> list[dict[str, Tensor]]:
-        batches = loader.evaluation_batches(
+        batches = windows.evaluation_batches(
             self.heldout, batch_size=batch_size, seq_len=seq_len, count=count, rows=rows
         )
         return list(map(self._told_apart, batches))
@@ -78,7 +78,7 @@ class Data(Source):
     @cached_property
     def _fingerprint(self) -> str:
         apart = ("documents", self.separator) if self.documents else ()
-        return fingerprint(self.kind, loader.order_probe(), self.train, self.heldout, *apart)
+        return fingerprint(self.kind, windows.order_probe(), self.train, self.heldout, *apart)
 
 
 def build_data(config: DictConfig) -> Source:
@@ -105,9 +105,7 @@ def build_data(config: DictConfig) -> Source:
 
 def unbuildable(reason: str) -> PlanError:
     """What is raised for a `_target_` that does not exist, refuses its arguments, or gives something else."""
-    help = (
-        "data._target_ names a function that returns a recipes.data.Source; the other keys are its arguments"
-    )
+    help = "data._target_ names a function that returns a parallelizer.training.Source; the other keys are its arguments"
     return PlanError([Diagnostic("data-unreadable", f"the data cannot be built: {reason}", help=help)])
 
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from parallelizer.config import config_folder
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.hugging_face.recognise import is_pretrained
-from parallelizer.setup import Setup
-from recipes.data.corpus import Data
-from recipes.data.documents import DOCUMENTS
-from recipes.data.source import Source
+from parallelizer.compiler.observe.families import family_of
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.data.documents import DOCUMENTS
+from parallelizer.training.data.source import Source
 
 
 def check_entries(source: Source, setup: Setup, seed: int) -> None:
@@ -59,12 +59,11 @@ def check_vocabulary(source: Source, setup: Setup, model: nn.Module) -> None:
 def vocabulary_of(model: nn.Module, setup: Setup) -> int | None:
     """How many tokens a model on meta has an embedding for; None where nothing says so.
 
-    A model of transformers has a method that tells; of others the argument `vocab_size` is taken at its word.
+    A family of models knows; of others the argument `vocab_size` is taken at its word.
     """
-    if is_pretrained(model):
-        embedding = model.get_input_embeddings()  # type: ignore[operator]
-        rows = getattr(embedding, "num_embeddings", None)
-        return rows if isinstance(rows, int) else None
+    family = family_of(model)
+    if family is not None:
+        return family.vocabulary(model)
     said = setup.model.get("vocab_size")
     return said if isinstance(said, int) else None
 

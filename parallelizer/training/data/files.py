@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 HELP = "give the file its bytes of before back, or train on a copy that nothing writes to"
 
@@ -62,7 +62,10 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The file, whole. OSError if it cannot be read; PlanError `data-changed` if it changes while it is read."""
+    """The file, whole: its bytes, `content`, and its record, `file`, for `Source.files`.
+
+    Raises OSError if it cannot be read, and PlanError `data-changed` if it changes while it is read.
+    """
     with open(path, "rb") as opened:
         before = os.fstat(opened.fileno())
         content = opened.read()

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from recipes.data import stdlib
-from recipes.data.corpus import Data
-from recipes.data.source import ALL
+from parallelizer.training.data import stdlib
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.data.source import ALL
 
 
 @dataclass(frozen=True)

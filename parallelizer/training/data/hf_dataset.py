@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.suggest import did_you_mean
-from recipes.data.corpus import Data, build
-from recipes.data.files import record_file
-from recipes.data.packing import pack
-from recipes.data.text import parted
-from recipes.data.tokenizer import Tokenizer, tokenizer_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.training.data.choose_tokenizer import tokenizer_of
+from parallelizer.training.data.corpus import Data, build
+from parallelizer.training.data.files import record_file
+from parallelizer.training.data.packing import pack
+from parallelizer.training.data.text import parted
+from parallelizer.training.data.tokenizer import Tokenizer
 
 KINDS = {
     ".json": "json",

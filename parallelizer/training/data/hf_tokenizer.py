@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face.architecture import TARGET
-from recipes.data.files import FileRecord, read_document
-from recipes.data.tokenizer import Tokenizer
+from parallelizer.training.data.files import FileRecord, read_document
+from parallelizer.training.data.tokenizer import Tokenizer
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 """One of these lies in every folder of a tokenizer."""

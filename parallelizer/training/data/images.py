@@ -13,9 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from parallelizer.initialize import derived_seed
-from recipes.data.fingerprint import fingerprint
-from recipes.data.source import ALL, Baseline, Source
+from parallelizer.styles.random_numbers import derived_seed
+from parallelizer.training.data.source import ALL, Baseline, Source, fingerprint
 
 WAVES = 4
 """Stripes across an image."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from recipes.data.tokenizer import BYTES, Tokenizer, encode
+from parallelizer.training.data.tokenizer import BYTES, Tokenizer, encode
 
 AT_ONCE = 1000
 """Documents that a tokenizer is given at a time."""
@@ -17,7 +17,7 @@ AT_ONCE = 1000
 def pack(documents: Iterable[bytes], tokenizer: Tokenizer = BYTES) -> Tensor:
     """The documents one after another, each followed by a separator: [n], uint8 for bytes, int32 for a tokenizer's.
 
-    It stays as narrow as that because ranks forked from this process share it; `loader` widens what it takes out.
+    It stays as narrow as that because ranks forked from this process share it; `windows` widens what it takes out.
     """
     if tokenizer is BYTES:
         packed = bytearray()

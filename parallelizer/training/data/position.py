@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.origins import Origins
-from recipes.data.files import FileRecord, resized
-from recipes.data.source import Source
+from parallelizer.configuration.old_paths import current
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.training.data.files import FileRecord, resized
+from parallelizer.training.data.source import Source
 
 SHOWN = 5
 """Files that are told one by one."""
@@ -24,7 +25,7 @@ ANEW = "begin anew in another folder (hydra.run.dir)"
 
 
 @dataclass(frozen=True)
-class Position:
+class DataPosition:
     """`samples` were trained on. `seed`, `seq_len` and the data's `fingerprint` say which ones.
 
     `files` and `options`, the keys of the configuration's `data`, decide nothing: they name what has changed when
@@ -50,7 +51,7 @@ class Position:
         }
 
     @classmethod
-    def from_json(cls, document: Any) -> Position:
+    def from_json(cls, document: Any) -> DataPosition:
         """What `to_json` gave. PlanError `resume-data` for anything else; keys that are not known are passed over."""
         try:
             numbers = {name: document[name] for name in ("samples", "seed", "seq_len")}
@@ -70,12 +71,12 @@ class Position:
 
 def position_of(
     source: Source, samples: int, *, seed: int, seq_len: int, options: Mapping[str, Any] | None = None
-) -> Position:
+) -> DataPosition:
     """The place in `source` after `samples`; `options` are the configuration's `data` in plain Python."""
-    return Position(samples, seed, seq_len, source.fingerprint(), source.files, options or {})
+    return DataPosition(samples, seed, seq_len, source.fingerprint(), source.files, options or {})
 
 
-def check(saved: Position, now: Position, origins: Origins) -> list[Diagnostic]:
+def check(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diagnostic]:
     """What keeps a run with the data of `now` from going on at `saved`, each at the place that set it; [] if nothing.
 
     `now.samples` does not matter.
@@ -92,7 +93,7 @@ def check(saved: Position, now: Position, origins: Origins) -> list[Diagnostic]:
     return found
 
 
-def _other_data(saved: Position, now: Position, origins: Origins) -> list[Diagnostic]:
+def _other_data(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diagnostic]:
     """What is known of why the data gives other samples: options that were changed, and files."""
     options = list(_options(saved.options, now.options, origins))
     before, here = ({file.path: file for file in place.files} for place in (saved, now))
@@ -113,12 +114,16 @@ def _other_data(saved: Position, now: Position, origins: Origins) -> list[Diagno
 
 def _options(before: Mapping[str, Any], now: Mapping[str, Any], origins: Origins) -> Iterator[Diagnostic]:
     for name in dict.fromkeys([*now, *before]):
-        was, here = (json.dumps(of[name], default=str) if name in of else None for of in (before, now))
+        was, here = (_shown(name, of[name]) if name in of else None for of in (before, now))
         if was != here:
             trained = f"with {was}" if was is not None else "without it"
             message = f"data.{name} is {here or 'not given'}, and the checkpoint was trained {trained}"
             span = origins.span(f"data.{name}") or _place(origins)
             yield Diagnostic("resume-data", message, span, f"go on with the data of before, or {ANEW}")
+
+
+def _shown(name: str, value: Any) -> str:
+    return json.dumps(current(value) if name == "_target_" else value, default=str)
 
 
 def _refused(what: str, origins: Origins) -> Diagnostic:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from recipes.data.files import FileRecord
+from parallelizer.training.data.files import FileRecord
 
 ALL = slice(None)
 
@@ -60,7 +62,7 @@ class Source(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The SHA-256 of what determines the batches beside seed, length and position: see `fingerprint.py`.
+        """The SHA-256 of what determines the batches beside seed, length and position: see `fingerprint` below.
 
         Two sources that give the same one are taken for the same data when a run is resumed.
         """
@@ -69,3 +71,20 @@ class Source(ABC):
     def files(self) -> tuple[FileRecord, ...]:
         """The files that were read. Whoever reads some with `read_document` has their records to give."""
         return ()
+
+
+def fingerprint(*parts: str | int | float | Tensor) -> str:
+    """The SHA-256, in hexadecimal, of the parts in their order; of tensors the dtype, the shape and the bytes count.
+
+    Each part is written with its kind and its length before it, so that no two lists of parts are the same bytes.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Tensor):
+            content = part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            kind = f"{part.dtype} {list(part.shape)}"
+        else:
+            content, kind = repr(part).encode(), type(part).__name__
+        digest.update(f"{kind} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -6,12 +6,12 @@ import os
 import sysconfig
 from pathlib import Path
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.data import text
-from recipes.data.corpus import Data, build, stable_hash
-from recipes.data.files import Document, read_document
-from recipes.data.packing import pack
-from recipes.data.tokenizer import tokenizer_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.data import text
+from parallelizer.training.data.choose_tokenizer import tokenizer_of
+from parallelizer.training.data.corpus import Data, build, stable_hash
+from parallelizer.training.data.files import Document, read_document
+from parallelizer.training.data.packing import pack
 
 # Folders of what is not the library's own, its tests, and two that hold tables rather than programs.
 SKIPPED = frozenset(

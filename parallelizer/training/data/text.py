@@ -8,11 +8,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.data.corpus import Data, build, stable_hash
-from recipes.data.files import Document, read_document
-from recipes.data.packing import pack
-from recipes.data.tokenizer import BYTES, Tokenizer, tokenizer_of
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.data.choose_tokenizer import tokenizer_of
+from parallelizer.training.data.corpus import Data, build, stable_hash
+from parallelizer.training.data.files import Document, read_document
+from parallelizer.training.data.packing import pack
+from parallelizer.training.data.tokenizer import BYTES, Tokenizer
 
 GIVE_PATH = "data.path takes a text file, or a folder of text files, relative to the current directory"
 

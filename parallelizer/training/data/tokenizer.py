@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from recipes.data.files import FileRecord
+from parallelizer.training.data.files import FileRecord
 
 VOCAB_SIZE = 256
 SEPARATOR = 0
@@ -64,40 +61,6 @@ class Bytes(Tokenizer):
 
 
 BYTES = Bytes()
-
-
-def tokenizer_of(choice: str | None) -> Tokenizer:
-    """What `data.tokenizer` names: null, and `auto` where no model has settled it, is bytes; else a `tokenizer.json`, a folder
-    of a tokenizer, or a hub id. PlanError `tokenizer-unreadable` where there is none.
-    """
-    if choice is None or choice == AUTO:
-        return BYTES
-    from recipes.data.hf_tokenizer import load
-
-    return load(str(choice))
-
-
-def with_tokenizer(data: DictConfig, model: Mapping[str, Any]) -> DictConfig:
-    """The configuration's `data` with `tokenizer: auto` settled: that of the pretrained model, or null, which is bytes."""
-    if OmegaConf.select(data, "tokenizer") != AUTO:
-        return data
-    from recipes.data.hf_tokenizer import of_model
-
-    settled: DictConfig = copy.deepcopy(data)  # it knows where it stands, for its interpolations
-    settled.tokenizer = of_model(model)
-    return settled
-
-
-def save_tokenizer(choice: str | None, folder: Path) -> None:
-    """Put the tokenizer that `data.tokenizer` names beside a saved model, which is of no use without; nothing where that came
-    with its own, or was trained on bytes.
-    """
-    if choice is None or choice == AUTO:
-        return
-    from recipes.data.hf_tokenizer import has_tokenizer, load
-
-    if not has_tokenizer(folder):
-        load(str(choice)).tokens.save_pretrained(str(folder))
 
 
 def encode(text: str | bytes | bytearray) -> Tensor:

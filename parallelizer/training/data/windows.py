@@ -7,23 +7,13 @@ and their S successors, one beside the other.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from parallelizer.diagnostics import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.losses import IGNORED
-from recipes.data.source import ALL
-
-if TYPE_CHECKING:
-    from recipes.data.corpus import Data
-
-
-def check_fits(data: Data, seq_len: int) -> None:
-    """PlanError `data-too-short` unless both parts of the data have a window of `seq_len` tokens."""
-    window_count(data.train, seq_len, "training text")
-    window_count(data.heldout, seq_len, "held-out text")
+from parallelizer.training.data.source import ALL
 
 
 def global_batch(

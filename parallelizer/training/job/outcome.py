@@ -23,15 +23,16 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from parallelizer import interrupts
-from parallelizer.compose import OverrideSyntaxError, compose_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.launch import LaunchError, outside_ranks
-from parallelizer.launching.failures import failure_of
-from parallelizer.show import diagnostics as show_diagnostics
-from recipes.own_configs import own_folders, own_words
-from recipes.progress import show_cursor
-from recipes.summary import shown
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError
+from parallelizer.diagnostics import interrupts
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.yaml_nodes import shown_path
+from parallelizer.runtime.launch.failures import LaunchError, failure_of
+from parallelizer.runtime.launch.outside import outside_ranks
+from parallelizer.training.job.recipe_file import RecipeFile
+from parallelizer.training.watch.progress import show_cursor
 
 PATIENCE = 10.0
 """Seconds that a rank other than 0 waits before it says what is wrong: mostly rank 0 says the same at that
@@ -57,7 +58,7 @@ def rank_reported(rank: int, ranks: int, folder: Path) -> Iterator[None]:
         raise
     except BaseException as error:
         failure = failure_of(rank, error, 1, folder, __file__)
-        whole = f"whole in {shown(folder / f'rank{rank}.log')}"
+        whole = f"whole in {shown_path(folder / f'rank{rank}.log')}"
         if failure.lost:
             message = f"rank {rank} of {ranks} {failure.line}"
             raise LostError(
@@ -104,8 +105,8 @@ def job_reported(folder: Path | None, sweep: bool) -> Iterator[None]:
 
 
 @contextmanager
-def command_reported() -> Iterator[None]:
-    """Around Hydra: say what is wrong with the command line as `parallelizer validate` would, and exit."""
+def command_reported(recipe: RecipeFile) -> Iterator[None]:
+    """Around the command of a recipe: say what is wrong with the command line as `parallelizer validate` would, and exit."""
     in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises then, instead of printing its own account
     try:
@@ -117,7 +118,7 @@ def command_reported() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         if in_full:
             raise
-        sys.exit(_say(_explained(error)))
+        sys.exit(_say(_explained(error, recipe)))
     except OSError as error:
         if not _making_a_folder(error):
             raise
@@ -172,10 +173,10 @@ def status_of(end: SystemExit) -> int:
     return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
-def _explained(error: Exception) -> Exception:
+def _explained(error: Exception, recipe: RecipeFile) -> Exception:
     """Hydra's exception as the one that our own composition of the same command raises."""
-    known = own_words(sys.argv)
-    folders = own_folders(sys.argv)
+    known = recipe.words(sys.argv)
+    folders = recipe.folders(sys.argv)
     overrides = [word for word in known.rest if "=" in word.lstrip("-") or word.startswith("~")]
     jobs: Iterable[Sequence[str]]
     if isinstance(error, OverrideParseException):

@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-import parallelizer as pz
-from parallelizer.checkpoint.folder import steps_in
-from parallelizer.diagnostics import PlanError
-from parallelizer.hugging_face.source import weights_folder
-from parallelizer.origins import Origins
-from recipes.checkpoint import check_start, place_of, record_of
-from recipes.data import Data, Source, build_data
-from recipes.data.entries import check_entries, check_vocabulary
-from recipes.data.position import Position, position_of
-from recipes.data.tokenizer import with_tokenizer
-from recipes.forecast import Forecast
-from recipes.saved import has_saved
-from recipes.settings import Settings, read_settings
-from recipes.trackers import missing
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a rank needs, composed and checked in the parent. Rank 0 writes into `folder`; `weights` are
-    pretrained ones to start from, `record` is what checkpoints tell of the run, `position` where it begins in its data,
-    `forecast` what the dry run says of it, which rank 0 knows.
-    """
-
-    setup: pz.Setup
-    program: pz.Program
-    settings: Settings
-    data: Source
-    folder: Path | None
-    weights: Path | None = None
-    record: Mapping[str, Any] = field(default_factory=dict)
-    position: Position = field(default_factory=lambda: Position(0, 0, 0, ""))
-    forecast: Forecast = field(default_factory=Forecast)
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.hugging_face.find_weights import weights_folder
+from parallelizer.runtime.checkpoint.folder import steps_in
+from parallelizer.training.data.choose_tokenizer import with_tokenizer
+from parallelizer.training.data.corpus import Data, build_data
+from parallelizer.training.data.entries import check_entries, check_vocabulary
+from parallelizer.training.data.position import DataPosition, position_of
+from parallelizer.training.job.job import Job
+from parallelizer.training.keep.checkpoints import check_start, place_of, record_of
+from parallelizer.training.keep.saved import has_saved
+from parallelizer.training.settings import Settings, read_settings
+from parallelizer.training.trackers import missing
 
 
 def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
@@ -49,7 +31,7 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
 
     The data of a dry run is empty.
     """
-    setup = pz.from_config(config, origins)
+    setup = from_config(config, origins)
     settings = read_settings(config, origins)
     if not config.dry_run and (lacking := missing(settings.trackers, origins.span("train.trackers"))):
         raise PlanError(lacking)
@@ -80,7 +62,7 @@ def _is_finished(folder: Path, settings: Settings) -> bool:
     return done >= settings.steps and has_saved(folder, Path(settings.save or ""), settings.steps)
 
 
-def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module, *, looks: bool) -> Path | None:
+def _weights(setup: Setup, settings: Settings, model: torch.nn.Module, *, looks: bool) -> Path | None:
     """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
     for a rank that `looks` whether the trained model can be saved where it should be. Raises PlanError.
     """
@@ -99,9 +81,9 @@ def _weights(setup: pz.Setup, settings: Settings, model: torch.nn.Module, *, loo
 def _check_start(
     folder: Path | None,
     settings: Settings,
-    setup: pz.Setup,
+    setup: Setup,
     model: torch.nn.Module,
-    position: Position | None,
+    position: DataPosition | None,
 ) -> None:
     """Whether a run that writes into `folder` can go on from the checkpoint that it finds. Raises PlanError."""
     if folder is None:  # a rank that joined others: rank 0 looks

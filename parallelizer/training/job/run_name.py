@@ -16,7 +16,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from parallelizer.launching import slurm_step
+from parallelizer.runtime.launch import slurm_step
 
 FORMAT = "%Y-%m-%d/%H-%M-%S"
 

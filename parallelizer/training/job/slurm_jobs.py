@@ -7,7 +7,6 @@ sizes. So the jobs are submitted here, one array for each size, and each runs as
 from __future__ import annotations
 
 import atexit
-import importlib
 import logging
 import subprocess
 import sys
@@ -25,12 +24,12 @@ from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrid
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-import parallelizer as pz
-from parallelizer import launch
-from parallelizer.compose import running_origins
-from parallelizer.diagnostics import PlanError
-from parallelizer.show import diagnostics as show_diagnostics
-from recipes import outcome
+from parallelizer.configuration.compose import running_origins
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.job import outcome
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ class Sweep:
             name: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             for name, value in parameters.items()
         }
-        self.context, self.function, self.config = hydra_context, _importable(task_function), config
+        self.context, self.function, self.config = hydra_context, task_function, config
 
     def run(self, jobs: Sequence[Sequence[str]], first: int) -> list[JobReturn]:
         """Submit the jobs, whose numbers count from `first`, and wait for them. Raises LaunchError, and JobFailed
@@ -184,7 +183,7 @@ class Sweep:
     def _size(self, overrides: Sequence[str]) -> Size:
         with self._configuration(overrides) as config:
             try:
-                setup = pz.from_config(config, running_origins())
+                setup = from_config(config, running_origins())
                 return size_of(setup.mesh.world_size, self.parameters, setup.hardware, setup.device_choice)
             except PlanError as error:
                 show_diagnostics.write(error.diagnostics, sys.stderr)
@@ -254,15 +253,3 @@ def _asked(size: Size) -> str:
 
 def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _importable(function: TaskFunction) -> Any:
-    """The function as other processes can import it: of `python -m recipes.train` the one in `recipes.train`.
-
-    Hydra's decorator hides it; what is in `__main__` would be pickled with all that it stands on.
-    """
-    module: Any = sys.modules[function.__module__]
-    if function.__module__ == "__main__" and module.__spec__ is not None:
-        found = getattr(importlib.import_module(module.__spec__.name), function.__name__)
-        return getattr(found, "__wrapped__", found)
-    return function

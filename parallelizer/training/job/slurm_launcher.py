@@ -1,4 +1,4 @@
-"""Hydra's launcher behind `hydra/launcher=submitit_slurm`: what it does stands in `recipes/slurm_jobs.py`.
+"""Hydra's launcher behind `hydra/launcher=submitit_slurm`: what it does stands in `parallelizer/training/job/slurm_jobs.py`.
 
 Hydra instantiates launchers from the package `hydra_plugins` alone, where one would enter every Hydra application on the
 machine. Ours is of the recipe's command only: it is registered when that runs, under a name as if it stood there.
@@ -63,7 +63,7 @@ class SlurmLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """One result for each list of overrides, in their order."""
-        from recipes.slurm_jobs import Sweep
+        from parallelizer.training.job.slurm_jobs import Sweep
 
         sweep = Sweep(self.parameters, self.hydra_context, self.task_function, self.config)
         return sweep.run(job_overrides, initial_job_idx)

@@ -8,15 +8,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from parallelizer.training.keys import keys_of
+from parallelizer.training.settings import Settings
+
 SECTIONS = ("model", "parallel", "optim", "train", "plan", "rules")
 """What makes a run what it is, of its configuration. (What differs in the data is looked at elsewhere.)"""
 
-LEFT_OUT = (
-    *("steps", "eval_every", "eval_batches", "log_every", "pretrained", "save"),
-    *("checkpoint_every", "checkpoint_dir", "keep_last", "keep_every", "resume"),
-    *("check_every", "on_drift", "on_nonfinite", "compare", "trackers", "profile"),
-)
-"""Keys of `train` that change no number of a step."""
+LEFT_OUT = frozenset(one.name for one in keys_of(Settings) if one.section == "train") - {"train.seed"}
+"""Keys that change no number of a step."""
 
 MOST = 6
 """Differences that are named."""
@@ -62,7 +61,7 @@ def _flat(config: Any, *, resolve: bool = True) -> dict[str, str]:
     flat: dict[str, str] = {}
     for section in SECTIONS:
         _fill(flat, section, whole.get(section) if isinstance(whole, dict) else None)
-    return {k: v for k, v in flat.items() if k.removeprefix("train.") not in LEFT_OUT}
+    return {k: v for k, v in flat.items() if k not in LEFT_OUT}
 
 
 def _fill(flat: dict[str, str], key: str, value: Any) -> None:

@@ -14,27 +14,27 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-import parallelizer as pz
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint.fit import misfits
-from parallelizer.checkpoint.loading import (
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.yaml_nodes import shown_path
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint.fit import misfits
+from parallelizer.runtime.checkpoint.loading import (
     Opened,
     load_checkpoint,
     newest_checkpoint,
     open_checkpoint,
     same_mesh,
 )
-from parallelizer.checkpoint.lock import hold
-from parallelizer.checkpoint.saving import Checkpoints
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.initialize import derived_seed
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.together import together
-from recipes import changes
-from recipes.data.files import FileRecord, check_unchanged
-from recipes.data.position import Position, check
-from recipes.settings import Settings
-from recipes.summary import shown
+from parallelizer.runtime.checkpoint.lock import hold
+from parallelizer.runtime.checkpoint.saving import Checkpoints
+from parallelizer.runtime.fail_together import together
+from parallelizer.styles.random_numbers import derived_seed, seed_ranks
+from parallelizer.training.data.files import FileRecord, check_unchanged
+from parallelizer.training.data.position import DataPosition, check
+from parallelizer.training.keep import changes
+from parallelizer.training.settings import Settings
 
 SUBFOLDER = "checkpoints"
 """Where they lie in a run's output folder, if nothing else is said."""
@@ -44,21 +44,23 @@ RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointPlace:
     """Where a run's checkpoints go, and the one that it was told to start from."""
 
     folder: Path
     given: Path | None = None
 
 
-def place_of(settings: Settings, output: Path) -> Place:
+def place_of(settings: Settings, output: Path) -> CheckpointPlace:
     """From the settings and the output folder."""
     folder = Path(settings.checkpoint_dir) if settings.checkpoint_dir else output / SUBFOLDER
-    return Place(folder, Path(settings.resume) if settings.resume not in ("auto", "never") else None)
+    return CheckpointPlace(
+        folder, Path(settings.resume) if settings.resume not in ("auto", "never") else None
+    )
 
 
 def check_start(
-    place: Place, settings: Settings, setup: pz.Setup, model: nn.Module, position: Position | None
+    place: CheckpointPlace, settings: Settings, setup: Setup, model: nn.Module, position: DataPosition | None
 ) -> list[Diagnostic]:
     """What is wrong with the checkpoint that a run would start from, as far as its index tells, and with the place of its
     own. Without a `position`, of a dry run, nothing is said of the data. Raises PlanError when there is none, or must not
@@ -77,17 +79,17 @@ def check_start(
     optimizer, where = setup.build_optimizer(model), Span(str(opened.path))
     found += misfits(model, optimizer, opened.metadata, opened.about, where)
     if position is not None:
-        found += check(Position.from_json(opened.state["position"]), position, setup.origins)
+        found += check(DataPosition.from_json(opened.state["position"]), position, setup.origins)
     return found
 
 
-def _unwritable(folder: Path, setup: pz.Setup) -> list[Diagnostic]:
+def _unwritable(folder: Path, setup: Setup) -> list[Diagnostic]:
     """Whether a folder can neither be used nor be made, as far as that can be told without making it."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return []
     why = "may not be written to" if there.is_dir() else "is no folder"
-    message = f"no checkpoint can be written into {shown(folder)}: {shown(there)} {why}"
+    message = f"no checkpoint can be written into {shown_path(folder)}: {shown_path(there)} {why}"
     span = setup.origins.span("train.checkpoint_dir")
     return [Diagnostic("checkpoint-unwritable", message, span, "give another train.checkpoint_dir")]
 
@@ -122,15 +124,17 @@ def resolved(path: Path, span: Span | None = None, key: str = "train.resume") ->
     return path
 
 
-class Keeper:
-    """Saves one run, and starts it again. Made by all ranks together."""
+class RunCheckpoints:
+    """The checkpoints of one run: the one that it goes on from, and those that it saves. Made by all ranks together;
+    `Job.checkpoints` does.
+    """
 
     def __init__(
         self,
-        place: Place,
+        place: CheckpointPlace,
         settings: Settings,
         record: Mapping[str, Any],
-        position: Position,
+        position: DataPosition,
         mesh: DeviceMesh,
         *,
         leads: bool,
@@ -140,8 +144,9 @@ class Keeper:
         self.saved: int | None = None
         self.written: Path | None = None
         self.unwritten = 0
-        saves = settings.checkpoint_every > 0 or place.folder.is_dir()
-        self.held = together(lambda: hold(place.folder) if leads and saves else None)
+        self.saves = settings.checkpoint_every > 0
+        holds = self.saves or place.folder.is_dir()
+        self.held = together(lambda: hold(place.folder) if leads and holds else None)
         self.checkpoints = Checkpoints(
             place.folder, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
@@ -171,17 +176,17 @@ class Keeper:
 
         Raises PlanError on all ranks.
         """
-        there = Position.from_json(opened.state["position"])
+        there = DataPosition.from_json(opened.state["position"])
         ours = opened.path.parent == self.place.folder
         load_checkpoint(opened if ours else opened.path, model, optimizer)  # `find` has hashed our own
         self.saved = opened.step if ours else None
         self.written = opened.path
         self.goes_on = True
         if not same_mesh(opened, model):
-            pz.seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
+            seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
         if self.leads:
             mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
-            print(f"going on behind step {opened.step} from {shown(opened.path)}, saved on {mesh}")
+            print(f"going on behind step {opened.step} from {shown_path(opened.path)}, saved on {mesh}")
             if (differences := changes.told(opened.state, self.record)) is not None:
                 print(differences)
             sys.stdout.flush()
@@ -232,13 +237,13 @@ class Keeper:
             if self.leads:
                 show_diagnostics.write([ended.failure], sys.stderr)
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Wait for what is being written."""
         self.checkpoints.wait()
         self.report()
 
 
-def record_of(config: DictConfig, setup: pz.Setup) -> dict[str, Any]:
+def record_of(config: DictConfig, setup: Setup) -> dict[str, Any]:
     """What a checkpoint tells of the run that it is of: its configuration, and the text of its plan."""
     files = {setup.plan.file, *(rule.span.file for rule in setup.plan.rules if rule.span is not None)}
     texts = {file: Path(file).read_text() for file in sorted(files) if Path(file).is_file()}

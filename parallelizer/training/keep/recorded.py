@@ -17,7 +17,7 @@ GROUPS = ("model", "data")
 
 
 def overrides_for(record: Mapping[str, Any], folder: Path, given: Sequence[str]) -> list[str]:
-    """Write the configuration of a run into `folder`; `record` is what `recipes.checkpoint.record_of` made of it.
+    """Write the configuration of a run into `folder`; `record` is what `record_of` made of it.
 
     Returns the overrides that choose it, but for what the overrides `given` choose themselves.
     """

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-import parallelizer as pz
-from parallelizer.diagnostics import Diagnostic, Span
-from parallelizer.show import diagnostics as show_diagnostics
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.planned import Difference, Observed, differences, observing, of_the_step
-from parallelizer.units import size
-from recipes.forecast import Forecast
-from recipes.memory import PeakOfStep
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.diagnostics.units import size
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.planned import Difference, Observed, differences, observing, of_the_step
+from parallelizer.styles.application import Program
+from parallelizer.training.watch.forecast import Forecast
+from parallelizer.training.watch.memory import PeakOfStep
 
 TOLERATED = (1.1, 128 << 20)
 """How far a peak may lie above the predicted one without a word, as a factor and in bytes: the dry run counts no
@@ -34,7 +34,7 @@ class FirstStep:
     """
 
     def __init__(
-        self, forecast: Forecast, program: pz.Program, mesh: DeviceMesh, device: torch.device, *, leads: bool
+        self, forecast: Forecast, program: Program, mesh: DeviceMesh, device: torch.device, *, leads: bool
     ) -> None:
         self.forecast, self.program, self.mesh, self.device, self.leads = (
             forecast,
@@ -92,13 +92,13 @@ class FirstStep:
             print(f"step {step}: not compared with the dry run: {why}", flush=True)
             return
         counted = of_the_step(self.observed.entries)
-        compared = Comparison(step, planned.ledger, counted, self.peaks, self.device.type)
+        compared = StepComparison(step, planned.ledger, counted, self.peaks, self.device.type)
         print(compared, flush=True)
         show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StepComparison:
     """A step's collectives and those that were planned, and its peak with the one predicted, in bytes."""
 
     step: int

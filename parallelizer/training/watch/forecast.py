@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import parallelizer as pz
-from parallelizer.checks.layout_flow import following
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.simulate.flops import step_flops
-from parallelizer.simulate.planned import Planned, plan_step
-from recipes.settings import Settings
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.record.flops import step_flops
+from parallelizer.simulate.record.planned import Planned, planned_of
+from parallelizer.styles.application import Program
+from parallelizer.training.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,26 @@ class Forecast:
 
 
 def look_ahead(
-    setup: pz.Setup, program: pz.Program, settings: Settings
+    setup: Setup, program: Program, settings: Settings, nodes: Sequence[int] | None = None
 ) -> tuple[Forecast, tuple[Diagnostic, ...]]:
-    """Follow one step, and with `train.compare` trace it, beside each other, on fake worlds in children of this process.
-    Returns what is expected of the run, and what was found wrong: see `parallelizer validate`.
+    """Validate the program, as `parallelizer validate` does; `nodes` are the numbers of ranks on each node, where somebody
+    has dealt them out. Returns what is expected of the run, and what was found wrong.
 
     A step that cannot be traced is trained all the same: what the plan is to blame for has been found by following it.
     """
     model = setup.build_model()
-    with ExitStack() as beside:
-        findings = beside.enter_context(following(setup, program, model))
-        planned, reason = None, ""
-        if settings.compare:
-            try:
-                planned = plan_step(program, setup.build_model(), setup.recipe())
-            except PlanError as error:
-                reason = error.diagnostics[0].message
-        found = findings()
+    validation = validated(setup, program, model, nodes=nodes)
+    planned, reason = None, ""
+    if settings.compare and validation.trace is not None:
+        planned = planned_of(validation.trace)
+    elif settings.compare:
+        reason = next((d.message for d in validation.found if d.code == "trace-failed"), "it was not traced")
     peak = _peak_flops(setup) if settings.compare else None
     flops = step_flops(program, setup.build_model(), setup.workload, setup.loss()) if peak else None
-    return Forecast(planned, reason, flops, peak), found
+    return Forecast(planned, reason, flops, peak), validation.found
 
 
-def _peak_flops(setup: pz.Setup) -> float | None:
+def _peak_flops(setup: Setup) -> float | None:
     """Dense products of matrices in bfloat16, as the hardware's datasheet has them, by all ranks together. A CPU that
     stands in for a GPU has no such figure.
     """

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from parallelizer.units import size
-from recipes.memory import Memory
+from parallelizer.diagnostics.units import size
+from parallelizer.training.watch.memory import Memory
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDEST = 100

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from parallelizer import torch_private
-from parallelizer.simulate.planned import held
+from parallelizer.simulate.record.planned import held
 
 
 @dataclass(frozen=True)

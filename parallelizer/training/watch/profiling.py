@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from parallelizer import torch_private
-from recipes.settings import Steps
+from parallelizer.training.settings import Steps
 
 MOST_RANKS = 8
 """The first ranks, a node's, are profiled: a trace of a thousand is read by nobody."""

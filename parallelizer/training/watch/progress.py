@@ -8,9 +8,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.live import Live
 
-from recipes.live import View
-from recipes.memory import Memory
-from recipes.settings import Settings
+from parallelizer.training.settings import Settings
+from parallelizer.training.watch.live import View
+from parallelizer.training.watch.memory import Memory
 
 A_SECOND = 4
 """Times that the panel is drawn anew, also where a step takes minutes: the time to go runs on."""

@@ -7,8 +7,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.data.source import Baseline
-from recipes.memory import Memory
+from parallelizer.training.data.source import Baseline
+from parallelizer.training.watch.memory import Memory
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallelizer.checkpoint.folder import step_of
-from parallelizer.units import size
-from recipes.result import Result
+from parallelizer.diagnostics.units import size
+from parallelizer.language.yaml_nodes import shown_path
+from parallelizer.runtime.checkpoint.folder import step_of
+from parallelizer.training.watch.result import Result
 
 
 def summary(result: Result, folder: Path) -> None:
@@ -22,7 +23,7 @@ def summary(result: Result, folder: Path) -> None:
         last = (
             "and there is no other"
             if result.checkpoint is None
-            else f"the last is {shown(result.checkpoint)}"
+            else f"the last is {shown_path(result.checkpoint)}"
         )
         print(f"{result.unwritten} checkpoint{'s' * (result.unwritten > 1)} could not be written; {last}")
     if result.validation_loss is not None:
@@ -32,13 +33,7 @@ def summary(result: Result, folder: Path) -> None:
             f"validation loss {result.validation_loss:.4f}, {verdict} {baseline.name}, "
             f"{baseline.loss:.4f} ({baseline.unit})"
         )
-    print(f"outputs in {shown(folder)}")
-
-
-def shown(path: Path) -> Path:
-    """A path as a person would type it from here."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    print(f"outputs in {shown_path(folder)}")
 
 
 def _trained(result: Result) -> str:
@@ -70,9 +65,9 @@ def _figures(result: Result) -> Iterator[str]:
         )
         yield f"{whose} had {size(result.memory.peak)} in use at most{dry}"
     if result.checkpoint is not None and not result.stopped and not result.unwritten:
-        yield f"saved behind step {step_of(result.checkpoint)}, in {shown(result.checkpoint)}"
+        yield f"saved behind step {step_of(result.checkpoint)}, in {shown_path(result.checkpoint)}"
     if result.profiled is not None:
-        yield f"traces for Perfetto in {shown(result.profiled)}"
+        yield f"traces for Perfetto in {shown_path(result.profiled)}"
 
 
 def _stopped(result: Result) -> str:
@@ -80,4 +75,4 @@ def _stopped(result: Result) -> str:
     done = result.first + len(result.losses)
     if result.checkpoint is None or step_of(result.checkpoint) != done:
         return f"stopped by {name} behind step {done}, which could not be saved"
-    return f"stopped by {name} behind step {done}, saved in {shown(result.checkpoint)}: the same command goes on from there"
+    return f"stopped by {name} behind step {done}, saved in {shown_path(result.checkpoint)}: the same command goes on from there"

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from parallelizer.config import config_folder
-from parallelizer.verify.families import COLUMNS, DESIGNED_WITH, Column, families, prove
+from benchmarks.proofs.families import COLUMNS, DESIGNED_WITH, Column, families, prove
+from parallelizer.diagnostics.package_folder import config_folder
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 

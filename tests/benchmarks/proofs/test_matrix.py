@@ -7,19 +7,11 @@ import random
 
 import pytest
 
-from parallelizer.show.markdown import replace_between, table
-from parallelizer.show.matrix import document, listing, markdown, summary
-from parallelizer.verify.cells import Cell, Row
-from parallelizer.verify.matrix import (
-    _computation,
-    _setup,
-    columns,
-    models,
-    presets,
-    prove_cell,
-    rows,
-)
-from parallelizer.verify.tiny import shrink
+from benchmarks.proofs.cells import Cell, Row
+from benchmarks.proofs.markdown import replace_between, table
+from benchmarks.proofs.matrix import _computation, _setup, columns, models, presets, prove_cell, rows
+from benchmarks.proofs.show import document, listing, markdown, summary
+from parallelizer.proof.tiny import shrink
 
 SLICE = 2
 COLUMNS = columns()  # once: it composes every preset

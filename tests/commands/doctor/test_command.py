@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import doctor
-from parallelizer.doctor import Report, Trial
+from parallelizer.commands.doctor import command as doctor
+from parallelizer.commands.doctor.command import Report, Trial
 from tests.recipes.runs import ROOT, typed
 
 FINE = Trial("a", "works", "well", needed=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 import json
-import os
 
 import pytest
 
-from parallelizer.cli import main
-from parallelizer.codes import CODES, FAMILIES
-from parallelizer.show.codes import explain_code, list_codes, nearest_codes, shortened_lines
+from parallelizer.commands.explain.codes import explain_code, list_codes, nearest_codes
+from parallelizer.commands.main import main
+from parallelizer.diagnostics.codes.all_codes import CODES, FAMILIES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -47,14 +46,23 @@ def test_text_is_wrapped_to_the_width(width: int) -> None:
 
 def test_what_no_file_triggers_is_explained_with_a_command() -> None:
     text = explained("lock-not-found")
-    assert "No file triggers it: a lock is no part of a plan or a preset.\n" in text
-    assert text.endswith("    $ python -m parallelizer plan --locked nowhere.lock\n")
+    assert (
+        "No file triggers it: a lock is not part of a plan or preset.\n    $ python -m parallelizer plan --locked nowhere.lock\n"
+    ) in text
 
 
-def test_the_working_directory_is_as_before() -> None:
-    before = os.getcwd()
-    explained("tied-parameters")
-    assert os.getcwd() == before
+def test_what_to_do_comes_last() -> None:
+    text = explained("missing-style")
+    assert text.split("\n\n")[-1] == (
+        "Fix: Name the style: `output: colwise`, or with options `output: {style:\ncolwise, output: replicate}`.\n"
+    )
+
+
+def test_files_are_shown_as_they_stand_in_the_section_and_in_json_with_every_line(capsys: Captured) -> None:
+    assert "      layers.0: fsdp\n      # ...\n      layers.1000: fsdp\n" in explained("plan-limit")
+    assert main(["explain", "--json", "plan-limit"]) == 0
+    [code] = json.loads(capsys.readouterr().out)["codes"]
+    assert code["example"]["files"]["plan.yaml"].count("fsdp") == 1001
 
 
 def test_every_code_is_listed_in_one_line_under_its_family(capsys: Captured) -> None:
@@ -103,10 +111,6 @@ def test_codes_in_json(capsys: Captured) -> None:
     [code] = json.loads(capsys.readouterr().out)["codes"]
     assert (code["code"], code["family"], code["severity"]) == ("unknown-axis", "language", "error")
     assert code["example"]["files"]["plan.yaml"] and "validate" in code["example"]["command"]
+    assert code["example"]["output"].startswith("error[unknown-axis]: ") and code["fix"] and code["why"]
     assert main(["explain", "--json"]) == 0
     assert {c["code"] for c in json.loads(capsys.readouterr().out)["codes"]} == set(CODES)
-
-
-def test_long_files_are_shown_in_part() -> None:
-    lines = shortened_lines("".join(f"line {n}\n" for n in range(100)))
-    assert list(lines) == ["line 0", "line 1", "line 2", "# ... 96 lines more ...", "line 99"]

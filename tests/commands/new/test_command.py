@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer import new
-from parallelizer.cli import main
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import PlanError
+from parallelizer.commands.main import main
+from parallelizer.commands.new import command as new
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.package_folder import config_folder
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -26,6 +27,13 @@ def test_the_recipe_is_copied_as_it_is(tmp_path: Path) -> None:
     assert sorted(written) == names
     recipe = {p.relative_to(ROOT).as_posix(): p.read_text() for p in (ROOT / "recipes").rglob("*.py")}
     assert {name: text for name, text in written.items() if name.startswith("recipes/")} == recipe
+
+
+def test_it_is_little_to_read(tmp_path: Path) -> None:
+    new.create(tmp_path)
+    written = files(tmp_path)
+    assert len(written) <= 8
+    assert sum(len(text.splitlines()) for text in written.values()) <= 400
 
 
 def test_the_root_configuration_is_the_shipped_one_with_the_copys_model(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.findings import findings, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 REST = 'layers.*: fsdp, "": fsdp}\nbuffers: {batch: {input_ids: 1, labels: 1}, model: {"rope.*": 0}}'
 

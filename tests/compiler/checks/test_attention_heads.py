@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.diagnostics import Span
-from parallelizer.workload import Entry, Workload
-from tests.context.flexible import Flexible
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import findings, mesh_of
+from tests.runtime.test_step import llama
+from tests.styles.context_parallel.flexible import Flexible
 from tests.styles.models import FusedAttention, Mlp, around
-from tests.test_step import llama
 
 IDS = Entry(("batch", "sequence"), range=(0, 32))
 WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, 8)

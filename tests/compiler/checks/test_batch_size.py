@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Span
-from parallelizer.workload import Entry, Workload
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import finding, findings, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 ENTRIES = {"input_ids": Entry(("batch", "sequence")), "labels": Entry(("batch", "sequence"))}
 HERE = Span("train", 3, 1, 2)

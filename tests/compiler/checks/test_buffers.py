@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from parallelizer.diagnostics import Span
-from parallelizer.workload import Entry, Workload
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import finding, findings, marked, mesh_of
+from tests.runtime.test_step import llama
 from tests.styles.models import Mlp, around
-from tests.test_step import llama
 
 ENTRIES = {"input_ids": Entry(("batch", "sequence")), "labels": Entry(("batch", "sequence"))}
 RULES = 'rules: {layers.*.attention.inner: context-parallel, "": fsdp}\n'

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.findings import finding, findings, marked, mesh_of
+from tests.runtime.test_step import llama
 from tests.styles.models import Mlp, around
-from tests.test_step import llama
 
 NUMBER = 'rules:\n  "": {style: fsdp, reshard_after_forward: 2}\n  output: colwise'
 

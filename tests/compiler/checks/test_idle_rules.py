@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.checks.idle_rules import idle_rules
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic
+from parallelizer.compiler.checks.idle_rules import idle_rules
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic
 
 
 def idle(*overrides: str) -> list[Diagnostic]:

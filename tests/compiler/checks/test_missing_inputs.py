@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from parallelizer.workload import Entry, Workload
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry, Workload
 from tests.parity import plan
 
 

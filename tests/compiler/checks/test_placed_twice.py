@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.findings import finding, findings, marked, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 TEXT = """
 extends: llama

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.diagnostics import Span
-from parallelizer.workload import Entry, Workload
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import findings, mesh_of
 
 IDS = Entry(("batch", "sequence"), range=(0, 32))

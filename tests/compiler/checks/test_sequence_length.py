@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Span
-from parallelizer.workload import Entry, Workload
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import finding, findings, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 UNPADDED = "extends: llama\nbuffers: {batch: {labels: 1}}"
 HERE = Span("train", 4, 1, 2)

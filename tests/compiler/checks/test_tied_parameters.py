@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.findings import finding, findings, marked, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 TIED = llama(tie_embeddings=True)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.workload import Workload
-from tests.checks.test_attention_heads import IDS
+from parallelizer.language.workload import Workload
+from tests.compiler.checks.test_attention_heads import IDS
 from tests.findings import findings, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, 16)
 TEXT = "extends: llama\nrules: {{layers.*.attention.inner: {{style: context-parallel, {}}}}}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from parallelizer.diagnostics import Span
+from parallelizer.diagnostics.diagnostic import Span
 from tests.findings import finding, findings, mesh_of
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 BATCH = "\nbuffers: {batch: {input_ids: 1, labels: 1}}"
 LAYERS = "rules: {layers.*: fsdp}"

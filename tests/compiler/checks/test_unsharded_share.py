@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Option
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Option
 from tests.findings import findings, mesh_of
 from tests.styles.models import Mlp, around
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.diagnostics import Span
+from parallelizer.diagnostics.diagnostic import Span
 from tests.findings import finding, findings, mesh_of
+from tests.runtime.test_step import llama
 from tests.styles.models import Mlp, around
-from tests.test_step import llama
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parallelizer.attribute_reads import named_in
+from parallelizer.compiler.observe.attribute_reads import named_in
 
 
 class Reader:

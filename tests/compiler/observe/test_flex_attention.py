@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.plan import Mesh
-from parallelizer.simulate.flow import Flow, follow
-from parallelizer.simulate.trace import Recipe, Trace, trace
-from parallelizer.simulate.world import in_children
-from parallelizer.workload import Entry, Workload
-from tests.context.flexible import PLAN, TOKENS, Attend, Flexible
+from parallelizer.child import in_children
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.simulate.follow.flow import Flow, follow
+from parallelizer.simulate.record.trace import Recipe, Trace, trace
 from tests.findings import compiled, on_meta
-from tests.verify import subjects
+from tests.proof import subjects
+from tests.styles.context_parallel.flexible import PLAN, TOKENS, Attend, Flexible
 
 IDS = Entry(("batch", "sequence"), range=(0, subjects.VOCAB))
 WORKLOAD = Workload({"input_ids": IDS, "labels": IDS}, 2, TOKENS)

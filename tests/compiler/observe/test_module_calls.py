@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.calls import Call, Journey, Passage, observe
-from parallelizer.simulate.layers import longest_run
-from parallelizer.workload import Entry, Workload
+from parallelizer.compiler.observe.equal_layers import longest_run
+from parallelizer.compiler.observe.module_calls import Journey, Passage, observe
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.styles.application import ModuleCall
 from tests.simulate.setups import GPT, LLAMA, setup_of
 
 WORKLOAD = Workload({"x": Entry(("batch", "sequence", 8), "float32")}, 2, 4)
@@ -50,8 +51,10 @@ def on_meta(build: type[nn.Module]) -> nn.Module:
 def test_arguments_are_named_by_the_signature() -> None:
     calls = observe(on_meta(Outer), WORKLOAD)
     assert calls is not None
-    assert calls.by_module["inner"] == Call((("x", True), ("scale", False), ("", True)), {"mask": True}, 2)
-    assert calls.by_module["last"] == Call((("input", True),), {}, None)
+    assert calls.by_module["inner"] == ModuleCall(
+        (("x", True), ("scale", False), ("", True)), {"mask": True}, 2
+    )
+    assert calls.by_module["last"] == ModuleCall((("input", True),), {}, None)
     assert calls.by_module["twice"] is None  # called in two ways
     assert "unused" not in calls.by_module
 

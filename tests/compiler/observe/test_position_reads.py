@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.position_reads import LENGTHS, Source, position_sources
-from parallelizer.workload import Entry, Workload
+from parallelizer.compiler.observe.position_reads import LENGTHS, PositionSource, position_sources
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import on_meta
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 IDS = Entry(("batch", "sequence"), range=(0, 32))
 WORK = Workload({"input_ids": IDS, "labels": IDS}, 2, 64)
@@ -35,7 +35,7 @@ class Model(nn.Module):
         return self.use(self, self.embed(input_ids))
 
 
-def sources(use: Callable[[Model, Tensor], Tensor], work: Workload = WORK) -> list[Source]:
+def sources(use: Callable[[Model, Tensor], Tensor], work: Workload = WORK) -> list[PositionSource]:
     return list(position_sources(on_meta(lambda: Model(use)), work))
 
 
@@ -47,8 +47,8 @@ def scores(x: Tensor) -> Tensor:
     return (x @ x.transpose(1, 2))[:, None]
 
 
-ARANGE = Source("made", "torch.arange", "")
-CASES: list[tuple[str, Callable[[Model, Tensor], Tensor], list[Source]]] = [
+ARANGE = PositionSource("made", "torch.arange", "")
+CASES: list[tuple[str, Callable[[Model, Tensor], Tensor], list[PositionSource]]] = [
     ("nothing", lambda m, x: x * 2, []),
     ("a sum over tokens", lambda m, x: x - x.mean(1, keepdim=True), []),
     ("positions that nothing uses", lambda m, x: (torch.arange(length(x), device=x.device), x)[1], []),
@@ -57,31 +57,39 @@ CASES: list[tuple[str, Callable[[Model, Tensor], Tensor], list[Source]]] = [
     (
         "looked up",
         lambda m, x: x + m.places(torch.arange(length(x), device=x.device)),
-        [ARANGE, Source("parameter", "places.weight", "places", 0, 64)],
+        [ARANGE, PositionSource("parameter", "places.weight", "places", 0, 64)],
     ),
-    ("a table of angles", lambda m, x: x * m.angles[: length(x)], [Source("buffer", "angles", "", 0, 64)]),
+    (
+        "a table of angles",
+        lambda m, x: x * m.angles[: length(x)],
+        [PositionSource("buffer", "angles", "", 0, 64)],
+    ),
     (
         "a narrowed table",
         lambda m, x: x * m.angles.narrow(0, 0, length(x)),
-        [Source("buffer", "angles", "", 0, 64)],
+        [PositionSource("buffer", "angles", "", 0, 64)],
     ),
     (
         "a table of angles at positions that are counted",
         lambda m, x: x * m.angles[torch.arange(length(x), device=x.device)],
-        [Source("buffer", "angles", "", 0, 64), ARANGE],
+        [PositionSource("buffer", "angles", "", 0, 64), ARANGE],
     ),
-    ("a learned table", lambda m, x: x + m.learned[: length(x)], [Source("parameter", "learned", "", 0, 64)]),
+    (
+        "a learned table",
+        lambda m, x: x + m.learned[: length(x)],
+        [PositionSource("parameter", "learned", "", 0, 64)],
+    ),
     (
         "a mask that is kept",
         lambda m, x: scores(x).masked_fill(m.hidden[:, :, : length(x), : length(x)] > 0, -1.0),
-        [Source("buffer", "hidden", "", 2, 64)],
+        [PositionSource("buffer", "hidden", "", 2, 64)],
     ),
     (
         "a mask that is made",
         lambda m, x: F.scaled_dot_product_attention(
             x, x, x, torch.ones(length(x), length(x), device=x.device).tril().bool()
         ),
-        [Source("made", "Tensor.tril", "")],
+        [PositionSource("made", "Tensor.tril", "")],
     ),
     ("a mask that torch makes", lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True), []),
     (
@@ -92,14 +100,14 @@ CASES: list[tuple[str, Callable[[Model, Tensor], Tensor], list[Source]]] = [
     (
         "tokens counted up",
         lambda m, x: x + torch.ones(2, length(x), device=x.device, dtype=torch.int64).cumsum(1)[..., None],
-        [Source("made", "Tensor.cumsum", "")],
+        [PositionSource("made", "Tensor.cumsum", "")],
     ),
 ]
 
 
 @pytest.mark.parametrize(("use", "found"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_what_gives_activations_their_positions(
-    use: Callable[[Model, Tensor], Tensor], found: list[Source]
+    use: Callable[[Model, Tensor], Tensor], found: list[PositionSource]
 ) -> None:
     assert sources(use) == found
 
@@ -140,7 +148,9 @@ def test_no_length_may_be_one_of_the_models_own() -> None:
     short = Workload({"input_ids": Entry(("batch", "sequence"), range=(0, 2))}, 2, 2)
     assert sources(lambda m, x: x * m.angles[: length(x)], short) == []
     own = Workload({**WORK.entries, "other": Entry(("batch", LENGTHS[0]))}, 2, 64)
-    assert sources(lambda m, x: x * m.angles[: length(x)], own) == [Source("buffer", "angles", "", 0, 64)]
+    assert sources(lambda m, x: x * m.angles[: length(x)], own) == [
+        PositionSource("buffer", "angles", "", 0, 64)
+    ]
 
 
 def test_the_model_is_left_as_it_is() -> None:

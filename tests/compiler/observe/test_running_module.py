@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from parallelizer.phase import phase
-from parallelizer.simulate.modules import Running, within
+from parallelizer.compiler.observe.phase import phase
+from parallelizer.compiler.observe.running_module import Running, within
 
 
 class Watched(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.simulate.alike import treated_alike
-from parallelizer.simulate.layers import Run
-from parallelizer.workload import Entry, Workload
+from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.compiler.observe.treated_alike import treated_alike
+from parallelizer.language.workload import Entry, Workload
 from tests.findings import on_meta
 from tests.simulate.stack import Layer
 

@@ -1,4 +1,4 @@
-"""Run an example of a code: lay its files out, and find what `validate` (or `plan`) finds in them."""
+"""Run the example of a code: lay its files out, and find what its command, `validate` or `plan`, finds in them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,41 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from parallelizer.codes.declare import Example
-from parallelizer.diagnostics import Diagnostic, PlanError, in_order
+from omegaconf import DictConfig
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics.codes.section import Code, Example
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.diagnostics.render import render
 
-    from parallelizer.origins import Origins
+WIDTH = 80
+"""Columns of the output in a section: those of the narrowest terminal that is common."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was found in an example, how its own findings are printed, and whether what they mark is there."""
+
+    diagnostics: tuple[Diagnostic, ...]
+    output: str
+    points: bool
+
+
+def run(code: Code) -> Ran:
+    """What is found in a code's example."""
+    with found(code.example) as diagnostics:
+        own = [d for d in diagnostics if d.code == code.name]
+        output = "\n\n".join(shipped(render(d, width=WIDTH)) for d in own)
+        return Ran(diagnostics, output, all(map(points_at_something, own)))
 
 
 @contextmanager
@@ -32,45 +56,37 @@ def found(example: Example) -> Iterator[tuple[Diagnostic, ...]]:
 
 def shipped(text: str) -> str:
     """A text in which the shipped configuration is called `configs/`, wherever it lies on this machine."""
-    from parallelizer.config import config_folder
-
     return text.replace(f"{config_folder()}{os.sep}", "configs/")
 
 
-def _findings(example: Example) -> Sequence[Diagnostic]:
-    from parallelizer.checks.idle_rules import idle_rules
-    from parallelizer.compose import OverrideSyntaxError
-    from parallelizer.config import from_config
+def points_at_something(found: Diagnostic) -> bool:
+    """Whether the characters that a finding marks are there, in its file or in its override."""
+    span = found.span
+    if span is None:
+        return False
+    if span.file.startswith("<override "):
+        lines = [span.file.removeprefix("<override ").removesuffix(">")]
+    else:
+        lines = Path(span.file).read_text().split("\n")
+    # A file as a whole has no columns.
+    return len(lines[span.line - 1]) + 1 >= span.column and span.end_column >= span.column
 
-    overrides = (*(["plan=plan.yaml"] if example.plan else []), *example.overrides)
+
+def _findings(example: Example) -> Sequence[Diagnostic]:
     # What composes is remembered only where no file of the example can have a part in it.
     composed = _composed.__wrapped__ if example.config_dir else _composed
     try:
-        setup = from_config(*composed(overrides, example.config_dir))
+        setup = from_config(*composed(tuple(example.overrides), example.config_dir))
         model = setup.build_model()
-        program = setup.compile(model)
+        return validated(setup, setup.compile(model), model).found
     except PlanError as error:
         return error.diagnostics
     except OverrideSyntaxError as error:
         return [error.diagnostic]
-    if example.followed:
-        import torch
-
-        from parallelizer.checks.layout_flow import check_layout_flow
-
-        torch.set_num_threads(1)  # it forks, and an OpenMP region before a fork hangs the child
-        return (*program.diagnostics, *check_layout_flow(setup, program, model))
-    if not example.traced:
-        return (*program.diagnostics, *idle_rules(program))
-    from parallelizer.show.dry_run import trace_step
-
-    return trace_step(setup, program, model)[1]
 
 
 @lru_cache(maxsize=64)
 def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictConfig, Origins]:
-    from parallelizer.compose import compose_config
-
     return compose_config(overrides, config_dir)
 
 
@@ -78,7 +94,7 @@ def _composed(overrides: tuple[str, ...], config_dir: str | None) -> tuple[DictC
 def _laid_out(example: Example) -> Iterator[None]:
     before, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
     with tempfile.TemporaryDirectory(prefix="parallelizer-example-") as folder:
-        for name, text in example.laid_out.items():
+        for name, text in example.written_out.items():
             file = Path(folder, name)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)

@@ -17,41 +17,46 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer import cli, guards
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.explaining import explain
-from parallelizer.hugging_face.proposal import inexpressible
-from parallelizer.hugging_face.tp_plan import Entry, read_tp_plan
-from parallelizer.hugging_face.translate import translate
-from parallelizer.initialize import materialize
-from parallelizer.launching.rank import LaunchError
+from parallelizer.child import WorldError
+from parallelizer.commands import main as cli
+from parallelizer.commands import verify as command
+from parallelizer.commands.explain import codes
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import Mesh
+from parallelizer.language.yaml_nodes import read_file
 from parallelizer.optim import build_optimizer
-from parallelizer.origins import Origins
-from parallelizer.plan import Mesh
-from parallelizer.show import codes, html, lock, proof
-from parallelizer.show.diff import check_rank
-from parallelizer.show.export import export
-from parallelizer.simulate.world import WorldError
-from parallelizer.source import read_file
-from parallelizer.state import ParallelState, refuse_added_parameters, remember
-from parallelizer.step import Step
-from parallelizer.verify import command
-from parallelizer.verify.compare import Verdict
-from parallelizer.verify.divergence import Divergence
-from parallelizer.verify.prove import Proof, check_ranks
-from recipes.data import build_data
-from recipes.data.files import check_unchanged, read_document
-from recipes.data.loader import window_count
-from recipes.data.position import Position, check
-from recipes.data.text import load
-from recipes.data.tokenizer import BYTES, tokenizer_of
-from recipes.first_step import Comparison
-from recipes.generate import tokens_of
-from recipes.trackers import TRACKERS, failed, missing
-from recipes.train import prepare
-from tests.checkpoint.broken import report as broken_checkpoint
+from parallelizer.proof.compare import Verdict
+from parallelizer.proof.divergence import Divergence
+from parallelizer.proof.prove import Proof, check_ranks
+from parallelizer.propose.from_transformers.proposal import inexpressible
+from parallelizer.propose.from_transformers.tp_plan import Entry, read_tp_plan
+from parallelizer.propose.from_transformers.translate import translate
+from parallelizer.report import lock
+from parallelizer.report.diff import check_rank
+from parallelizer.report.explanation import explain
+from parallelizer.report.export.export import export
+from parallelizer.report.html import page as html
+from parallelizer.report.text import proof
+from parallelizer.runtime.guards import agreement, drift, nonfinite
+from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
+from parallelizer.runtime.step import Step
+from parallelizer.training.data.choose_tokenizer import tokenizer_of
+from parallelizer.training.data.corpus import build_data
+from parallelizer.training.data.files import check_unchanged, read_document
+from parallelizer.training.data.position import DataPosition, check
+from parallelizer.training.data.text import load
+from parallelizer.training.data.tokenizer import BYTES
+from parallelizer.training.data.windows import window_count
+from parallelizer.training.job.prepare import prepare
+from parallelizer.training.sampling.prepare import tokens_of
+from parallelizer.training.trackers import TRACKERS, failed, missing
+from parallelizer.training.watch.first_step import StepComparison
+from tests.runtime.checkpoint.broken import report as broken_checkpoint
 
 Found = Iterable[Diagnostic]
 
@@ -152,24 +157,24 @@ def overwritten(file: Path) -> Found:
 def not_finite() -> Found:
     """What is said of a step in which no token counts."""
     nan = torch.tensor(torch.nan)
-    return [guards.nonfinite(3, Step(nan, nan), [guards.Nonfinite(0, "batch", "", "NaN")])]
+    return [nonfinite.nonfinite(3, Step(nan, nan), [nonfinite.Nonfinite(0, "batch", "", "NaN")])]
 
 
 def apart() -> Found:
     """What is said of a rank that is a step ahead."""
-    found = guards.out_of_step(guards.Verdict(out_of_step=(1,), steps=(3, 4, 3), positions=(0, 0, 0)))
+    found = agreement.out_of_step(agreement.Verdict(out_of_step=(1,), steps=(3, 4, 3), positions=(0, 0, 0)))
     return [found] if found else []
 
 
 def drifted() -> Found:
     """What is said of a parameter that two ranks hold otherwise."""
-    return [guards.ranks_drifted(100, [guards.Drift("norm.weight", "", (0, 1), (0, 1), 0.5)])]
+    return [drift.ranks_drifted(100, [drift.Drift("norm.weight", "", (0, 1), (0, 1), 0.5)])]
 
 
 def lacking_tracker(folder: Path) -> Found:
     """A tracker whose package nobody has."""
     before = dict(TRACKERS)
-    TRACKERS["nobody-has-it"] = object  # type: ignore[assignment]
+    TRACKERS["nobody-has-it"] = type("Lacking", (), {"package": "nobody-has-it"})
     try:
         return missing(["nobody-has-it"], None)
     finally:
@@ -178,7 +183,7 @@ def lacking_tracker(folder: Path) -> Found:
 
 
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
-    "not-as-planned": lambda folder: Comparison(1, (), (), (3 << 30, 1 << 30)).findings(),
+    "not-as-planned": lambda folder: StepComparison(1, (), (), (3 << 30, 1 << 30)).findings(),
     "tracker-failed": lambda folder: [failed("wandb", OSError("no space left on device"))],
     "tracker-missing": lacking_tracker,
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
@@ -216,7 +221,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
-    "resume-data": lambda here: check(Position(0, 0, 8, ""), Position(0, 1, 8, ""), Origins()),
+    "resume-data": lambda here: check(DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()),
     "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],

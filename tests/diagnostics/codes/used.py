@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("parallelizer", "recipes")
 _CODE = re.compile(r"[a-z]+(-[a-z]+)*")
 
@@ -33,7 +33,6 @@ def uses(root: Path = ROOT) -> list[Use]:
         path: ast.parse(path.read_text())
         for folder in FOLDERS
         for path in sorted((root / folder).rglob("*.py"))
-        if path.parent.name != "codes"
     }
     takers = _takers(trees.values())
     return [use for path, tree in trees.items() for use in in_tree(tree, str(path.relative_to(root)), takers)]

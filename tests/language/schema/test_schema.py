@@ -15,21 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.cli import main
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import Findings, PlanError
-from parallelizer.glob import GlobError, parse_glob
-from parallelizer.load import load
-from parallelizer.parse import parse_plan
-from parallelizer.placement import PlacementError, parse_flow, parse_placement
-from parallelizer.plan import Plan
-from parallelizer.show import schema_patterns
-from parallelizer.show.schema import plan_schema, preset_schema
-from parallelizer.source import MappingNode, Node, Scalar, SequenceNode, read
-from parallelizer.styles.declare import STYLES, OptionKind, StyleDeclaration
+from parallelizer.commands.main import main
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Findings, PlanError
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.glob import GlobError, parse_glob
+from parallelizer.language.load import load
+from parallelizer.language.parse_plan import parse_plan
+from parallelizer.language.placement import PlacementError, parse_flow, parse_placement
+from parallelizer.language.plan import Plan
+from parallelizer.language.schema import schema_patterns
+from parallelizer.language.schema.schema import plan_schema, preset_schema
+from parallelizer.language.styles import STYLES, OptionKind, StyleDeclaration
+from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, read
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PLANS = ROOT / "tests" / "plans"
 CONFIGS = config_folder()
 
@@ -364,7 +365,7 @@ def test_a_style_of_ones_own_is_in_the_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "styles_of_schema_test.py").write_text(
-        "from parallelizer.styles.declare import StyleDeclaration, OptionKind, declare\n"
+        "from parallelizer.language.styles import StyleDeclaration, OptionKind, declare\n"
         "declare(StyleDeclaration('scaled', 'io', 'tp', 'scale outputs', {'by': OptionKind('int', 'the factor')}))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

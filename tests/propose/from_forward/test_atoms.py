@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.propose.atoms import (
+from parallelizer.propose.from_forward.atoms import (
     FEATURE,
     WHOLE,
     Atom,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.propose.positions import carriers
-from parallelizer.workload import Entry, Workload
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.propose.from_forward.positions import carriers
 from tests.findings import on_meta
 from tests.init import models
 
@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_given_values_is_looked_at_on_fake_tensors(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no values")
 
-    monkeypatch.setattr("parallelizer.propose.positions.materialize", broken)
+    monkeypatch.setattr("parallelizer.propose.from_forward.positions.materialize", broken)
     assert carriers(on_meta(models.Gpt), WORK, on_meta(models.Gpt)).input == "where"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parallelizer.propose.retreat import Retreat
-from parallelizer.propose.rules import Choice, units
-from parallelizer.propose.write import plan_text
+from parallelizer.propose.from_forward.retreat import Retreat
+from parallelizer.propose.from_forward.rules import Choice, units
+from parallelizer.propose.plan_text import plan_text
 from tests.init import models
-from tests.propose.test_roles import found
+from tests.propose.from_forward.test_roles import found
 
 
 class Judge:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.propose.facts import Facts, Region
-from parallelizer.propose.observe import watch
-from parallelizer.propose.roles import roles
-from parallelizer.workload import Entry, Workload
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.propose.from_forward.facts import Facts, Region
+from parallelizer.propose.from_forward.observe import watch
+from parallelizer.propose.from_forward.roles import roles
 from tests.findings import on_meta
 from tests.init import models
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from parallelizer.propose.stated import Stated, names_in, stated
+from parallelizer.propose.from_forward.stated import Stated, names_in, stated
 
 
 class Holder(nn.Module):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.propose.trial import Trials
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.propose.from_forward.trial import Trials
 
 GIVEN = ["model=gpt", "plan=llama", "train.batch_size=8", "train.seq_len=64"]
 

@@ -6,8 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.hugging_face.tp_plan import Entry, read_fsdp_plan, read_tp_plan, with_wildcards
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.propose.from_transformers.tp_plan import (
+    Entry,
+    read_fsdp_plan,
+    read_tp_plan,
+    with_wildcards,
+)
 from tests.hugging_face.small import small
 
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")

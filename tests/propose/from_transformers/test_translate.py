@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.diagnostics import PlanError
-from parallelizer.hugging_face.proposal import propose
-from parallelizer.hugging_face.tp_plan import Entry
-from parallelizer.hugging_face.translate import translate
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.propose.from_transformers.proposal import propose
+from parallelizer.propose.from_transformers.tp_plan import Entry
+from parallelizer.propose.from_transformers.translate import translate
 from tests.hugging_face.small import small
 
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")

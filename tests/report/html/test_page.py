@@ -28,21 +28,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer import cli
-from parallelizer.compiler import Program
-from parallelizer.compiler import compile as compile_plan
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import Diagnostic, PlanError, Related, Span
-from parallelizer.load import load_plan
-from parallelizer.plan import AXES, Mesh
-from parallelizer.shards import parameter_shards
-from parallelizer.show import html
-from parallelizer.show.page import charts, memory, mesh, traffic
-from parallelizer.simulate.ledger import Entry, totals
-from parallelizer.simulate.memory import CATEGORIES, Point, Usage
-from parallelizer.simulate.trace import Trace, trace
-from parallelizer.units import size
+from parallelizer.commands import main as cli
+from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.compiler.parameter_shards import parameter_shards
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, Span
+from parallelizer.diagnostics.units import size
+from parallelizer.language.load import load_plan
+from parallelizer.language.plan import AXES, Mesh
+from parallelizer.report.html import charts, memory, mesh, traffic
+from parallelizer.report.html import page as html
+from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.simulate.record.memory import CATEGORIES, Point, Usage
+from parallelizer.simulate.record.trace import Trace, trace
+from parallelizer.styles.application import Program
 
 VOID = {"meta", "input", "br", "path", "link"}
 
@@ -455,7 +455,7 @@ def test_the_chart_draws_the_peak_where_and_as_high_as_it_is(case: Case) -> None
 
 
 def test_every_kind_of_memory_has_a_colour_and_a_meaning() -> None:
-    style = (Path(html.__file__).parent / "page" / "page.css").read_text()
+    style = (Path(html.__file__).parent / "page.css").read_text()
     assert set(memory.MEANING) == set(CATEGORIES) == set(memory.KINDS)
     for kind in CATEGORIES:
         assert style.count(f"--{kind}:") == 2 and f".{kind} {{ --c:" in style

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from parallelizer.show import classes, tables
-from parallelizer.simulate.classes import RankClass
+from parallelizer.report.text import classes, tables
+from parallelizer.simulate.record.rank_classes import RankClass
 
 
 def printed(*found: RankClass, width: int = 100) -> str:

@@ -13,18 +13,18 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-from parallelizer.cli import main
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.diagnostics import PlanError
-from parallelizer.explaining import Answer, explain
-from parallelizer.fold import fold_paths
-from parallelizer.plan import Mesh
-from parallelizer.setup import Setup
-from parallelizer.shards import parameter_shards
-from parallelizer.show.explain import document, explain_path
-from parallelizer.styles.declare import STYLES
-from parallelizer.wording import dims
+from parallelizer.commands.main import main
+from parallelizer.compiler.parameter_shards import parameter_shards
+from parallelizer.compiler.wording import dims
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import Mesh
+from parallelizer.language.styles import STYLES
+from parallelizer.report.explanation import Answer, explain
+from parallelizer.report.text.explanation import document, explain_path
 from tests.findings import compiled
 
 Captured = pytest.CaptureFixture[str]

@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 from torch import nn
 
-from parallelizer.compiler import Program
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.glob import parse_glob
-from parallelizer.show.plan import write
-from parallelizer.units import size
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.units import size
+from parallelizer.language.glob import parse_glob
+from parallelizer.report.text.plan import write
+from parallelizer.styles.application import Program
 
 BIG = ("model=llama3_405b", "parallel=fsdp1024_cp2_tp8", "train.seq_len=8192", "train.batch_size=1024")
 

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from parallelizer.show import step
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Trace
+from parallelizer.report.text import step
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.trace import Trace
 
 
 def entry(phase: str, axis: str, kind: str, sent: int, *, ahead: bool = False) -> Entry:

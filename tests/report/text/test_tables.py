@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from parallelizer.show.tables import Column, console, wrap_path, write
+from parallelizer.report.text.tables import Column, console, wrap_path, write
 
 NAMES = st.text("abcdefghij_0123456789", min_size=1, max_size=12)
 SEGMENTS = st.one_of(

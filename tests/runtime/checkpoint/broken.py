@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.checkpoint.lock import hold
-from parallelizer.checkpoint.saving import Checkpoints, save_checkpoint
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.origins import Origins
-from recipes.checkpoint import check_start, place_of
-from recipes.data.position import Position
-from recipes.settings import Settings
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.checkpoint.lock import hold
+from parallelizer.runtime.checkpoint.saving import Checkpoints, save_checkpoint
+from parallelizer.training.data.position import DataPosition
+from parallelizer.training.keep.checkpoints import check_start, place_of
+from parallelizer.training.settings import Settings
 
 
 def report(code: str, here: Path) -> Iterable[Diagnostic]:
@@ -55,10 +55,12 @@ def _other_optimizer(here: Path) -> Iterable[Diagnostic]:
 
 
 def _start(here: Path, resume: str) -> Iterable[Diagnostic]:
-    settings = Settings(1, 0, 0, 1, 1, 0.1, 1, 0.1, 60.0, 60.0, 64, resume=resume)
+    settings = Settings(steps=1, resume=resume)
     setup: Any = SimpleNamespace(origins=Origins())
     try:
-        return check_start(place_of(settings, here), settings, setup, nn.Linear(3, 2), Position(0, 0, 1, ""))
+        return check_start(
+            place_of(settings, here), settings, setup, nn.Linear(3, 2), DataPosition(0, 0, 1, "")
+        )
     except PlanError as error:
         return error.diagnostics
 

@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from parallelizer.state_tensors import state_tensors
-from parallelizer.whole_state import whole_state_dict, whole_tensor
+from parallelizer.language.plan import Mesh
+from parallelizer.runtime.state_dict import state_tensors, whole_state_dict, whole_tensor
 from tests.parity import VOCAB, plan, token_batch, token_loss
 from tests.styles.models import WIDTH, FusedAttention, GroupedAttention
 
@@ -105,7 +104,7 @@ def evaluate(model: nn.Module) -> float:
 
 
 def _own_rows(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    from parallelizer.state import state_of
+    from parallelizer.runtime.state import state_of
 
     state = state_of(model)
     if state is None:

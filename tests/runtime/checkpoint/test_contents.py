@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.checkpoint import contents
-from parallelizer.diagnostics import PlanError
-from tests.checkpoint.models import adamw, counting, parallel, train
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint import contents
 from tests.ranks import run_ranks
+from tests.runtime.checkpoint.models import adamw, counting, parallel, train
 
 MESHES: tuple[dict[str, int], ...] = (
     {"tp": 4}, {"dp_shard": 4}, {"dp_replicate": 4}, {"dp_replicate": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2},

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.checkpoint.loading import load_checkpoint
-from parallelizer.checkpoint.saving import save_checkpoint
-from parallelizer.diagnostics import PlanError
-from tests.checkpoint.models import Alone, gathered_state, step_alone
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint.loading import load_checkpoint
+from parallelizer.runtime.checkpoint.saving import save_checkpoint
+from tests.runtime.checkpoint.models import Alone, gathered_state, step_alone
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import folder as names
 
 STEPS = st.lists(st.integers(0, 500), unique=True)
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.checkpoint.hashed import HashedFiles
-from parallelizer.checkpoint.manifest import Stored
+from parallelizer.runtime.checkpoint.hashed import HashedFiles
+from parallelizer.runtime.checkpoint.manifest import Stored
 
 
 @given(st.lists(st.binary(max_size=50), max_size=5))

@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from parallelizer.checkpoint import manifest
-from parallelizer.checkpoint.loading import load_checkpoint, newest_checkpoint, open_checkpoint, same_mesh
-from parallelizer.checkpoint.saving import save_checkpoint
-from parallelizer.diagnostics import PlanError
-from tests.checkpoint.models import (
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint import manifest
+from parallelizer.runtime.checkpoint.loading import (
+    load_checkpoint,
+    newest_checkpoint,
+    open_checkpoint,
+    same_mesh,
+)
+from parallelizer.runtime.checkpoint.saving import save_checkpoint
+from tests.ranks import run_ranks
+from tests.runtime.checkpoint.models import (
     Alone,
     adamw,
     bare,
@@ -30,7 +36,6 @@ from tests.checkpoint.models import (
     step_alone,
     train,
 )
-from tests.ranks import run_ranks
 
 MESHES: dict[str, dict[str, int]] = {
     "tp": {"tp": 4}, "fsdp x tp": {"dp_shard": 2, "tp": 2}, "hsdp": {"dp_replicate": 2, "dp_shard": 2},

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.checkpoint import manifest
-from parallelizer.checkpoint.manifest import NAME, Stored
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.checkpoint import manifest
+from parallelizer.runtime.checkpoint.manifest import NAME, Stored
 
 CONTENTS = {".metadata": b"index", "__0_0.distcp": b"numbers" * 9, "run.json": b"{}\n", "empty": b""}
 

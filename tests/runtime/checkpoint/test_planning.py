@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from parallelizer.checkpoint.contents import Held
-from parallelizer.checkpoint.planning import Piece, Reading, Writing
-from parallelizer.shares import Run, Share
+from parallelizer.runtime.checkpoint.contents import Held
+from parallelizer.runtime.checkpoint.planning import Piece, Reading, Writing
+from parallelizer.runtime.held_indices import Run, Share
 
 
 def pieces(*starts: int, size: int = 2, whole: int = 6) -> Writing:

@@ -15,12 +15,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.checkpoint import folder as names
-from parallelizer.checkpoint import manifest, saving
-from parallelizer.checkpoint.loading import load_checkpoint, newest_checkpoint
-from parallelizer.checkpoint.saving import Checkpoints, Saved, save_checkpoint
-from tests.checkpoint.models import Alone, adamw, evaluate, gathered_state, parallel, step_alone, train
+from parallelizer.runtime.checkpoint import folder as names
+from parallelizer.runtime.checkpoint import manifest, saving
+from parallelizer.runtime.checkpoint.loading import load_checkpoint, newest_checkpoint
+from parallelizer.runtime.checkpoint.saving import Checkpoints, Saved, save_checkpoint
 from tests.ranks import run_ranks
+from tests.runtime.checkpoint.models import (
+    Alone,
+    adamw,
+    evaluate,
+    gathered_state,
+    parallel,
+    step_alone,
+    train,
+)
 
 
 def alone() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
+from parallelizer.language.plan import Mesh, Plan
 from parallelizer.models.llama import Llama
-from parallelizer.plan import Mesh, Plan
 from tests.parity import VOCAB, Batch, style_defaults, token_batch
 
 SIZES: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from parallelizer.guards.agreement import Agreement, Verdict, minority, out_of_step
-from parallelizer.launching.rank import LaunchError
+from parallelizer.runtime.guards.agreement import Agreement, Verdict, minority, out_of_step
+from parallelizer.runtime.launch.failures import LaunchError
 from tests.ranks import run_ranks
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.guards.checksum import BLOCK, checksum
+from parallelizer.runtime.guards.checksum import BLOCK, checksum
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool, torch.int64, torch.float16)
 

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.guards import Drift, find_drift, ranks_drifted
-from tests.guards.planted import adam, mesh_of, parallel, parts_of
+from parallelizer.runtime.guards.drift import Drift, find_drift, ranks_drifted
 from tests.parity import token_loss
 from tests.ranks import run_ranks
+from tests.runtime.guards.planted import adam, mesh_of, parallel, parts_of
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.guards import Nonfinite, find_nonfinite, nonfinite
-from parallelizer.step import Batch
-from tests.guards.planted import adam, digest, mesh_of, parallel, parts_of, spoilt
+from parallelizer.runtime.guards.nonfinite import Nonfinite, find_nonfinite, nonfinite
+from parallelizer.runtime.step import Batch
+from tests.chosen import chosen
 from tests.parity import plan, token_loss
 from tests.ranks import run_ranks
-from tests.rotation import taking_turns
+from tests.runtime.guards.planted import adam, digest, mesh_of, parallel, parts_of, spoilt
 
 Seen = dict[str, Any]
 LAST = "layers.1.feed_forward.w2"
@@ -111,7 +111,7 @@ def two_ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     )
 
 
-ON_MESHES = pytest.mark.parametrize("mesh", taking_turns(MESHES, always=("fsdp2", "tp2")))
+ON_MESHES = pytest.mark.parametrize("mesh", chosen(MESHES, ("fsdp2", "tp2")))
 
 
 @pytest.mark.ranks

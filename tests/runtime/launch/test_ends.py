@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.launching.ends import LAG, MOST_FOLLOWERS, has_obeyed, what_happened, who_ended
-from parallelizer.launching.heartbeat import Beats
-from parallelizer.launching.rank import Failure, Job, LaunchError
-from parallelizer.launching.watch import Watch
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.launch.ends import LAG, MOST_FOLLOWERS, has_obeyed, what_happened, who_ended
+from parallelizer.runtime.launch.failures import Failure, LaunchError
+from parallelizer.runtime.launch.heartbeat import Beats
+from parallelizer.runtime.launch.rank import Launch
+from parallelizer.runtime.launch.watch import Watch
 
 
 class Ended:
@@ -27,7 +28,7 @@ class Ended:
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
     """Four ranks with process ids 100 to 103, all born."""
-    job = Job(print, (), 4, "cpu", None, 600.0, 0, tmp_path, 1)
+    job = Launch(print, (), 4, "cpu", None, 600.0, 0, tmp_path, 1)
     watch = Watch(job, frozenset())
     for rank in range(4):
         note(watch, "born", rank, 100 + rank)

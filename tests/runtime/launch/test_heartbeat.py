@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.launching import heartbeat
-from parallelizer.launching.heartbeat import Beats, beat
-from parallelizer.launching.own_watch import own_watch
+from parallelizer.runtime.launch import heartbeat
+from parallelizer.runtime.launch.heartbeat import Beats, beat
+from parallelizer.runtime.launch.own_watch import own_watch
 
 
 @pytest.fixture

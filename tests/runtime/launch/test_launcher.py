@@ -20,12 +20,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import launch
-from parallelizer.diagnostics import Diagnostic, PlanError, Span
-from parallelizer.launch import LaunchError, check_ranks, start
-from parallelizer.launching import watch as watch_ranks
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.runtime.launch import watch as watch_ranks
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.launcher import check_ranks, start
+from tests.chosen import marks_at
 from tests.ranks import run_ranks
-from tests.rotation import marks_at
 
 
 def children(of: int) -> set[int]:
@@ -450,8 +451,8 @@ def test_a_number_of_ranks_below_one_is_refused() -> None:
 PARENT = """
     import os, sys, time
     import torch.distributed as dist
-    from parallelizer.launching import watch as watch_ranks
-    from parallelizer.launch import start
+    from parallelizer.runtime.launch import watch as watch_ranks
+    from parallelizer.runtime.launch.launcher import start
 
     if sys.argv[1] == "stubborn":
         watch_ranks.GRACE = 1.0

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from parallelizer.launch import LaunchError, start
-from parallelizer.launching import lookout
-from parallelizer.launching import watch as watch_ranks
-from parallelizer.launching.heartbeat import Beat, beat
-from parallelizer.launching.lookout import Lookout, describe, ranks_text
-from parallelizer.launching.stacks import Frame, Stack
-from tests.test_launch import nothing_left
+from parallelizer.runtime.launch import lookout
+from parallelizer.runtime.launch import watch as watch_ranks
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.heartbeat import Beat, beat
+from parallelizer.runtime.launch.launcher import start
+from parallelizer.runtime.launch.lookout import Lookout, describe, ranks_text
+from parallelizer.runtime.launch.stacks import Frame, Stack
+from tests.runtime.launch.test_launcher import nothing_left
 
 __all__ = ["nothing_left"]
 

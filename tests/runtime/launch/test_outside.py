@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from parallelizer.launch import LaunchError, OutsideRanks, join, outside_ranks
-from parallelizer.launching.heartbeat import beat
-from parallelizer.launching.slurm_step import first_host, port, tasks_per_node
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.heartbeat import beat
+from parallelizer.runtime.launch.outside import OutsideRanks, join, outside_ranks
+from parallelizer.runtime.launch.slurm_step import first_host, port, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",
@@ -43,7 +44,7 @@ def env(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name in (*TORCHRUN, *os.environ):
         if name in TORCHRUN or name.startswith("SLURM_") or name == "ENVIRONMENT":
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("parallelizer.launching.slurm_step._resolves", lambda name: True)
+    monkeypatch.setattr("parallelizer.runtime.launch.slurm_step._resolves", lambda name: True)
     return monkeypatch
 
 
@@ -171,7 +172,7 @@ def test_joining_without_ranks_is_refused(env: pytest.MonkeyPatch) -> None:
 SCRIPT = """
     import os, sys
     import torch, torch.distributed as dist
-    from parallelizer.launch import join, outside_ranks
+    from parallelizer.runtime.launch.outside import join, outside_ranks
 
     def worker(folder):
         total = torch.tensor([dist.get_rank() + 1.0])

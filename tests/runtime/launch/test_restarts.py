@@ -17,13 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer import launch
-from parallelizer.launch import LaunchError, start
-from parallelizer.launching import restarts
-from parallelizer.launching.heartbeat import beat
-from parallelizer.launching.restarts import End, Restarts
-from parallelizer.launching.stopping import stop_requests
-from tests.test_launch import children, nothing_left
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.runtime.launch import restarts
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.heartbeat import beat
+from parallelizer.runtime.launch.launcher import start
+from parallelizer.runtime.launch.restarts import End, Restarts
+from parallelizer.runtime.launch.stopping import stop_requests
+from tests.runtime.launch.test_launcher import children, nothing_left
 
 __all__ = ["nothing_left"]
 

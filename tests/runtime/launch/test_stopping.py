@@ -16,11 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.launch import LaunchError, start
-from parallelizer.launching import stopping
-from parallelizer.launching import watch as watch_ranks
-from parallelizer.launching.stopping import stop_requests
-from tests.test_launch import children, nothing_left
+from parallelizer.runtime.launch import stopping
+from parallelizer.runtime.launch import watch as watch_ranks
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.runtime.launch.launcher import start
+from parallelizer.runtime.launch.stopping import stop_requests
+from tests.runtime.launch.test_launcher import children, nothing_left
 
 __all__ = ["nothing_left"]
 

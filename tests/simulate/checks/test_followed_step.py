@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.verify.prove import prove
-from tests.rotation import marks_at
-from tests.simulate.setups import GPT, llama, setup_of
-from tests.verify import subjects
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from tests.chosen import kind_marks
+from tests.simulate.setups import GPT, followed_findings, llama, setup_of
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = Path(__file__).parents[3] / "configs"
 SPLIT = ("tp", "cp")
 PRESETS = sorted(p.stem for p in (CONFIGS / "parallel").glob("*.yaml") if any(a in p.stem for a in SPLIT))
-NORMS = ("layers.*.attention_norm", "layers.*.ffn_norm", "norm")
 
 
 def slowly(cases: Sequence[Any], *quick: Any) -> list[Any]:
@@ -34,7 +28,7 @@ def found(*overrides: str, small: bool = True) -> tuple[Diagnostic, ...]:
     """What following a step of this configuration finds."""
     setup = llama(*overrides) if small else setup_of(*overrides)
     model = setup.build_model()
-    return check_layout_flow(setup, setup.compile(model), model)
+    return followed_findings(setup, setup.compile(model), model)
 
 
 def rule(text: str) -> str:
@@ -85,38 +79,6 @@ def test_a_mesh_of_data_axes_is_not_followed() -> None:
     assert found("parallel=fsdp2", rule("layers.*: none")) == ()
 
 
-@pytest.mark.parametrize(
-    "dropped",
-    slowly([c for n in (1, 2, 3) for c in itertools.combinations(NORMS, n)], ("norm",), NORMS),
-    ids=" ".join,
-)
-def test_exactly_the_norms_without_a_rule_are_named(dropped: tuple[str, ...]) -> None:
-    rules = "rules=[" + ",".join(f'"{norm}: none"' for norm in dropped) + "]"
-    (diagnostic,) = found("parallel=tp2", rules)
-    assert (diagnostic.code, diagnostic.severity) == ("varying-gradient", "error")
-    named = {
-        name for norm in dropped for name in ([norm] if norm == "norm" else [norm.replace("*", "{0,1}")])
-    }
-    message = diagnostic.message.replace(
-        "{attention_norm,ffn_norm}", "attention_norm.weight, layers.{0,1}.ffn_norm"
-    )
-    assert set(re.findall(r"(\S+)\.weight", message)) == named
-    assert "over tp" not in message and "of tp" in message
-    assert "split since tok_embeddings" in message
-    assert marked(diagnostic) == "output"
-    style = "replicate" if len(dropped) == len(NORMS) else "sequence"  # as other norms of the plan have it
-    assert diagnostic.help is not None and f": {style}`" in diagnostic.help
-
-
-def test_what_is_named_is_what_a_proof_finds_wrong() -> None:
-    overrides = ("parallel=tp2", 'rules=["layers.*.ffn_norm: none","norm: none"]')
-    proof = prove(subjects.setup(*overrides), force=True)
-    wrong = {d.name for d in proof.verdict.of("gradient") if d.step == 0 and not d.passed}
-    assert wrong == {"layers.0.ffn_norm.weight", "layers.1.ffn_norm.weight", "norm.weight"}
-    (diagnostic,) = found(*overrides)
-    assert "layers.{0,1}.ffn_norm.weight, norm.weight" in diagnostic.message
-
-
 WRONG = [
     ("llama", "norm: {style: replicate, grad: replicate}", "varying-gradient", "grad"),
     ("llama", "norm: {style: sequence, layout: replicate}", "varying-gradient", "layout"),
@@ -143,7 +105,10 @@ WRONG = [
 
 @pytest.mark.parametrize(
     ("plan", "text", "code", "at"),
-    [pytest.param(*case, marks=marks_at(place)) for place, case in enumerate(WRONG)],
+    [
+        pytest.param(*case, marks=m)
+        for case, m in zip(WRONG, kind_marks(c for _, _, c, _ in WRONG), strict=True)
+    ],
 )
 def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, code: str, at: str) -> None:
     written = rule(text)
@@ -151,11 +116,6 @@ def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, cod
     assert (diagnostic.code, diagnostic.severity) == (code, "error")
     assert marked(diagnostic, (written,)) == at
     assert diagnostic.help
-
-
-@pytest.mark.parametrize(("plan", "grad"), [("llama", "partial"), ("llama_tp", "replicate")])
-def test_the_right_kind_of_gradient_is_accepted(plan: str, grad: str) -> None:
-    assert found("parallel=tp2", f"plan={plan}", rule(f"norm: {{style: replicate, grad: {grad}}}")) == ()
 
 
 def test_what_arrives_whole_is_not_taken_for_a_part() -> None:
@@ -173,11 +133,6 @@ def test_shapes_that_do_not_meet_name_both_sides() -> None:
     assert "forward of layers.0 fails at aten.add" in diagnostic.message
     assert "[8, 16, 64] from tok_embeddings (a part over tp)" in diagnostic.message
     assert "[8, 32, 64] from layers.0.attention.wo (the same on every rank over tp)" in diagnostic.message
-
-
-def test_layers_that_are_not_followed_are_named_with_the_others() -> None:
-    (diagnostic,) = found("parallel=tp2", "model.n_layers=40", rule("layers.*.ffn_norm: none"))
-    assert "the gradient of layers.{0..39}.ffn_norm.weight" in diagnostic.message
 
 
 class Undecided(nn.Module):
@@ -207,33 +162,3 @@ def test_a_model_that_cannot_be_followed_at_all_is_a_warning(
 def test_nothing_stays_behind_in_this_process() -> None:
     found("parallel=tp2")
     assert not torch.distributed.is_initialized()
-
-
-class Dropping(nn.Module):
-    """Drops what is split over tp under the plan, and what is whole."""
-
-    def __init__(self, **_: object) -> None:
-        super().__init__()
-        self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
-        self.up, self.drop, self.down = nn.Linear(32, 64), nn.Dropout(0.1), nn.Linear(64, 32, bias=False)
-        self.whole = nn.Dropout(0.1)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.head(self.whole(self.down(self.drop(self.up(self.embed(input_ids))))))
-
-
-@pytest.mark.parametrize(
-    ("rules", "codes"),
-    [
-        ("", ["equal-random"]),
-        (", drop: local-random", []),
-        (", drop: local-random, whole: local-random", ["varying-gradient", "varying-loss"]),
-    ],
-)
-def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str], tmp_path: Path) -> None:
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(f"version: 1\nrules: {{up: colwise, down: rowwise{rules}}}\n")
-    diagnostics = found("parallel=tp2", f"model._target_={__name__}.Dropping", f"plan={plan}")
-    assert [d.code for d in diagnostics] == codes
-    if codes == ["equal-random"]:
-        assert marked(diagnostics[0]) == "up" and "`drop: local-random`" in (diagnostics[0].help or "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.test_layout_flow import CONFIGS, found, marked
+from tests.simulate.checks.test_followed_step import CONFIGS, found, marked
 
 LLAMA = (CONFIGS / "plans" / "llama.yaml").read_text()
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.across_nodes import across_nodes, nodes_of
-from parallelizer.plan import Mesh
-from parallelizer.simulate.ledger import Entry
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
+from parallelizer.simulate.record.ledger import Entry
 
 H100 = {"devices_per_node": 8, "node_gb_per_s": 450, "network_gb_per_s": 50}
 
@@ -26,24 +26,24 @@ def test_it_warns_exactly_when_a_group_has_ranks_on_two_nodes(nodes: list[int], 
     tp = data.draw(st.sampled_from([n for n in range(1, world + 1) if world % n == 0]))
     node_of = [node for node, count in enumerate(nodes) for _ in range(count)]
     torn = any(len({node_of[rank] for rank in range(g, g + tp)}) > 1 for g in range(0, world, tp))
-    found = across_nodes(Mesh({"dp_shard": world // tp, "tp": tp}), nodes, {})
+    found = tp_crosses_nodes(Mesh({"dp_shard": world // tp, "tp": tp}), nodes, {})
     assert [d.code for d in found] == (["tp-crosses-nodes"] if torn else [])
     if torn:
         assert found[0].severity == "warning"
         fits = int(re.search(r"tp=(\d+) fits", found[0].help or "")[1])  # type: ignore[index]
-        assert not across_nodes(Mesh({"dp_shard": world // fits, "tp": fits}), nodes, {})
+        assert not tp_crosses_nodes(Mesh({"dp_shard": world // fits, "tp": fits}), nodes, {})
 
 
 def test_what_it_costs() -> None:
     mesh = Mesh({"tp": 16})
     ledger = [entry("tp", 150 << 30), entry("dp_shard", 1 << 40), entry("tp", 100 << 30)]
-    [found] = across_nodes(mesh, (8, 8), H100, ledger)
+    [found] = tp_crosses_nodes(mesh, (8, 8), H100, ledger)
     assert found.message == (
         "tp=16 crosses nodes of 8 devices: ranks 0 to 15 lie on 2 of them, where 400 GB/s (8 x 50) are between nodes "
         "and 450 inside one; 2 collectives a step send 250.0 GiB there, at least 75 ms a step longer"
     )
     # One of its ranks alone on a node: a single network device carries all.
-    [found] = across_nodes(Mesh({"dp_shard": 3, "tp": 3}), (8, 1), H100, ledger)
+    [found] = tp_crosses_nodes(Mesh({"dp_shard": 3, "tp": 3}), (8, 1), H100, ledger)
     assert (
         "ranks 6 to 8 lie on 2 of them, where 50 GB/s are between nodes and 450 inside one" in found.message
     )
@@ -53,7 +53,7 @@ def test_what_it_costs() -> None:
 
 
 def test_bandwidths_that_are_not_known_are_not_told() -> None:
-    [found] = across_nodes(Mesh({"tp": 4}), (2, 2), {}, [entry("tp", 1024)] * 2)
+    [found] = tp_crosses_nodes(Mesh({"tp": 4}), (2, 2), {}, [entry("tp", 1024)] * 2)
     assert found.message == (
         "tp=4 crosses nodes of 2 devices: ranks 0 to 3 lie on 2 of them; 2 collectives a step send 2.0 KiB there"
     )

@@ -9,26 +9,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.calls import observe
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.lints import findings, lint
-from parallelizer.plan import Mesh
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Trace, trace
-from parallelizer.traced import Traced
-from parallelizer.wire import wire_bytes
-from parallelizer.workload import Entry as BatchEntry
-from parallelizer.workload import Workload
+from parallelizer.compiler.observe.module_calls import observe
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry as BatchEntry
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.redistribution import wire_bytes
+from parallelizer.simulate.all_checks import check_traced
+from parallelizer.simulate.checks.traced_step import Traced
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.trace import Trace, trace
 from tests.findings import compiled, marked
-from tests.rotation import marks_at
 
 WORKLOAD = Workload({"x": BatchEntry(("batch", "sequence", 16), "float32")}, 2, 8)
 MIB = 1 << 20
 PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
-QUICK = ("single", "fsdp4", "fsdp2_tp2", "tp8_cp2")
+QUICK = {("single", "llama"), ("fsdp2_tp2", "llama_tp"), ("tp8_cp2", "llama")}
 
 
 # --- the shipped plans
@@ -39,13 +39,15 @@ def linted(*overrides: str) -> tuple[Diagnostic, ...]:
     setup = from_config(*compose_config(list(overrides)))
     model = setup.build_model()
     program = setup.compile(model)
-    return lint(setup, program, model, trace(program, model, setup.recipe()))
+    step = trace(program, model, setup.recipe())
+    calls = observe(model, setup.workload, step.folded)
+    return check_traced(Traced(program, model, step, calls, setup.workload.accumulate, setup.optim))
 
 
 @pytest.mark.parametrize(
     ("preset", "plan"),
     [
-        pytest.param(p, name, marks=marks_at(QUICK.index(p) + place) if p in QUICK else pytest.mark.slow)
+        pytest.param(p, name, marks=() if (p, name) in QUICK else pytest.mark.slow)
         for p in PRESETS
         for place, name in enumerate(("llama", "llama_tp"))
     ],
@@ -144,7 +146,7 @@ def found_in(
     step = Trace(0, tuple(ledger), Usage(0, "", "", {}))
     return [
         d
-        for d in findings(Traced(program, model, step, observe(model, WORKLOAD), **more))
+        for d in check_traced(Traced(program, model, step, observe(model, WORKLOAD), **more))
         if d.severity == "warning"
     ]
 

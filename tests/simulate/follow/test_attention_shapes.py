@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from parallelizer.attention_calls import CallShape
-from parallelizer.checks.layout_flow import check_layout_flow
-from parallelizer.codes import CODES
-from parallelizer.codes.example import found
-from parallelizer.compose import compose_config
-from parallelizer.config import config_folder, from_config
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.simulate.attention_shapes import Rank
+from parallelizer.compiler.observe.attention_calls import CallShape
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.codes.all_codes import CODES
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.simulate.follow.attention_shapes import Rank
+from tests.diagnostics.codes.run_example import found
+from tests.simulate.setups import followed_findings
 
 WHOLE = CallShape(batch=2, queries=8, keys=4, rows=32, key_rows=32, size=16, value_size=16)
 TP2 = Rank({}, cp=1, splits=(1, 2), batch=2, inside=False)
@@ -96,15 +96,14 @@ def test_both_kinds_of_attention_are_seen_with_and_without_context_parallelism(
 ) -> None:
     code = HEADS.files["heads.py"].replace(SDPA, call)
     code = code.replace(
-        "    from torch import nn",
-        "    from torch import nn\n    from torch.nn.attention.flex_attention import flex_attention",
+        "from torch import nn",
+        "from torch import nn\nfrom torch.nn.attention.flex_attention import flex_attention",
         1,
     )
-    overrides = ["model=heads", f"parallel={preset}", "train.seq_len=32", "train.batch_size=8"]
-    plan = HEADS.plan if preset == "tp2" else CONTEXT
-    with found(
-        replace(HEADS, plan=plan, overrides=overrides, files={**HEADS.files, "heads.py": code})
-    ) as all_of_it:
+    command = HEADS.command.replace("parallel=tp2", f"parallel={preset}")
+    plan = HEADS.files["plan.yaml"] if preset == "tp2" else CONTEXT
+    files = {**HEADS.files, "plan.yaml": plan, "heads.py": code}
+    with found(replace(HEADS, command=command, files=files), followed=True) as all_of_it:
         [one] = [d for d in all_of_it if d.severity == "error"]
     assert one.code == "attention-shape" and one.span is not None
     rows = 32 if preset == "tp2" else 16
@@ -113,7 +112,6 @@ def test_both_kinds_of_attention_are_seen_with_and_without_context_parallelism(
 
 def followed(plan: Path, preset: str) -> tuple[Diagnostic, ...]:
     """What the followed step of an OPT says."""
-    torch.set_num_threads(1)
     overrides = [
         "model=hf_opt",
         f"parallel={preset}",
@@ -123,7 +121,7 @@ def followed(plan: Path, preset: str) -> tuple[Diagnostic, ...]:
     ]
     setup = from_config(*compose_config(overrides, None))
     model = setup.build_model()
-    return check_layout_flow(setup, setup.compile(model), model)
+    return followed_findings(setup, setup.compile(model), model)
 
 
 @pytest.mark.parametrize(("preset", "rows", "part"), [("tp2", 64, 32), ("cp2_tp2", 32, 16)])

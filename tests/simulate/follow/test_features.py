@@ -11,29 +11,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallelizer.simulate.features import Features, TakenApart
+from parallelizer.simulate.follow.varying import Varying
+from parallelizer.simulate.follow.whole import TakenApart, Wholes, features_from
 from parallelizer.torch_private import TorchDispatchMode
 
 
 class Watching(TorchDispatchMode):
-    """Shows every operator to the features."""
+    """Shows every operator to what follows features."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = Features(lambda: "here")
+        self.wholes = Wholes(Varying({}, lambda: "here", lambda axis: None))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        self.features(func, args, [], [made] if isinstance(made, Tensor) else [*made])
+        read = [a for a in args if isinstance(a, Tensor)]
+        self.wholes(func, args, read, [made] if isinstance(made, Tensor) else [*made])
         return made
 
 
 def taken(function: Callable[[Tensor], object], shape: tuple[int, ...] = (2, 5, 24)) -> list[TakenApart]:
     watching, output = Watching(), torch.zeros(shape)
-    watching.features.mark(output, "fused")
+    features_from("fused", output)
     with watching:
         function(output)
-    return watching.features.found
+    return watching.wholes.taken_apart
 
 
 @pytest.mark.parametrize(
@@ -76,11 +78,11 @@ def test_what_every_rank_may_take_apart_is_left_alone(function: Callable[[Tensor
 def test_a_shard_is_one_of_the_first_factor(rows: int, first: int, second: int, ranks: int) -> None:
     """Against numbers: after the view, a rank's features are a run along the dimension that is followed."""
     watching, whole = Watching(), torch.arange(rows * first * ranks * second).view(rows, -1)
-    watching.features.mark(whole, "fused")
+    features_from("fused", whole)
     with watching:
         seen = whole.view(rows, 1, first * ranks, second)
         seen.unbind(2)
-    assert [f.projection for f in watching.features.found] == ["fused"]
+    assert [f.projection for f in watching.wholes.taken_apart] == ["fused"]
     for shard, part in zip(
         whole.chunk(ranks, 1), whole.view(rows, 1, -1, second).chunk(ranks, 2), strict=True
     ):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parallelizer.simulate.parts import Call, Lay, NeedsWhole, Part, Terms, after, viewed
+from parallelizer.simulate.follow.parts import Call, Lay, NeedsWhole, Part, Terms, after, viewed
 
 Tensor = torch.Tensor
 RANKS = 2

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from parallelizer.child import in_children
+from parallelizer.language.plan import Mesh
 from parallelizer.mesh import build_mesh
-from parallelizer.plan import Mesh
-from parallelizer.simulate.ledger import axes_by_ranks
-from parallelizer.simulate.varying import Varying
-from parallelizer.simulate.world import enter_fake_world, in_children
+from parallelizer.simulate.collectives import axes_by_ranks
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.follow.varying import Varying
 from parallelizer.torch_private import FakeTensors
 
 Case = Callable[[DeviceMesh, Varying], torch.Tensor]

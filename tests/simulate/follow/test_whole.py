@@ -10,14 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.checks.layout_flow import layout_flow
-from parallelizer.diagnostics import Diagnostic
-from parallelizer.simulate.flow import follow
-from parallelizer.simulate.world import in_children
+from parallelizer.child import in_children
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.simulate.all_checks import check_followed
+from parallelizer.simulate.checks.followed_step import Followed
+from parallelizer.simulate.follow.flow import follow
 from parallelizer.testing import assert_equivalent
-from parallelizer.workload import Entry, Workload
 from tests.findings import compiled, mesh_of, on_meta
-from tests.verify import subjects
+from tests.proof import subjects
 
 Own = Callable[[Tensor], Tensor]
 TP = """rules:
@@ -60,7 +61,7 @@ def found(own: Own, plan: str, *axes: str) -> tuple[Diagnostic, ...]:
     model = on_meta(lambda: Model(own))
     (flow,) = in_children([(follow, program, model, WORK, subjects.token_loss)])
     assert flow.failure is None, flow.failure
-    return layout_flow(program, model, flow)
+    return check_followed(Followed(program, model, flow))
 
 
 def batch(seed: int) -> dict[str, Tensor]:

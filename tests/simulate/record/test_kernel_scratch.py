@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallelizer import torch_private
-from parallelizer.simulate.scratch import LARGEST, Scratch
+from parallelizer.simulate.record.kernel_scratch import LARGEST, Scratch
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

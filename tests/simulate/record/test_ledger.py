@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ledger_truth import predicted_ledgers
-from parallelizer.context.choice import Heads, sent
-from parallelizer.setup import Setup
-from parallelizer.simulate.ledger import Entry, totals, wire_bytes
-from tests.rotation import taking_turns
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.redistribution import wire_bytes
+from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.styles.context_parallel.choice import Heads, sent
+from tests.chosen import chosen
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import CHECKPOINT, GPT, SELECTIVE, llama, setup_of, stack, traced
 
-PLAN = Path(__file__).parents[2] / "configs" / "plans" / "llama.yaml"
+PLAN = Path(__file__).parents[3] / "configs" / "plans" / "llama.yaml"
 Told = tuple[str, str, str, str, str | None, bool]
 """Phase, axis, kind, module, the rule's key, and whether it is overlapped."""
 
@@ -178,6 +179,7 @@ REAL = {
     "fsdp2_tp2": ("parallel=fsdp2_tp2",),
     "hsdp2x2 accumulate 2": ("parallel=hsdp2x2", "train.accumulate=2"),
 }
+DEFAULT = ("fsdp2_tp2",)
 # Each group runs in one start of ranks.
 MORE = {
     2: {
@@ -204,7 +206,7 @@ MORE = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", taking_turns(REAL, always=["fsdp2_tp2"]))
+@pytest.mark.parametrize("name", chosen(REAL, DEFAULT))
 def test_real_ranks_send_entry_by_entry_what_is_predicted(name: str) -> None:
     setup = llama("model.n_layers=1", *REAL[name])
     ranks = setup.mesh.world_size

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from benchmarks.memory_truth import Case, cases, compare
-from parallelizer.simulate.memory import CATEGORIES, MemoryTracker, settled, usage
-from parallelizer.simulate.modules import Running
-from parallelizer.simulate.world import in_children
-from tests.rotation import taking_turns
+from parallelizer.child import in_children
+from parallelizer.compiler.observe.running_module import Running
+from parallelizer.simulate.record.memory import CATEGORIES, MemoryTracker, settled, usage
+from tests.chosen import chosen
 from tests.simulate.allocator import differences
 from tests.simulate.setups import CHECKPOINT, llama, traced
 
@@ -32,10 +32,10 @@ SHOWN = (
 BY_NAME = {case.name: case for case in cases()}
 
 
-ALWAYS = ("fsdp2_tp2 llama_tp bf16 checkpoint", "cp2_tp2 bf16 selective")
+DEFAULT = ("fsdp2_tp2 llama_tp bf16 checkpoint", "cp2_tp2 bf16 selective")
 
 
-@pytest.mark.parametrize("name", taking_turns(SHOWN, always=ALWAYS))
+@pytest.mark.parametrize("name", chosen(SHOWN, DEFAULT))
 def test_every_phase_peaks_where_the_allocator_does(name: str) -> None:
     predicted, measured = compare(BY_NAME[name])
     assert differences(predicted, measured) == {}
@@ -142,7 +142,7 @@ def max_of(changes: list[int]) -> int:
 
 
 def test_the_peak_is_the_first_of_the_highest_points() -> None:
-    from parallelizer.simulate.memory import Change
+    from parallelizer.simulate.record.memory import Change
 
     changes = [
         Change(5, "activations", "forward", "a"),

@@ -11,13 +11,13 @@ import torch
 
 import parallelizer as pz
 from parallelizer import torch_private
-from parallelizer.initialize import materialize
+from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
-from parallelizer.setup import Setup
-from parallelizer.simulate.flops import step_flops
-from parallelizer.simulate.ledger import Entry
-from parallelizer.simulate.memory import CATEGORIES, Change, usage
-from parallelizer.simulate.planned import (
+from parallelizer.runtime.initialize import materialize
+from parallelizer.simulate.record.flops import step_flops
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.memory import CATEGORIES, Change, usage
+from parallelizer.simulate.record.planned import (
     Difference,
     Planned,
     differences,
@@ -27,7 +27,7 @@ from parallelizer.simulate.planned import (
     of_the_step,
     plan_step,
 )
-from parallelizer.simulate.trace import local_parts
+from parallelizer.simulate.record.trace import local_parts
 from tests.ranks import run_ranks
 from tests.simulate.setups import llama, setup_of
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parallelizer.plan import Mesh
-from parallelizer.program import Program
-from parallelizer.shards import parameter_shards
-from parallelizer.simulate.classes import rank_classes
+from parallelizer.compiler.parameter_shards import parameter_shards
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.rank_classes import rank_classes
+from parallelizer.styles.application import Program
 from tests.findings import compiled, on_meta
 from tests.simulate.setups import llama, setup_of, stack, traced
 

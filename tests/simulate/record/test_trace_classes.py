@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.plan import Mesh
-from parallelizer.simulate import each_class
-from parallelizer.simulate.each_class import trace_classes, worst
-from parallelizer.simulate.memory import Usage
-from parallelizer.simulate.trace import Recipe, Trace, trace
-from parallelizer.workload import Entry, Workload
+from parallelizer.language.plan import Mesh
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.simulate.record import trace_classes as module
+from parallelizer.simulate.record.memory import Usage
+from parallelizer.simulate.record.trace import Recipe, Trace, trace
+from parallelizer.simulate.record.trace_classes import trace_classes, worst
 from tests.findings import compiled, on_meta
 from tests.simulate.setups import llama, setup_of
 
@@ -83,11 +84,14 @@ def test_parts_of_a_sequence_differ_only_under_a_causal_mask() -> None:
 def test_of_many_classes_those_that_hold_most_are_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = []
 
-    def ranks(program: Any, model: Any, recipe: Any, ranks: Sequence[int], *, fold: bool) -> list[Trace]:
+    @contextmanager
+    def ranks(
+        program: Any, model: Any, recipe: Any, ranks: Sequence[int], *, fold: bool
+    ) -> Iterator[Callable[[], list[Trace]]]:
         asked.append(list(ranks))
-        return [Trace(rank, (), Usage(rank + 1, "", "", {})) for rank in ranks]
+        yield lambda: [Trace(rank, (), Usage(rank + 1, "", "", {})) for rank in ranks]
 
-    monkeypatch.setattr(each_class, "trace_ranks", ranks)
+    monkeypatch.setattr(module, "tracing_ranks", ranks)
     setup = setup_of(
         "model=llama3_405b", "parallel=fsdp1024_cp2_tp8", "train.seq_len=8192", "train.batch_size=1024"
     )
@@ -106,5 +110,5 @@ def test_of_many_classes_those_that_hold_most_are_traced(monkeypatch: pytest.Mon
 def test_the_worst_class_is_the_one_with_the_highest_peak() -> None:
     one = Trace(0, (), Usage(5, "", "", {}))
     assert worst(one) == (5, None)
-    classes = tuple(each_class.RankClass(rank, 1, 0, peak) for rank, peak in ((0, 5), (1, 7), (2, None)))
+    classes = tuple(module.RankClass(rank, 1, 0, peak) for rank, peak in ((0, 5), (1, 7), (2, None)))
     assert worst(dataclasses.replace(one, classes=classes)) == (7, classes[1])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.verify import subjects
+from tests.proof import subjects
 
 TOKENS = 8
 WINDOW = 5

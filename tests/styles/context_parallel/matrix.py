@@ -1,6 +1,6 @@
 """The correctness matrix of context-parallel attention: every method, order, mask, heads and length on 1 to 4 ranks.
 
-    python -m tests.context.matrix        # all of it, and its size
+    python -m tests.styles.context_parallel.matrix        # all of it, and its size
 
 Each case compares the output, the three gradients and, where rows stay on their rank, the log-sum-exp, in float64, with
 attention written from its definition over the whole sequence, and wants them within 1e-12. Lengths that do not divide
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from parallelizer.context import masked
-from parallelizer.context.attention import context_attention
-from parallelizer.context.choice import METHODS, Heads
-from parallelizer.context.dealing import by_cost, per_document
-from parallelizer.context.order import Contiguous, Order, padded
-from parallelizer.context.ulysses import fits
-from tests.context.reference import masked_attention, masked_scores, relative_error
+from parallelizer.styles.context_parallel import masked
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.choice import METHODS, Heads
+from parallelizer.styles.context_parallel.dealing import by_cost, per_document
+from parallelizer.styles.context_parallel.order import Contiguous, Order, padded
+from parallelizer.styles.context_parallel.ulysses import fits
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.reference import masked_attention, masked_scores, relative_error
 
 Tensor = torch.Tensor
 RANKS = (1, 2, 3, 4)
@@ -183,7 +183,7 @@ def worst_of(chosen: list[Case]) -> dict[Case, float]:
 def main() -> int:
     """Run every case and print what came out."""
     parser = argparse.ArgumentParser(
-        "python -m tests.context.matrix", description="Context parallelism, exact."
+        "python -m tests.styles.context_parallel.matrix", description="Context parallelism, exact."
     )
     parser.add_argument("--every", type=int, default=1, help="one case of so many")
     asked = parser.parse_args()

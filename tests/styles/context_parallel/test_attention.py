@@ -14,13 +14,18 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from parallelizer.context import balance
-from parallelizer.context.attention import context_attention
-from parallelizer.context.gathering import backward_blocks, forward_blocks, gather, scatter_sum
-from parallelizer.context.order import Order
-from parallelizer.context.ulysses import fits
-from tests.context.reference import plain_attention, relative_error
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.gathering import (
+    backward_blocks,
+    forward_blocks,
+    gather,
+    scatter_sum,
+)
+from parallelizer.styles.context_parallel.order import Order
+from parallelizer.styles.context_parallel.ulysses import fits
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.reference import plain_attention, relative_error
 
 Tensor = torch.Tensor
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.context import balance
+from parallelizer.styles.context_parallel import balance
 
 RANKS = st.integers(1, 8)
 LENGTHS = st.integers(1, 5)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import parallelizer as pz
-from parallelizer.context.buffers import LocalBuffers
-from parallelizer.plan import Mesh
+from parallelizer.language.plan import Mesh
+from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from tests.findings import on_meta
 from tests.parity import plan, token_batch
 from tests.ranks import run_ranks
-from tests.test_step import llama
+from tests.runtime.test_step import llama
 
 BUFFERS = """
 rules: {"": fsdp}

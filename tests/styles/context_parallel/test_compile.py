@@ -8,11 +8,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.context.choice import METHODS
-from parallelizer.context.intercept import ContextParallelError
-from parallelizer.context.public import context_parallel, shard_buffers
+from parallelizer.styles.context_parallel.choice import METHODS
+from parallelizer.styles.context_parallel.intercept import ContextParallelError
+from parallelizer.styles.context_parallel.public import context_parallel, shard_buffers
+from tests.chosen import a_fifth
 from tests.ranks import run_ranks
-from tests.rotation import taking_turns
 
 
 class Block(nn.Module):
@@ -45,7 +45,7 @@ def worst_difference(method: str, masked: bool) -> float:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", taking_turns(METHODS))
+@pytest.mark.parametrize("method", a_fifth(METHODS))
 def test_a_compiled_block_computes_the_same(method: str) -> None:
     masked = METHODS.index(method) % 2 == 1
     assert max(run_ranks(lambda: worst_difference(method, masked), 2)) < 1e-12

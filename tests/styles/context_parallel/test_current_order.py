@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.plan import Mesh
-from tests.context.reference import relative_error
+from parallelizer.language.plan import Mesh
 from tests.parity import plan
+from tests.proof.test_documents import Packed
 from tests.ranks import run_ranks
-from tests.verify.test_documents import Packed
+from tests.styles.context_parallel.reference import relative_error
 
 WRITTEN = """
 version: 1

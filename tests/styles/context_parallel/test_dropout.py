@@ -15,17 +15,18 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 from parallelizer import torch_private
-from parallelizer.context import balance
-from parallelizer.context.attention import context_attention
-from parallelizer.context.choice import Heads, sent
-from parallelizer.context.dropout import draw_seed, kept
-from parallelizer.context.intercept import ContextOptions, wrap
-from parallelizer.context.order import Order
-from parallelizer.simulate.world import enter_fake_world, in_children
-from tests.context.matrix import BATCH, ORDERS, SIZE, Case, draw, order_of
-from tests.context.reference import relative_error
-from tests.context.test_methods import bytes_sent
+from parallelizer.child import in_children
+from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.choice import Heads, sent
+from parallelizer.styles.context_parallel.dropout import draw_seed, kept
+from parallelizer.styles.context_parallel.intercept import ContextOptions, wrap
+from parallelizer.styles.context_parallel.order import Order
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.matrix import BATCH, ORDERS, SIZE, Case, draw, order_of
+from tests.styles.context_parallel.reference import relative_error
+from tests.styles.context_parallel.test_methods import bytes_sent
 
 Tensor = torch.Tensor
 RANKS = (1, 4)

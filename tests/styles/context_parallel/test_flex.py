@@ -27,17 +27,17 @@ from torch.nn.attention.flex_attention import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from parallelizer.context import balance, flex
-from parallelizer.context.choice import Heads
-from parallelizer.context.dealing import by_cost, per_document
-from parallelizer.context.intercept import ContextOptions, ContextParallelError, wrap
-from parallelizer.context.order import Contiguous, Order, padded
-from parallelizer.context.sequence import CurrentOrder
-from parallelizer.context.ulysses import fits
+from parallelizer.styles.context_parallel import balance, flex
+from parallelizer.styles.context_parallel.choice import Heads
+from parallelizer.styles.context_parallel.dealing import by_cost, per_document
+from parallelizer.styles.context_parallel.intercept import ContextOptions, ContextParallelError, wrap
+from parallelizer.styles.context_parallel.order import Contiguous, Order, padded
+from parallelizer.styles.context_parallel.sequence import CurrentOrder
+from parallelizer.styles.context_parallel.ulysses import fits
 from parallelizer.torch_private import FlexAnswer, FlexCall
-from tests.context.reference import relative_error
+from tests.chosen import SHARE
 from tests.ranks import run_ranks
-from tests.rotation import TURN, TURNS
+from tests.styles.context_parallel.reference import relative_error
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore")]
 
@@ -195,11 +195,11 @@ def on_four_ranks() -> dict[Any, Any]:
     for ranks, group in groups.items():
         if dist.get_rank() >= ranks:
             continue
-        for case in CASES[TURN::TURNS]:
+        for case in CASES[::SHARE]:
             run = alone(group) if ranks == 1 else wrapped(group)
             found[ranks, "auto", *case] = errors(group, run, *case)
         for method, case in itertools.product(
-            ("all-gather", "ulysses"), CASES[TURN :: 4 * TURNS] if ranks > 1 else ()
+            ("all-gather", "ulysses"), CASES[:: 4 * SHARE] if ranks > 1 else ()
         ):
             if method != "ulysses" or fits(*case[2], ranks):
                 found[ranks, method, *case] = errors(group, wrapped(group, method), *case)
@@ -221,7 +221,7 @@ def in_every_order(group: dist.ProcessGroup) -> dict[Any, Any]:
     every = itertools.product(
         orders.items(), ("all-gather", "ulysses", "ring", "ulysses-ring"), ("none", "learned")
     )
-    for (name, order), method, score in itertools.islice(every, TURN, None, TURNS):
+    for (name, order), method, score in itertools.islice(every, 0, None, SHARE):
         if fits(4, 4, ranks) and ("ring" not in method or score == "none"):
             run = wrapped(group, method, order=order)
             found[ranks, method, name, score] = errors(group, run, "documents", score, Heads(4, 4), order)

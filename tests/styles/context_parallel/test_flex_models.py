@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallelizer.context import flex
-from parallelizer.diagnostics import PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.proof.prove import Proof
+from parallelizer.styles.context_parallel import flex
 from parallelizer.testing import assert_equivalent
-from parallelizer.verify.prove import Proof
-from tests.context.flexible import PLAN, TOKENS, Attend, Flexible
-from tests.verify import subjects
+from tests.proof import subjects
+from tests.styles.context_parallel.flexible import PLAN, TOKENS, Attend, Flexible
 
 pytestmark = [pytest.mark.ranks, pytest.mark.filterwarnings("ignore")]
 

@@ -19,10 +19,15 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn.functional import scaled_dot_product_attention as imported_by_name
 from torch.utils.checkpoint import checkpoint
 
-from parallelizer.context import balance
-from parallelizer.context.intercept import ContextOptions, ContextParallelError, unwrap, wrap
-from tests.context.reference import plain_attention, relative_error
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.intercept import (
+    ContextOptions,
+    ContextParallelError,
+    unwrap,
+    wrap,
+)
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.reference import plain_attention, relative_error
 
 pytestmark = pytest.mark.ranks
 

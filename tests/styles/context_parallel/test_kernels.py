@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from parallelizer.context import kernels
-from parallelizer.context.kernels import block_backward, block_forward, merge
-from tests.context.reference import plain_attention, relative_error
+from parallelizer.styles.context_parallel import kernels
+from parallelizer.styles.context_parallel.kernels import block_backward, block_forward, merge
+from tests.styles.context_parallel.reference import plain_attention, relative_error
 
 SCALE = 0.3
 SHAPES = [  # heads, kv heads, queries, keys, size of q and k, size of v, causal

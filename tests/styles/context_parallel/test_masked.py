@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.context import masked
-from parallelizer.context.dealing import by_cost, document_mask, per_document
-from parallelizer.context.masked import attend, tiles
-from parallelizer.context.order import Contiguous, Order, padded
-from tests.context.reference import masked_attention, relative_error
+from parallelizer.styles.context_parallel import masked
+from parallelizer.styles.context_parallel.dealing import by_cost, document_mask, per_document
+from parallelizer.styles.context_parallel.masked import attend, tiles
+from parallelizer.styles.context_parallel.order import Contiguous, Order, padded
+from tests.styles.context_parallel.reference import masked_attention, relative_error
 
 
 @pytest.fixture(autouse=True, scope="module")

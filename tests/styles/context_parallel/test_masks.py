@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallelizer.testing import assert_equivalent
-from tests.verify import subjects
+from tests.proof import subjects
 
 ROWS, TOKENS, HEADS = 4, 8, 4
 PLAN = """rules:

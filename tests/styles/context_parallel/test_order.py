@@ -8,10 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallelizer.context.dealing import by_cost, document_mask, order_for, per_document
-from parallelizer.context.order import Contiguous, Order, imbalance, order_of, padded, static_order, tagged
-from parallelizer.diagnostics import Span
-from parallelizer.plan import Buffer, Plan
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.language.plan import Buffer, Plan
+from parallelizer.styles.context_parallel.dealing import by_cost, document_mask, order_for, per_document
+from parallelizer.styles.context_parallel.order import (
+    Contiguous,
+    Order,
+    imbalance,
+    order_of,
+    padded,
+    static_order,
+    tagged,
+)
 
 HERE = Span("plan.yaml")
 

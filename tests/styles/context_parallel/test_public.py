@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import parallelizer as pz
-from tests.context.reference import relative_error
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.reference import relative_error
 
 WIDTH, HEADS = 16, 4
 

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from parallelizer.context import balance
-from parallelizer.context.order import Order
-from parallelizer.context.sequence import CurrentOrder, gather_sequence, relay
-from parallelizer.plan import PARTIAL, REPLICATE, Flow, shard
+from parallelizer.language.plan import PARTIAL, REPLICATE, Flow, shard
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.order import Order
+from parallelizer.styles.context_parallel.sequence import CurrentOrder, gather_sequence, relay
 from tests.ranks import run_ranks
 
 

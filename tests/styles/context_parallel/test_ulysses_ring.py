@@ -11,12 +11,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.context import balance
-from parallelizer.context.choice import METHODS, Heads, best_degree, cheapest, degrees, sent
-from parallelizer.context.part import places, row_and_column
-from tests.context.matrix import LIMIT, ORDERS, Case, errors
-from tests.context.test_methods import bytes_sent
+from parallelizer.styles.context_parallel import balance
+from parallelizer.styles.context_parallel.choice import METHODS, Heads, best_degree, cheapest, degrees, sent
+from parallelizer.styles.context_parallel.part import places, row_and_column
 from tests.ranks import run_ranks
+from tests.styles.context_parallel.matrix import LIMIT, ORDERS, Case, errors
+from tests.styles.context_parallel.test_methods import bytes_sent
 
 DEGREES = (1, 2, 4)
 HEADS = (Heads(12, 12), Heads(8, 4))

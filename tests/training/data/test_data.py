@@ -16,16 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from parallelizer.diagnostics import PlanError
-from recipes.data import Data, build_data
-from recipes.data import stdlib as stdlib_source
-from recipes.data.corpus import stable_hash, unigram_entropy
-from recipes.data.files import Document
-from recipes.data.loader import check_fits, evaluation_batches, global_batch
-from recipes.data.packing import pack
-from recipes.data.tokenizer import decode, encode
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.data import stdlib as stdlib_source
+from parallelizer.training.data.corpus import Data, build_data, stable_hash, unigram_entropy
+from parallelizer.training.data.files import Document
+from parallelizer.training.data.packing import pack
+from parallelizer.training.data.tokenizer import decode, encode
+from parallelizer.training.data.windows import evaluation_batches, global_batch
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "data"
+CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 
 
 def config(name: str, **changes: Any) -> Any:
@@ -225,7 +224,7 @@ def test_too_little_text_is_diagnosed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"_target_": "recipes.data.nowhere"}, "recipes.data.nowhere"),
+        ({"_target_": "parallelizer.training.data.nowhere"}, "parallelizer.training.data.nowhere"),
         ({"_target_": "builtins.dict"}, "gives dict"),
         ({"colour": "red"}, "colour"),
         ({"heldout": "most"}, "str"),
@@ -336,8 +335,8 @@ def test_evaluation_counts_no_window_twice(
 
 def test_data_that_is_shorter_than_a_sequence_is_diagnosed() -> None:
     data = Data(train=torch.zeros(100), heldout=torch.zeros(20), vocab_size=256, unigram_entropy=0.0)
-    check_fits(data, 19)
+    data.check_fits(19)
     with pytest.raises(PlanError) as caught:
-        check_fits(data, 20)
+        data.check_fits(20)
     message = "the held-out text has 20 tokens; one sequence needs 21"
     assert diagnostics(caught) == [("data-too-short", message)]

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from parallelizer.context.buffers import shard_batch
-from parallelizer.diagnostics import PlanError
-from parallelizer.initialize import materialize
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.losses import IGNORED
-from parallelizer.step import forward
-from parallelizer.verify.prove import prove
-from recipes.data import text
-from recipes.data.documents import told_apart
-from recipes.prepare import prepare
+from parallelizer.proof.prove import prove
+from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.step import forward
+from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.training.data import text
+from parallelizer.training.data.documents import told_apart
+from parallelizer.training.job.prepare import prepare
+from tests.chosen import marks_at
+from tests.proof import subjects
 from tests.recipes.runs import SMALL, run_here
-from tests.rotation import marks_at
-from tests.verify import subjects
 
 MODELS = ["llama_packed", "hf_llama_packed"]
 END = 9

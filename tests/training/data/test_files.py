@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.diagnostics import PlanError
-from recipes.data import halves, images, stdlib, text
-from recipes.data.files import UNSETTLED, FileRecord, check_unchanged, read_document
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.data import halves, images, stdlib, text
+from parallelizer.training.data.files import UNSETTLED, FileRecord, check_unchanged, read_document
 
 CONTENT = b"a text of some length\n"
 LONG_AGO = time.time_ns() - 10 * UNSETTLED

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from parallelizer.diagnostics import PlanError
-from recipes.data import Data
-from recipes.data.files import check_unchanged
-from recipes.data.hf_dataset import load
-from recipes.data.packing import pack
-from recipes.data.tokenizer import tokenizer_of
-from tests.recipes.data.tokenizers_made import bare
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.data.choose_tokenizer import tokenizer_of
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.data.files import check_unchanged
+from parallelizer.training.data.hf_dataset import load
+from parallelizer.training.data.packing import pack
+from tests.training.data.tokenizers_made import bare
 
 datasets = pytest.importorskip("datasets", reason="the optional extra `hf`")
 

@@ -10,14 +10,16 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import PlanError
-from recipes.data import Data, text
-from recipes.data.packing import pack
-from recipes.data.tokenizer import BYTES, tokenizer_of, with_tokenizer
-from recipes.prepare import prepare
-from tests.recipes.data.tokenizers_made import END, VOCABULARY, bare
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.data import text
+from parallelizer.training.data.choose_tokenizer import tokenizer_of, with_tokenizer
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.data.packing import pack
+from parallelizer.training.data.tokenizer import BYTES
+from parallelizer.training.job.prepare import prepare
 from tests.recipes.runs import ROOT, SMALL
+from tests.training.data.tokenizers_made import END, VOCABULARY, bare
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recipes.data import Data, Source, images
-from recipes.data.halves import Halves
-from recipes.data.loader import global_batch
+from parallelizer.training.data import images
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.data.halves import Halves
+from parallelizer.training.data.source import Source
+from parallelizer.training.data.windows import global_batch
 
 TOKENS = torch.arange(101)
 TEXT = Data(TOKENS, TOKENS, 256, 0.0)
@@ -124,7 +126,9 @@ def test_a_fingerprint_is_that_of_all_that_determines_the_batches() -> None:
 def test_a_fingerprint_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data(TOKENS, TOKENS, 256, 0.0)
     made = data.fingerprint()
-    monkeypatch.setattr("recipes.data.corpus.fingerprint", lambda *parts: pytest.fail("made again"))
+    monkeypatch.setattr(
+        "parallelizer.training.data.corpus.fingerprint", lambda *parts: pytest.fail("made again")
+    )
     assert data.fingerprint() == made
 
 

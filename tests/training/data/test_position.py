@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from parallelizer.origins import Origins
-from recipes.data import images, text
-from recipes.data.files import FileRecord
-from recipes.data.position import ANEW, Position, check, position_of
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.origins import Origins
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.data import images, text
+from parallelizer.training.data.files import FileRecord
+from parallelizer.training.data.position import ANEW, DataPosition, check, position_of
 
-SAVED = Position(640, 0, 256, "ab" * 32, options={"path": "texts", "heldout": 0.05})
+SAVED = DataPosition(640, 0, 256, "ab" * 32, options={"path": "texts", "heldout": 0.05})
 NOWHERE = Origins()
 
 records = st.builds(FileRecord, st.text(), *[st.integers(0, 2**63)] * 3, st.text())
@@ -39,14 +39,14 @@ def told(found: list[Diagnostic]) -> list[tuple[str, str | None]]:
 
 @settings(deadline=None)
 @given(
-    st.builds(Position, numbers, numbers, numbers, st.text(), st.lists(records).map(tuple), options),
+    st.builds(DataPosition, numbers, numbers, numbers, st.text(), st.lists(records).map(tuple), options),
 )
-def test_a_position_comes_back_from_json(position: Position) -> None:
-    assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+def test_a_position_comes_back_from_json(position: DataPosition) -> None:
+    assert DataPosition.from_json(json.loads(json.dumps(position.to_json()))) == position
 
 
 def test_keys_of_a_later_release_are_passed_over() -> None:
-    assert Position.from_json({**SAVED.to_json(), "shuffle": "new"}) == SAVED
+    assert DataPosition.from_json({**SAVED.to_json(), "shuffle": "new"}) == SAVED
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_position_of_another_form_is_refused(change: dict[str, Any]) -> None:
         [],
     ):
         with pytest.raises(PlanError) as caught:
-            Position.from_json(document)
+            DataPosition.from_json(document)
         [(message, _)] = told(list(caught.value.diagnostics))
         assert message.startswith("the checkpoint's place in the data cannot be read: ")
 
@@ -111,12 +111,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, heldout: float = 0.2) -> Position:
+def read(folder: Path, heldout: float = 0.2) -> DataPosition:
     source = text.load(path=str(folder), heldout=heldout)
     return position_of(source, 32, seed=0, seq_len=8, options={"path": str(folder), "heldout": heldout})
 
 
-def refused(saved: Position, now: Position, *overrides: str) -> list[tuple[str, str | None]]:
+def refused(saved: DataPosition, now: DataPosition, *overrides: str) -> list[tuple[str, str | None]]:
     return told(check(saved, now, origins("data=text", *overrides)))
 
 

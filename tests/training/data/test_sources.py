@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import PlanError
-from recipes import train as recipe
-from recipes.data import halves, images
-from recipes.data.halves import Halves
-from recipes.data.source import Source
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training.data import halves, images
+from parallelizer.training.data.halves import Halves
+from parallelizer.training.data.source import Source
+from parallelizer.training.job.prepare import prepare
+from recipes import own_data
 from tests.recipes.runs import ROOT
 
 BATCH = {"batch_size": 4, "seq_len": 16}
@@ -26,7 +27,11 @@ def read() -> Halves:
     return halves.load(max_bytes=0, heldout=0.1, path=str(ROOT / "LICENSE"))
 
 
-@pytest.mark.parametrize("build", [drawn, read])
+def mapped() -> Source:
+    return own_data.load(path=str(ROOT / "LICENSE"), vocabulary=256, dtype="uint8")
+
+
+@pytest.mark.parametrize("build", [drawn, read, mapped])
 def test_ranks_rows_are_those_of_the_global_batch(build) -> None:  # type: ignore[no-untyped-def]
     source: Source = build()
     whole = source.training_batch(12, seed=1, **BATCH)
@@ -75,9 +80,29 @@ def test_a_row_that_fills_up_a_held_out_batch_counts_for_nothing() -> None:
     assert not counted.all() and counted.any()
 
 
+def test_a_row_of_the_source_to_copy_is_a_piece_of_its_file_and_labels_are_the_next_tokens() -> None:
+    text, source = (
+        (ROOT / "LICENSE").read_bytes(),
+        own_data.load(path=str(ROOT / "LICENSE"), vocabulary=256, dtype="uint8", heldout=0.1),
+    )
+    cut = round(0.9 * len(text))
+    for batch, piece in (
+        (source.training_batch(0, seed=0, **BATCH), text[:cut]),
+        (source.heldout_batches(count=1, **BATCH)[0], text[cut:]),
+    ):
+        assert len({*map(tuple, batch["input_ids"].tolist())}) == 4
+        for row in range(4):
+            tokens, labels = (bytes(batch[name][row].tolist()) for name in ("input_ids", "labels"))
+            assert tokens + labels[-1:] in piece and labels[:-1] == tokens[1:]
+    with pytest.raises(PlanError, match="too short for sequences of 9999 tokens"):
+        source.check_fits(9999)
+    source.check_fits(1000)
+    assert source.fingerprint() != mapped().fingerprint()
+
+
 def mismatches(*overrides: str) -> list[str]:
     with pytest.raises(PlanError) as caught:
-        recipe.prepare(*compose_config(list(overrides)), Path("nowhere"))
+        prepare(*compose_config(list(overrides)), Path("nowhere"))
     assert {d.code for d in caught.value.diagnostics} == {"data-mismatch"}
     return [d.message for d in caught.value.diagnostics]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.outcome import discard, tidy
+from parallelizer.training.job.outcome import discard, tidy
 from tests.recipes.runs import entries
 
 

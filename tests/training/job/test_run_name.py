@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import pytest
 from omegaconf import OmegaConf
 
-from recipes.run_name import FORMAT, register, run_name
+from parallelizer.training.job.run_name import FORMAT, register, run_name
 from tests.recipes.runs import ROOT
 
 BATCH = {"ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "123", "SLURM_STEP_ID": "0"}
@@ -63,7 +63,11 @@ def test_a_step_of_no_batch_job_is_called_by_the_time(env: pytest.MonkeyPatch) -
 def test_ranks_of_torchrun_are_called_by_the_time_at_which_it_began(env: pytest.MonkeyPatch) -> None:
     """Started one after the other by one process, one of them with a shell in between."""
     env.setenv("PYTHONPATH", str(ROOT))
-    shown = [sys.executable, "-c", "from recipes.run_name import run_name; print(run_name())"]
+    shown = [
+        sys.executable,
+        "-c",
+        "from parallelizer.training.job.run_name import run_name; print(run_name())",
+    ]
     outer = [sys.executable, "-c", AGENT, *shown]
     before = datetime.now() - timedelta(seconds=2)
     names = subprocess.run(outer, capture_output=True, text=True, check=True).stdout.split()

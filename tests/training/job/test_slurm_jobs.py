@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parallelizer.launch import LaunchError
-from recipes.slurm_jobs import CHOSEN, Size, more_words, size_of
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.training.job.slurm_jobs import CHOSEN, Size, more_words, size_of
 from tests.recipes.runs import SMALL, entries, typed
 
 
@@ -82,7 +82,7 @@ def test_a_sweep_that_cannot_be_submitted(
 
 
 def test_without_submitit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    slurm = importlib.import_module("recipes.slurm_launcher")
+    slurm = importlib.import_module("parallelizer.training.job.slurm_launcher")
     real = builtins.__import__
 
     def without(name: str, *more: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from recipes.changes import MOST, told
+from parallelizer.configuration.compose import compose_config
+from parallelizer.training.keep.changes import MOST, told
 
 
 def record(*overrides: str, text: str = "rules: {}") -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from parallelizer.checkpoint.folder import steps_in
+from parallelizer.runtime.checkpoint.folder import steps_in
 from tests.recipes.runs import ROOT, SMALL, metrics, typed
 
 pytestmark = pytest.mark.ranks
@@ -20,7 +20,11 @@ FAMILIES = sorted(
     for path in (ROOT / "configs/model").glob("*.yaml")
     if path.stem.startswith(("hf_", "vit", "enc", "ali"))
 )
-DATA = {"vit_tiny": ["data=images"], "encoder_decoder_tiny": ["data=halves", f"data.path={ROOT / 'LICENSE'}"]}
+DATA = {
+    "vit_tiny": ["data=images"],
+    "encoder_decoder_tiny": ["data=halves", f"data.path={ROOT / 'LICENSE'}"],
+    "hf_llama_packed": ["data.documents=true", f"data.path={ROOT / 'LICENSE'}"],
+}
 RUN = (*SMALL, "hydra.run.dir=run", "train.log_every=0", "train.checkpoint_every=2")
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from parallelizer.compose import compose_config
-from parallelizer.config import from_config
-from recipes.checkpoint import record_of
-from recipes.recorded import overrides_for
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.training.keep.checkpoints import record_of
+from parallelizer.training.keep.recorded import overrides_for
 
 PLAN = "version: 1\nextends: llama\nlayouts: {stream: replicate}\n"
 

@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.data.tokenizer import BYTES
-from recipes.sampling import Stream, draw, multiple, printable
-from recipes.sampling_settings import Sampling
+from parallelizer.training.data.tokenizer import BYTES
+from parallelizer.training.sampling.draw import draw
+from parallelizer.training.sampling.settings import Sampling
+from parallelizer.training.sampling.stream import TextStream, printable
+from parallelizer.training.sampling.text import multiple
 
 LOGITS = torch.tensor([0.1, 3.0, -1.0, 2.9, 0.0])
 
@@ -60,7 +62,7 @@ def test_lengths_divide_by_what_the_mesh_asks_for(cp: int, tp: int, length: int)
 @given(st.text())
 def test_a_text_that_grows_byte_by_byte_is_written_whole_and_once(text: str) -> None:
     wrote: list[str] = []
-    stream = Stream(BYTES, quiet=False)
+    stream = TextStream(BYTES, quiet=False)
     stream._write = lambda new: (wrote.append(new), setattr(stream, "shown", stream.shown + len(new)))  # type: ignore
     tokens = [0, *text.encode(errors="replace").replace(b"\0", b" ")]
     for count in range(1, len(tokens) + 1):

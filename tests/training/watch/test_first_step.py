@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.simulate.ledger import Entry
-from recipes.first_step import Comparison
+from parallelizer.simulate.record.ledger import Entry
+from parallelizer.training.watch.first_step import StepComparison
 from tests.recipes.runs import SMALL, metrics, typed
 
 GIB = 1 << 30
@@ -28,32 +28,32 @@ def entries(count: int) -> list[Entry]:
     ],
 )
 def test_as_planned(count: int, text: str) -> None:
-    compared = Comparison(1, entries(count), entries(count))
+    compared = StepComparison(1, entries(count), entries(count))
     assert str(compared) == text and compared.findings() == []
 
 
 def test_peaks_stand_beside_each_other() -> None:
     def line(peak: float, predicted: float) -> str:
-        return str(Comparison(1, (), (), (int(peak), int(predicted)))).partition("; ")[2]
+        return str(StepComparison(1, (), (), (int(peak), int(predicted)))).partition("; ")[2]
 
     assert line(61 * GIB, 61.2 * GIB) == "peak 61.0 GiB, 61.2 predicted"
     assert line(0.5 * GIB, 1.5 * GIB) == "peak 512.0 MiB, 1.5 GiB predicted"
 
 
 def test_what_differs_is_a_warning_and_no_error() -> None:
-    compared = Comparison(3, entries(2), entries(5))
+    compared = StepComparison(3, entries(2), entries(5))
     assert str(compared) == "step 3: 5 collectives, 2 planned"
     [found] = compared.findings()
     assert (found.code, found.severity) == ("not-as-planned", "warning")
     assert "tp all_gather in forward: 2 planned, 5 counted" in found.message
     assert "CUDA" not in (found.help or "")
-    [on_cuda] = Comparison(3, entries(2), entries(5), device="cuda").findings()
+    [on_cuda] = StepComparison(3, entries(2), entries(5), device="cuda").findings()
     assert "all_gather for all_to_all is no fault" in (on_cuda.help or "")
 
 
 @pytest.mark.parametrize(("peak", "warned"), [(60, False), (66, False), (80, True)])
 def test_a_peak_far_above_the_predicted_one_is_a_warning(peak: int, warned: bool) -> None:
-    found = Comparison(1, (), (), (peak * GIB, 60 * GIB)).findings()
+    found = StepComparison(1, (), (), (peak * GIB, 60 * GIB)).findings()
     assert [f.code for f in found] == ["not-as-planned"] * warned
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from recipes.live import BARS, View, duration, sparkline
-from recipes.memory import Memory
+from parallelizer.training.watch.live import BARS, View, duration, sparkline
+from parallelizer.training.watch.memory import Memory
 
 GIB = 1 << 30
 

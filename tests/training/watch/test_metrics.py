@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.metrics import MetricsWriter
+from parallelizer.training.watch.metrics import MetricsWriter
 
 
 def test_a_line_can_be_read_before_the_file_is_closed(tmp_path: Path) -> None:

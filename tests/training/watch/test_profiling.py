@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.compose import compose_config
-from parallelizer.diagnostics import Diagnostic, PlanError
-from recipes.profiling import MOST_RANKS, Profiling
-from recipes.settings import read_settings, read_steps
+from parallelizer.configuration.compose import compose_config
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.training.settings import read_settings, read_steps
+from parallelizer.training.watch.profiling import MOST_RANKS, Profiling
 from tests.recipes.runs import run_here
 
 CPU = torch.device("cpu")

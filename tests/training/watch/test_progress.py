@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from recipes.live import View
-from recipes.progress import Progress
-from recipes.settings import Settings
+from parallelizer.training.settings import Settings
+from parallelizer.training.watch.live import View
+from parallelizer.training.watch.progress import Progress
 
 
 def settings(**changed: int) -> Settings:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.data.source import Baseline
-from recipes.memory import Memory
-from recipes.result import Result
-from recipes.summary import summary
+from parallelizer.training.data.source import Baseline
+from parallelizer.training.watch.memory import Memory
+from parallelizer.training.watch.result import Result
+from parallelizer.training.watch.summary import summary
 
 TEXT = Baseline(3.0, "the unigram entropy of that text", "nats a byte")
 

@@ -1,0 +1,90 @@
+"""Families of models that are called, filled and checked in ways of their own, as those of `transformers` are.
+
+A family is one module with the functions of `Family`, and one line in `FAMILIES`. Nothing else in the package knows it by
+name. Its module is imported when the first model is looked at, so it imports nothing heavy until a function is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parallelizer.compiler.compilation import Compilation
+    from parallelizer.diagnostics.diagnostic import Diagnostic
+    from parallelizer.styles.application import Program
+    from parallelizer.styles.context_parallel.sequence import CurrentOrder
+
+FAMILIES = ("parallelizer.hugging_face.family",)
+"""The modules of all families."""
+
+
+class NoPlan(NamedTuple):
+    """Why a model config leads to no plan: what a diagnostic says, and the key of the model config that it is about."""
+
+    code: str
+    message: str
+    help: str
+    key: str
+
+
+class Family(Protocol):
+    """What a family's module offers. Where it says None or yields nothing, the model is treated as any other."""
+
+    def is_model(self, model: nn.Module) -> bool:
+        """Whether the model is one of this family. Must be cheap, and import nothing."""
+
+    def inputs(self, model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
+        """What forward is called with, from the batch entries that it takes; labels are not among them."""
+
+    def initializer(self, model: nn.Module) -> Callable[[nn.Module], None] | None:
+        """What fills one module's own parameters and buffers; None where each module fills its own."""
+
+    def vocabulary(self, model: nn.Module) -> int | None:
+        """How many tokens the model has an embedding for."""
+
+    def longest(self, model: nn.Module) -> int | None:
+        """The longest sequence that the model says it takes."""
+
+    def check(self, state: Compilation) -> Iterator[Diagnostic]:
+        """What is wrong with a plan for such a model that no other check knows."""
+
+    def checks_positions(self, state: Compilation) -> bool:
+        """Whether `check` has told what is wrong with positions or masks, so that others stay silent."""
+
+    def after_apply(
+        self, model: nn.Module, program: Program, mesh: DeviceMesh, sequence: CurrentOrder
+    ) -> None:
+        """What is still to do to a model that has been made parallel."""
+
+    def plan_name(self, config: Mapping[str, Any]) -> str | None:
+        """The name of the plan for a model config that names none."""
+
+    def why_no_plan(self, config: Mapping[str, Any]) -> NoPlan | None:
+        """Why there is none."""
+
+
+def families() -> tuple[Family, ...]:
+    """Every family, imported."""
+    return tuple(cast(Family, importlib.import_module(name)) for name in FAMILIES)
+
+
+def family_of(model: nn.Module) -> Family | None:
+    """The family that a model is of; None for any other model."""
+    return next((family for family in families() if family.is_model(model)), None)
+
+
+def initializer_of(model: nn.Module) -> Callable[[nn.Module], None] | None:
+    """What fills one module's own parameters and buffers; None where each module fills its own."""
+    family = family_of(model)
+    return family.initializer(model) if family is not None else None
+
+
+def family_check(state: Compilation) -> Iterable[Diagnostic]:
+    """What the model's family finds wrong."""
+    family = family_of(state.model)
+    return family.check(state) if family is not None else ()

@@ -1,0 +1,132 @@
+"""What is wrong with a setup, or with a model under a plan. Every command and the training recipe ask here.
+
+setup = pz.from_overrides(["model=llama_debug", "parallel=tp8_cp2"])
+assert not [found for found in pz.validate(setup) if found.severity == "error"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.load import load_plan
+from parallelizer.language.plan import Mesh, Plan, StyleDefaults
+from parallelizer.language.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from parallelizer.runtime.step import Loss
+    from parallelizer.simulate.validate import Validation
+    from parallelizer.styles.application import Program
+
+
+def validate(
+    subject: Setup | nn.Module,
+    plan: Plan | str | Path | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+    *,
+    workload: Workload | None = None,
+    loss: Loss | None = None,
+    defaults: Mapping[str, StyleDefaults] | None = None,
+) -> tuple[Diagnostic, ...]:
+    """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
+    mesh, sorted by position.
+
+    A model is looked at as it is, on meta or not, and left so. `plan` is a plan, its name or its path, `mesh` has the sizes
+    of axes. `workload` lets batch, sequence and heads be checked; with `loss(output, batch)` too, one step is followed and
+    one is traced on a fake world, which needs no ranks and finds what no file can tell. The process forks for that: it must
+    have no process group. Raises ValueError for a model without a plan or a mesh.
+    """
+    try:
+        if isinstance(subject, Setup):
+            model = subject.build_model()
+            return validated(subject, subject.compile(model), model).found
+        if plan is None or mesh is None:
+            raise ValueError("a model is validated under a plan, on a mesh: validate(model, plan, mesh)")
+        plan = plan if isinstance(plan, Plan) else load_plan(str(plan))
+        mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
+        return _validate_model(subject, plan, mesh, workload, loss, defaults)
+    except PlanError as error:
+        return error.diagnostics
+
+
+def validated(
+    setup: Setup,
+    program: Program,
+    model: nn.Module,
+    *,
+    rank: int = 0,
+    classes: bool = False,
+    nodes: Sequence[int] | None = None,
+) -> Validation:
+    """Everything that is found about a setup's program, with the traced step of `rank`, and with `classes` what ranks of
+    every other class hold. `model` is as it was compiled, and left as it is; `nodes` are the numbers of ranks on each node,
+    where they are known.
+    """
+    with validating(setup, program, model, rank=rank, classes=classes, nodes=nodes) as finish:
+        return finish()
+
+
+@contextmanager
+def validating(
+    setup: Setup,
+    program: Program,
+    model: nn.Module,
+    *,
+    rank: int = 0,
+    classes: bool = False,
+    nodes: Sequence[int] | None = None,
+) -> Iterator[Callable[[], Validation]]:
+    """As `validated`, while the body of the `with` runs. The function that is yielded waits for the result."""
+    from parallelizer.simulate import validate as simulated
+
+    recipe, wrong = None, tuple[Diagnostic, ...]()
+    try:
+        recipe = setup.recipe()
+    except PlanError as error:
+        wrong = error.diagnostics
+    with simulated.validating(
+        program,
+        model,
+        recipe,
+        also=wrong,
+        hardware=setup.hardware,
+        nodes=nodes,
+        optimizer=setup.optim,
+        optimizer_span=setup.origins.span("optim.fused") or setup.origins.span("optim"),
+        rank=rank,
+        classes=classes,
+    ) as finish:
+        yield finish
+
+
+def _validate_model(
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh,
+    workload: Workload | None,
+    loss: Loss | None,
+    defaults: Mapping[str, StyleDefaults] | None,
+) -> tuple[Diagnostic, ...]:
+    from parallelizer.compiler.compile import compile as compile_plan
+    from parallelizer.simulate.meta_copy import meta_copy
+    from parallelizer.simulate.record.trace import Recipe
+    from parallelizer.simulate.validate import validating as validating_program
+
+    model = meta_copy(model)
+    program = compile_plan(plan, model, mesh, workload=workload, defaults=defaults)
+    recipe = Recipe(workload, loss, _adamw, None) if workload is not None and loss is not None else None
+    with validating_program(program, model, recipe) as finish:
+        return finish().found
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(model.parameters(), fused=True)

@@ -1,0 +1,38 @@
+"""What the command `verify` does, from Python.
+
+setup = pz.from_overrides(["model=llama_debug", "parallel=tp8_cp2"])
+assert pz.verify(setup).passed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.validate import validating
+
+if TYPE_CHECKING:
+    from parallelizer.proof.prove import Proof
+
+
+def verify(
+    setup: Setup, *, full_mesh: bool = False, seed: int = 0, force: bool = False, dtype: str = "float64"
+) -> Proof:
+    """The proof of `parallelizer verify`: the tiny form of a setup on one process and on real CPU ranks, all compared.
+
+    `Proof.passed` says whether they are equal; the arguments are the command's options. `Proof.diagnostics` are what
+    `parallelizer.validate` finds of the setup. It runs beside the ranks, and what it finds does not keep them from running:
+    only a plan that cannot be compiled is refused. For a model without a configuration:
+    `parallelizer.testing.assert_equivalent`. The process forks, so it must have no process group. Raises PlanError when the
+    plan is refused, unless `force`, and LaunchError when a rank fails.
+    """
+    from parallelizer.proof.prove import check_ranks, prove
+    from parallelizer.proof.tiny import shrink
+
+    check_ranks(shrink(setup, full_mesh=full_mesh)[0].mesh)
+    model = setup.build_model()
+    program = setup.compile(model, force=force)
+    with validating(setup, program, model) as validation:
+        proof = prove(setup, program=program, full_mesh=full_mesh, seed=seed, force=force, dtype=dtype)
+        return dataclasses.replace(proof, diagnostics=validation().found)

@@ -1,0 +1,72 @@
+"""`does-not-run`: the step fails under the plan, and without it does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from parallelizer.compiler.match import taken_away
+from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.simulate.checks.followed_step import MIXED, Followed
+from parallelizer.simulate.follow.flow import Failure
+from parallelizer.simulate.follow.varying import Operand
+from parallelizer.simulate.whole_numbers import advised
+from parallelizer.styles.sizes import TENSOR_AXES
+
+
+def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
+    """A step that raises under the plan: where, at which operator, and what that was given. Sizes that the forward reads
+    of the whole model are named, since they are the likeliest cause.
+    """
+    failure = followed.failure
+    if failure is None:
+        return
+    where = followed.folded([failure.module]) if failure.module else "the root"
+    stage = f"{failure.phase} of " if failure.phase in ("forward", "backward") else ""
+    axes = [a for a in TENSOR_AXES if followed.program.mesh.sizes[a] > 1]
+    operands = ""
+    if any(o.maker for o in failure.operands) and axes:
+        operands = "; it is given " + " and ".join(_operand(followed, o, axes) for o in failure.operands)
+    span, related = followed.blamed(failure)
+    numbers = failure.numbers
+    if numbers is not None:
+        numbers = dataclasses.replace(numbers, module=followed.one(numbers.module))
+    help_text, near = advised(followed.program, numbers, _advice(failure, where))
+    if near is not None:
+        span = near.rule.span
+        related = tuple(r for r in related if r.span != span)
+    # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
+    own_words = failure.error == "ContextParallelError"
+    at = "" if own_words else f" at {failure.operator or 'no operator'}"
+    yield Diagnostic(
+        "does-not-run",
+        f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
+        span,
+        help_text,
+        related=related + _taken_near(followed, failure.module),
+    )
+
+
+def _taken_near(followed: Followed, module: str) -> tuple[Related, ...]:
+    """Rules that take a style away from a module, from what is right inside it, or from what is around it."""
+    path = followed.one(module)
+    around = [p for p, _ in followed.model.named_modules() if path == p or path.startswith(f"{p}.")]
+    children = followed.model.get_submodule(path).named_children()
+    inside = [f"{path}.{name}".lstrip(".") for name, _ in children]
+    return taken_away(followed.program.plan.rules, [*around, *inside])
+
+
+def _operand(followed: Followed, operand: Operand, axes: list[str]) -> str:
+    shape = f"[{', '.join(map(str, operand.shape))}]"
+    if operand.maker is None:
+        return f"{shape} as it is held"
+    lies = ", ".join(f"{'a part' if a in operand.axes else 'the same on every rank'} over {a}" for a in axes)
+    return f"{shape} from {followed.folded([operand.maker])} ({lies})"
+
+
+def _advice(failure: Failure, where: str) -> str:
+    if MIXED in failure.text:
+        return f"{where} meets a DTensor with a plain tensor: give it a style, or let what comes before hand on plain tensors"
+    if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
+        return "tensors that lie otherwise than each other meet there: see `input` and `output` of the rules around"
+    return f"`python -m parallelizer explain {where}` shows the rules there"

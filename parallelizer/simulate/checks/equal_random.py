@@ -1,0 +1,32 @@
+"""`equal-random`: every rank draws the same random numbers for another part of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.checks.followed_step import OPTIONS, Followed
+from parallelizer.simulate.checks.grouped import grouped
+from parallelizer.styles.sizes import TENSOR_AXES
+
+
+def equal_random(followed: Followed) -> Iterator[Diagnostic]:
+    """Dropout, or another draw, on what is split over a tensor axis, whose ranks are seeded alike."""
+    drawn = [d for d in followed.flow.draws if d.axis in TENSOR_AXES]
+    for same in grouped(drawn, lambda d: (d.axis, _any_layer(d.module))):
+        first, where = same[0], followed.folded(d.module for d in same)
+        began = followed.since(first.since, first.axis)
+        span = followed.span(first.module, first.axis, OPTIONS) or next((r.span for r in began), None)
+        yield Diagnostic(
+            "equal-random",
+            f"{where} draws the same random numbers on every rank of {first.axis}, each of which has another part: what is "
+            "dropped repeats from part to part",
+            span,
+            f"let each rank draw its own: `{where}: local-random`",
+            "warning",
+            tuple(r for r in began if r.span != span),
+        )
+
+
+def _any_layer(module: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in module.split("."))

@@ -1,0 +1,47 @@
+"""`fused-features`: a projection that makes several things at once is split as if it made one, or the other way round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.checks.followed_step import Followed
+from parallelizer.simulate.checks.grouped import grouped
+from parallelizer.simulate.follow.flow import Arrival, Flow
+
+
+def fused_features(followed: Followed) -> Iterator[Diagnostic]:
+    """Output features that are taken apart, of which a rank has a run of neighbours; and features that were split part by
+    part (`packed`) and are used in one piece.
+    """
+    for same in grouped(followed.flow.taken_apart, lambda t: (followed.rule_of(t.projection), t.sizes)):
+        first, where = same[0], followed.folded(t.projection for t in same)
+        parts = ", ".join(map(str, first.sizes)) or "<the sizes of its parts>"
+        yield Diagnostic(
+            "fused-features",
+            f"the output features of {where} are taken apart in {followed.folded(t.module for t in same)}, and a rank has "
+            "a run of neighbours, not its slice of each part",
+            followed.span(first.projection, None, ("output",)),
+            f"write `packed: [{parts}]`, which splits each part by itself",
+        )
+    for unpacked in grouped(_used_in_one_piece(followed.flow), lambda a: followed.rule_of(a.packed)):
+        where = followed.folded(a.packed for a in unpacked)
+        yield Diagnostic(
+            "fused-features",
+            f"`packed` gives each rank a slice of each part of what {where} makes, and nothing takes the parts from "
+            f"each other before {followed.folded(a.module for a in unpacked)}, whose rows are in another order",
+            followed.span(unpacked[0].packed, None, ("packed",)),
+            "leave `packed` out: it is for projections that make several things at once, such as `q|k|v`",
+        )
+
+
+def _used_in_one_piece(flow: Flow) -> list[Arrival]:
+    """Packed features as they arrive, split along the dimension that a rule for plain features says: the first of each
+    projection.
+    """
+    found: dict[str, Arrival] = {}
+    for a in flow.arrivals:
+        split = a.since is not None and a.expected.dim is not None and a.dim == a.expected.dim % a.ndim
+        if a.packed and split and not a.takes_packed:
+            found.setdefault(a.packed, a)
+    return list(found.values())

@@ -1,0 +1,42 @@
+"""A fake world: one process that takes itself for a rank among any number of ranks, on tensors without values.
+
+A process that has used a fake process group, even once, must not fork ranks afterwards, because group names stay
+behind. So everything on a fake world runs in a child (`parallelizer.child`) and comes back as plain data.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch.distributed as dist
+
+from parallelizer import torch_private
+
+_NOISE = ("torch._subclasses.fake_tensor", "torch.distributed.tensor._collective_utils")
+"""Loggers that print the traceback of an error that is raised all the same, or what CPUs do in place of an all-to-all."""
+
+_VALUES = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+_HELP_VALUES = "it asks for values, and fake tensors have none: do without `.item()`, `if tensor` and shapes that depend on data"
+_HELP_KERNEL = "give it an implementation that only says the shapes: torch.library.register_fake"
+_HELP_OTHER = (
+    "if the model runs by itself on real tensors, it needs their values or memory here, or the plan is wrong"
+)
+
+
+def enter_fake_world(world_size: int, rank: int) -> None:
+    """Make this process rank `rank` of `world_size` ranks that do not exist, for good. Call it only in a child.
+
+    Torch's own reports of what fails stay silent from then on: whoever runs a step says it in other words.
+    """
+    for name in _NOISE:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=torch_private.fake_store())
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about an operator that does not run on fake tensors."""
+    if type(error).__name__ in _VALUES:
+        return _HELP_VALUES
+    text = str(error)
+    lacking = "no fake impl" in text or "'Meta' backend" in text
+    return _HELP_KERNEL if lacking or type(error).__name__ == "UnsupportedOperatorException" else _HELP_OTHER

@@ -1,0 +1,48 @@
+"""The line of the user's own code, neither torch's nor ours, that an exception came through or that is running."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.package_folder import ROOT
+
+_OURS = (str(Path(torch.__file__).parent), str(ROOT))
+
+
+def written_at(error: BaseException) -> Span | None:
+    """The innermost expression of somebody else's code than torch's and ours that the error came through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *_OURS)) and frame.lineno is not None:
+            return _span(frame.filename, frame.lineno, frame.end_lineno, frame.colno, frame.end_colno)
+    return None
+
+
+def written_here() -> Span | None:
+    """As `written_at`, of what is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(("<", *_OURS)):
+            line, end, start, stop = next(
+                itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+            )
+            return _span(frame.f_code.co_filename, line or frame.f_lineno, end, start, stop)
+        frame = frame.f_back
+    return None
+
+
+def _span(file: str, line: int, end: int | None, start: int | None, stop: int | None) -> Span:
+    path = os.path.relpath(file)
+    file = file if path.startswith("..") else path
+    return (
+        Span(file, line)
+        if start is None or stop is None or end != line
+        else Span(file, line, start + 1, stop + 1)
+    )

@@ -1,0 +1,134 @@
+"""What is wrong with a program: everything that can be found before a rank starts.
+
+Compiling the program has found what its files, the model and the mesh tell. Here one step of it is followed on a fake world,
+which shows mistakes that raise no error, and one step is traced, which shows what the plan wastes. All commands, the training
+recipe and `parallelizer.validate` get their findings from here, so that the same program gets the same findings everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from parallelizer.child import Children, WorldError, in_children
+from parallelizer.compiler.checks.idle_rules import idle_rules
+from parallelizer.compiler.observe.module_calls import observe
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, has_errors, in_order
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.step import Loss
+from parallelizer.simulate.all_checks import check_followed, check_traced
+from parallelizer.simulate.checks.followed_step import Followed
+from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
+from parallelizer.simulate.checks.traced_step import Traced
+from parallelizer.simulate.follow.flow import Flow, follow, runs_alone
+from parallelizer.simulate.record.trace import Recipe, Trace, tracing
+from parallelizer.simulate.record.trace_classes import tracing_classes
+from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
+from parallelizer.simulate.trace_failed import broken_off
+from parallelizer.styles.application import Program
+from parallelizer.styles.sizes import TENSOR_AXES
+
+Findings = tuple[Diagnostic, ...]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Everything that was found, sorted by position. `flow` is the step that was followed and `trace` the step that was
+    traced, as the rank that was asked for; None where that was not done or failed.
+    """
+
+    found: Findings
+    flow: Flow | None = None
+    trace: Trace | None = None
+
+
+@contextmanager
+def validating(
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe | None,
+    *,
+    also: Iterable[Diagnostic] = (),
+    hardware: Mapping[str, Any] | None = None,
+    nodes: Sequence[int] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+    optimizer_span: Span | None = None,
+    rank: int = 0,
+    classes: bool = False,
+) -> Iterator[Callable[[], Validation]]:
+    """Validate a program while the body of the `with` runs. The function that is yielded waits for the result.
+
+    `model` is on meta, as it was compiled, and left as it is. Without a `recipe` no step is run. `also` are findings that
+    the caller has already. `hardware` is the config of that name; `nodes` are the numbers of ranks on each node, where they
+    are known, and otherwise nodes of this hardware are filled one after the other. `optimizer` is the optimizer's config,
+    which is written at `optimizer_span`. The step is traced as `rank`; with `classes` it is traced as a rank of every other
+    class too, which the findings do not need. Steps run in child processes, so this process must have no process group.
+    """
+    hardware = hardware or {}
+    nodes = nodes_of(program.mesh, hardware) if nodes is None else nodes
+    known = (*program.diagnostics, *also, *idle_rules(program))
+    if recipe is None:
+        yield lambda: Validation(in_order((*known, *tp_crosses_nodes(program.mesh, nodes, hardware))))
+        return
+    with (
+        following(program, model, recipe.workload, recipe.loss) as followed,
+        (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
+    ):
+
+        def finish() -> Validation:
+            flow, wrong = followed()
+            trace: Trace | None = None
+            seen: Findings
+            try:
+                trace = traced()
+            except PlanError as error:
+                seen = error.diagnostics
+                # One step that does not run is told of once. Where the plan is to blame, that has been explained.
+                if has_errors(wrong):
+                    seen = _without_trace_failed(seen)
+                else:
+                    wrong = _without_trace_failed(wrong)
+            else:
+                calls = observe(model, recipe.workload, trace.folded)
+                accumulate = recipe.workload.accumulate
+                seen = check_traced(
+                    Traced(program, model, trace, calls, accumulate, optimizer or {}, optimizer_span)
+                )
+            crossing = tp_crosses_nodes(program.mesh, nodes, hardware, trace.ledger if trace else ())
+            return Validation(in_order((*known, *crossing, *wrong, *seen)), flow, trace)
+
+        yield finish
+
+
+@contextmanager
+def following(
+    program: Program, model: nn.Module, workload: Workload, loss: Loss
+) -> Iterator[Callable[[], tuple[Flow | None, Findings]]]:
+    """Follow one step of a program on a fake world, in a child, while the body of the `with` runs. The function that is yielded
+    waits for the step, and returns it with what is wrong in it.
+
+    Nothing is followed on a mesh of data axes alone: their ranks do the same with other tokens.
+    """
+    if program.mesh.size("cp", *TENSOR_AXES) == 1:
+        yield lambda: (None, ())
+        return
+    given = program, model, workload, loss
+    with Children([(follow, *given)]) as children:
+
+        def finish() -> tuple[Flow | None, Findings]:
+            try:
+                (flow,) = children.results()
+                alone = flow.failure is None or in_children([(runs_alone, *given)])[0]
+            except WorldError as error:
+                return None, broken_off(error).diagnostics
+            return flow, check_followed(Followed(program, model, flow, alone))
+
+        yield finish
+
+
+def _without_trace_failed(found: Iterable[Diagnostic]) -> Findings:
+    return tuple(one for one in found if one.code != TRACE_FAILED)

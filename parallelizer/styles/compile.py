@@ -1,0 +1,77 @@
+"""`compile`: `torch.compile` around one module's forward.
+
+What is compiled is what the module's `forward` is by then: tensor styles inside, context parallelism, recomputation. The
+module's own hooks stay outside, FSDP's above all, which gather before the compiled code runs and free behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
+from parallelizer.styles.registry import applies, exports
+from parallelizer.styles.statements import Statement, calls
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.styles.application import Application, Exporting, Live
+
+declare(
+    StyleDeclaration(
+        "compile",
+        "compile",
+        None,
+        "compile forward and backward by torch.compile",
+        {
+            "backend": OptionKind(
+                "choice",
+                "what makes the code; eager and aot_eager need no compiler",
+                ("inductor", "aot_eager", "eager"),
+            ),
+            "mode": OptionKind(
+                "choice", "how hard inductor tries", ("default", "max-autotune-no-cudagraphs")
+            ),
+            "dynamic": OptionKind(
+                "bool", "true: one code for all sizes; false: one for each; else as torch finds out"
+            ),
+            "fullgraph": OptionKind("bool", "refuse what would break the graph"),
+        },
+        defaults={"backend": "inductor", "mode": "default", "fullgraph": "false"},
+    )
+)
+
+
+@applies("compile")
+def apply(application: Application, module: nn.Module, live: Live) -> None:
+    """From now on the module's forward runs compiled, from its first call on."""
+    from parallelizer.styles.compiled_forward import compile_forward, mark_compiled
+
+    compile_forward(module, **compile_options(application.options))
+    mark_compiled(module)
+
+
+@exports("compile")
+def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
+    """The same call."""
+    from parallelizer.styles.compiled_forward import compile_forward
+
+    options = compile_options(application.options)
+    given = (
+        f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+        for name, value in options.items()
+    )
+    yield calls(compile_forward, *given)
+
+
+def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `torch.compile` is given: the style's options that were written; a mode is inductor's alone."""
+    given = {
+        name: options[name]
+        for name in ("backend", "mode", "dynamic", "fullgraph")
+        if options.get(name) is not None
+    }
+    if given.get("backend", "inductor") != "inductor":
+        given.pop("mode", None)
+    return given

@@ -1,0 +1,52 @@
+"""`local-random`: random numbers of each rank's own, for dropout of what is split over an axis."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelizer.language.styles import StyleDeclaration, declare
+from parallelizer.styles.options import AXIS
+from parallelizer.styles.registry import applies, exports, implements
+from parallelizer.styles.statements import Statement, calls
+from parallelizer.styles.target import Sharding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+    from parallelizer.styles.application import Application, Exporting, Live
+    from parallelizer.styles.target import Target
+
+declare(
+    StyleDeclaration(
+        "local-random",
+        "params",
+        "tp",
+        "draw random numbers of each rank's own, for dropout of what is split",
+        {"axis": AXIS},
+    )
+)
+
+
+@implements("local-random")
+def local_random(target: Target) -> Sharding:
+    """Dropout of what is split over the axis: each rank drops of its own part, independently of the others."""
+    return Sharding(None, (target.axis,))
+
+
+@applies("local-random")
+def apply(application: Application, module: nn.Module, live: Live) -> None:
+    """Let the module's forward draw on each rank of the axis independently."""
+    from parallelizer.mesh import submesh
+    from parallelizer.styles.random_numbers import draw_apart
+
+    draw_apart(module, submesh(live.mesh, application.axes), application.axes[0])
+
+
+@exports("local-random")
+def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
+    """The same call."""
+    from parallelizer.styles.random_numbers import draw_apart
+
+    yield calls(draw_apart, exporting.mesh, f'"{application.axes[0]}"')

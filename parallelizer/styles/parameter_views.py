@@ -1,0 +1,69 @@
+"""Parameters and buffers seen otherwise while a module's own forward runs: the local shards of DTensors, slices, or another
+dtype.
+
+They stay registered as they are, so that optimizers, FSDP, clipping and state dicts see one kind of tensor; only attribute
+look-ups inside forward find the other. Gradients come back through whatever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from parallelizer.styles.wrap_forward import wrap_forward
+
+View = Callable[[torch.Tensor], torch.Tensor]
+
+
+def run_on_views(module: nn.Module, views: Mapping[str, View]) -> None:
+    """Let forward see `views[name](tensor)` in place of each parameter or buffer named."""
+
+    def around(
+        module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            for name, view in views.items():
+                # An instance attribute is found before a registered parameter, and leaves it untouched.
+                module.__dict__[name] = view(getattr(module, name))
+            return forward(*args, **kwargs)
+        finally:
+            for name in views:
+                module.__dict__.pop(name, None)
+
+    wrap_forward(module, around)
+
+
+def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[Placement]]) -> None:
+    """Let forward see the local shards of DTensor parameters.
+
+    `gradients` says how the local gradient of each lies on the parameter's mesh: partial where every rank of an axis
+    contributes a part, replicate where all compute the same.
+    """
+
+    def local(placements: Sequence[Placement]) -> View:
+        return lambda param: (
+            param.to_local(grad_placements=placements) if isinstance(param, DTensor) else param
+        )
+
+    run_on_views(module, {name: local(placements) for name, placements in gradients.items()})
+
+
+def slice_buffers(
+    module: nn.Module, mesh: DeviceMesh, placements: Mapping[str, Sequence[Placement]], *, local: bool = True
+) -> None:
+    """Let forward see this rank's slices of buffers, which stay whole; as DTensors if not `local`."""
+
+    def sliced(placement: Sequence[Placement]) -> View:
+        def view(buffer: torch.Tensor) -> torch.Tensor:
+            # Nothing is sent; that the slice differs from rank to rank is seen from the conversion.
+            part = DTensor.from_local(buffer, mesh, run_check=False).redistribute(placements=placement)
+            return part.to_local() if local else part
+
+        return view
+
+    run_on_views(module, {name: sliced(placement) for name, placement in placements.items()})

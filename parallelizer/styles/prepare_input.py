@@ -1,0 +1,31 @@
+"""`prepare-input`: the inputs of a module laid out anew."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelizer.language.styles import StyleDeclaration, declare
+from parallelizer.styles.options import AXIS, INPUT, INPUT_GRAD, LOCAL
+from parallelizer.styles.registry import implements
+
+if TYPE_CHECKING:
+    from parallelizer.styles.target import Sharding, Target
+
+declare(
+    StyleDeclaration(
+        "prepare-input",
+        "io",
+        "tp",
+        "lay out inputs anew",
+        {"input": INPUT, "local": LOCAL, "grad": INPUT_GRAD, "axis": AXIS},
+        defaults={"local": "false", "grad": "replicate"},
+    )
+)
+
+
+@implements("prepare-input")
+def prepare_input(target: Target) -> Sharding:
+    """Inputs arrive so and are wanted so; plain tensors are handed on only with `local: true`."""
+    from parallelizer.styles.prepare import prepare
+
+    return prepare(target, inputs=True, outputs=False)

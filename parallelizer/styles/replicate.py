@@ -1,0 +1,61 @@
+"""`replicate`: replicated DTensor parameters inside a sharded region."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parallelizer.language.plan import REPLICATE, full_name
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
+from parallelizer.styles.options import AXIS
+from parallelizer.styles.registry import implements
+from parallelizer.styles.target import Sharding, StyleError
+
+if TYPE_CHECKING:
+    from parallelizer.styles.target import Target
+
+declare(
+    StyleDeclaration(
+        "replicate",
+        "params",
+        "tp",
+        "replicated parameters inside a sharded region",
+        {
+            "grad": OptionKind(
+                "choice",
+                "partial: sum the gradients over the axis; replicate: do not",
+                ("partial", "replicate"),
+            ),
+            "axis": AXIS,
+        },
+        takes_parameters=True,
+        defaults={"grad": "partial"},
+    )
+)
+
+
+@implements("replicate")
+def replicate(target: Target) -> Sharding:
+    """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
+    over the axis.
+    """
+    from torch.distributed.tensor import Partial, Replicate
+
+    from parallelizer.styles.placed_parameters import ShardParams
+
+    own = [n for n, _ in target.module.named_parameters(recurse=False)]
+    if target.param is not None and target.param not in own:
+        raise StyleError(
+            "style-on-parameter",
+            f"{full_name(target.path, target.param)} is a buffer, and replicate is for parameters",
+            "leave the rule out: a buffer is the same on every rank unless shard-params slices it",
+        )
+    names = [target.param] if target.param else own
+    if not names:
+        raise StyleError(
+            "style-module",
+            f"{target.path} ({type(target.module).__name__}) has no parameters of its own",
+            "give the rule to the modules that have some",
+        )
+    params = {n: {target.axis: REPLICATE} for n in names}
+    gradients = Replicate if target.options.get("grad") == "replicate" else Partial
+    return Sharding(ShardParams(params, axis=target.axis, gradients=gradients), (target.axis,), params)

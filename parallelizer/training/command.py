@@ -1,0 +1,44 @@
+"""The commands of recipes. Importing this file takes no time: what takes a second or two is imported by the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics import interrupts
+
+if TYPE_CHECKING:
+    from parallelizer.training.job.job import Job
+    from parallelizer.training.sampling.job import SamplingJob
+    from parallelizer.training.watch.result import Result
+
+
+def run(train: Callable[[Job], Result], *, config: str = "train") -> None:
+    """The command line of a training recipe, for `if __name__ == "__main__"`.
+
+    Composes the root configuration `config` with the words of the command line, checks it, shows the plan, and calls
+    `train` on each rank of the mesh: in processes that it starts, or in those that torchrun or Slurm has started.
+    Then it prints what the run came to. Hydra's options (`-m`, `--cfg job`, `--config-dir`, ...), `dry_run=true` and
+    the Slurm launcher work as documented. A folder `conf` beside the recipe, or beside the folder that it is in, is
+    searched before the shipped configuration.
+
+    Ends the process with the exit status of docs/stable.md where something is wrong; returns otherwise.
+    """
+    interrupts.end_at_once()
+    from parallelizer.training.job.run import main
+
+    interrupts.raise_again()
+    main(train, config)
+
+
+def run_sampling(generate: Callable[[SamplingJob], list[list[int]]], *, config: str = "generate") -> None:
+    """The command line of a sampling recipe: as `run`, for a function that returns the tokens of each text.
+
+    Its command names a checkpoint (`checkpoint=runs/a`), whose model, plan and tokenizer it takes. The function writes
+    the text to stdout; everything else goes to stderr. No output folder is made.
+    """
+    interrupts.end_at_once()
+    from parallelizer.training.sampling.run import main
+
+    interrupts.raise_again()
+    main(generate, config)

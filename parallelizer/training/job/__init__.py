@@ -1,0 +1,1 @@
+"""One run as a command: composed, checked, on ranks, and how it ends."""

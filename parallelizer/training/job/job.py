@@ -1,0 +1,95 @@
+"""What a rank is given: a configuration that has been checked, and the parts of a run that are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.step import Loss
+from parallelizer.styles.application import Program
+from parallelizer.training.batches import Batches, local_device
+from parallelizer.training.data.position import DataPosition
+from parallelizer.training.data.source import Source
+from parallelizer.training.guards import Guards
+from parallelizer.training.keep.checkpoints import RunCheckpoints, place_of
+from parallelizer.training.keep.saved import note_saved
+from parallelizer.training.settings import Settings
+from parallelizer.training.watch.forecast import Forecast
+from parallelizer.training.watch.reporting import Reporting
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, composed and checked before its ranks started.
+
+    `setup` builds the model, the loss and the optimizer; `program` is the compiled plan; `settings` are the keys of
+    `train`, `launch` and `optim`; `data` gives the batches. `folder` is the output folder, the same on every rank.
+    `weights` is the folder of pretrained weights to start from, None where there are none. `record` is what
+    checkpoints tell of the run, `position` where it begins in its data, `forecast` what the dry run expects of a
+    step, which rank 0 knows.
+    """
+
+    setup: Setup
+    program: Program
+    settings: Settings
+    data: Source
+    folder: Path | None
+    weights: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    position: DataPosition = field(default_factory=lambda: DataPosition(0, 0, 0, ""))
+    forecast: Forecast = field(default_factory=Forecast)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tensors are."""
+        return local_device(self.setup.device)
+
+    def checkpoints(self, mesh: DeviceMesh) -> RunCheckpoints:
+        """The checkpoints of this run: finds the one to go on from, and saves. Collective."""
+        place = place_of(self.settings, self.folder or Path())
+        return RunCheckpoints(place, self.settings, self.record, self.position, mesh, leads=_leads())
+
+    def batches(self, mesh: DeviceMesh) -> Batches:
+        """This rank's part of each global batch."""
+        setup = self.setup
+        return Batches(self.data, self.program.plan, setup.workload, self.settings, mesh, self.device)
+
+    def guards(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Guards:
+        """What looks after each step at numbers that are not finite, and at ranks that have drifted apart. Collective."""
+        return Guards(self.settings, model, optimizer, loss, leads=_leads())
+
+    def reporting(self, mesh: DeviceMesh, checkpoints: RunCheckpoints, done: int) -> Reporting:
+        """What tells of the run while it goes, as a context around its steps. `done` steps were taken before."""
+        return Reporting(
+            self.setup,
+            self.program,
+            self.settings,
+            self.data,
+            self.forecast,
+            self.folder,
+            str(self.record.get("config", "")),
+            mesh,
+            self.device,
+            checkpoints,
+            done=done,
+        )
+
+    def note_saved(self) -> None:
+        """Note in the output folder that the trained model is in the folder `train.save`: the same command, started
+        again, then finds its own model there and does not refuse the folder.
+        """
+        if _leads() and self.folder is not None and self.settings.save is not None:
+            note_saved(self.folder, Path(self.settings.save), self.settings.steps)
+
+
+def _leads() -> bool:
+    """Whether this is rank 0, which writes and speaks for all."""
+    return dist.get_rank() == 0

@@ -1,0 +1,180 @@
+"""What `training.run` does: everything of a run but the training itself.
+
+The configuration is composed once, in the parent, and everything that can be checked without ranks is checked there.
+Then the ranks are started, or joined under torchrun and Slurm, and each calls the recipe's function.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from parallelizer.configuration.compose import running_origins, searched_first
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.report.text import dry_run
+from parallelizer.report.text import plan as show_plan
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.data.choose_tokenizer import save_tokenizer
+from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
+from parallelizer.training.job.job import Job
+from parallelizer.training.job.prepare import prepare
+from parallelizer.training.job.ranks import check_ranks
+from parallelizer.training.job.recipe_file import RecipeFile, importable, recipe_of
+from parallelizer.training.watch.forecast import look_ahead
+from parallelizer.training.watch.result import Result
+from parallelizer.training.watch.summary import summary
+
+Train = Callable[[Job], Result]
+"""A recipe's function: the training of one rank."""
+
+
+def main(train: Train, config_name: str) -> None:
+    """The command of a recipe, for one process of a job: Hydra's command line."""
+    run_name.register()
+    slurm_launcher.register()
+    # Ranks are forked from this process: an OpenMP region here would hang children that use two threads.
+    torch.set_num_threads(1)
+    recipe = recipe_of(train, config_name)
+    with outcome.command_reported(recipe), searched_first(recipe.folders(sys.argv)):
+        outside = launch.outside_ranks()
+        sys.argv += slurm_jobs.more_words(sys.argv)
+        if outside is not None and slurm_jobs.MANY & set(sys.argv):
+            raise launch.LaunchError(
+                f"{outside.launcher} has started the ranks of one job, and -m asks for several",
+                "start each job by itself",
+            )
+        if outside is not None and outside.rank > 0:
+            # Only rank 0 makes an output folder: to Hydra we name one that is there, where it leaves nothing.
+            sys.argv += [f"hydra.run.dir={tempfile.gettempdir()}", "hydra.output_subdir=null"]
+            sys.argv += ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        command = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=config_name)
+        try:
+            command(HydraTask(train, recipe))()
+        except SystemExit as end:
+            if outside is None:
+                raise
+            launch.leave(outcome.status_of(end))
+        if outside is not None:
+            launch.leave()
+
+
+@dataclass(frozen=True)
+class HydraTask:
+    """What Hydra calls with a composed configuration, once for each job of a sweep. It is pickled for Slurm."""
+
+    train: Train
+    recipe: RecipeFile
+
+    @property
+    def __wrapped__(self) -> Train:
+        """By its file Hydra names the job."""
+        return self.train
+
+    def __call__(self, config: DictConfig) -> None:
+        now, outside = HydraConfig.get(), launch.outside_ranks()
+        folder = Path(now.runtime.output_dir) if outside is None or outside.rank == 0 else None
+        with outcome.job_reported(folder, sweep=now.mode == RunMode.MULTIRUN):
+            run(self.train, self.recipe, config, folder, outside)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HydraTask, (importable(self.train), self.recipe)
+
+
+def run(
+    train: Train,
+    recipe: RecipeFile,
+    config: DictConfig,
+    folder: Path | None,
+    outside: launch.OutsideRanks | None,
+) -> None:
+    """One job: check it, show its plan, train, and say how it went. Raises PlanError and LaunchError."""
+    job = prepare(config, running_origins(), folder)
+    mesh, device, settings = job.setup.mesh, job.setup.device, job.settings
+    if config.dry_run:
+        if folder is not None:
+            outcome.discard(folder)
+            _dry_run(job)
+        return
+    check_ranks(job.setup, settings, outside, recipe.typed(sys.argv[1:]))
+    if folder is not None:  # it is rank 0's, or the parent's
+        nodes = outside.nodes if outside is not None else ()
+        forecast, found = look_ahead(job.setup, job.program, settings, nodes or None)
+        job = replace(job, forecast=forecast)
+        if has_errors(found):
+            raise PlanError(found)
+        show_diagnostics.write(found, sys.stderr)
+        show_plan.write(job.program, job.setup.build_model(), sys.stdout)
+        sys.stdout.flush()
+    if outside is not None:
+        result = launch.join(
+            joined,
+            (train, job),
+            device=device,
+            collective_timeout=settings.collective_timeout,
+            stuck_after=settings.stuck_after,
+        )
+    else:
+        result = launch.start(
+            started,
+            (train, job),
+            ranks=mesh.world_size,
+            device=device,
+            log_dir=folder,
+            start_timeout=settings.start_timeout,
+            collective_timeout=settings.collective_timeout,
+            # Without checkpoints there is nothing to go on from.
+            max_restarts=settings.max_restarts if settings.checkpoint_every else 0,
+            stuck_after=settings.stuck_after,
+            graceful=settings.stop_grace,
+        )[0]
+    if folder is not None:
+        outcome.tidy(folder)
+        summary(result, folder)
+        if config.train.save is not None and not result.stopped:
+            save_tokenizer(job.position.options.get("tokenizer"), Path(config.train.save))
+            before = "" if settings.save is not None else ", by the run that ended before"
+            print(f"model saved in {config.train.save}{before}")
+    if result.stopped:
+        sys.exit(settings.requeue_code)
+
+
+def started(train: Train, job: Job) -> Result:
+    """One of the ranks that this command has started."""
+    # The logits leave as a view of a DTensor's local tensor; nothing here changes them in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    return train(job)
+
+
+def joined(train: Train, job: Job) -> Result:
+    """One of the ranks that others have started: rank 0 has chosen the output folder, and looked whether the model is
+    saved there already; the others learn of it.
+    """
+    chosen = [str(job.folder), job.settings.save]
+    dist.broadcast_object_list(chosen, src=0)
+    folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
+    with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
+        return started(train, replace(job, folder=folder, settings=settings))
+
+
+def _dry_run(job: Job) -> None:
+    """What `parallelizer plan` prints. Raises PlanError when the step cannot run."""
+    setup, program, model = job.setup, job.program, job.setup.build_model()
+    validation = validated(setup, program, model, classes=True)
+    if has_errors(validation.found):
+        raise PlanError(validation.found)
+    dry_run.write(setup, program, model, validation.trace, validation.found)

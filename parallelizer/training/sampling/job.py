@@ -1,0 +1,73 @@
+"""What a rank is given that writes texts: a command that has been checked, and the parts that it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.styles.application import Program
+from parallelizer.training.batches import local_device
+from parallelizer.training.data.tokenizer import Tokenizer
+from parallelizer.training.sampling.draw import Sampler
+from parallelizer.training.sampling.settings import Sampling
+from parallelizer.training.sampling.stream import TextStream
+from parallelizer.training.sampling.text import TextLogits
+from parallelizer.training.settings import Settings
+
+
+@dataclass(frozen=True)
+class SamplingJob:
+    """One command that writes texts, composed and checked before its ranks started.
+
+    `setup` builds the model, `program` is the plan, compiled for a text; `sampling` are the keys of
+    `configs/generate.yaml`. Values come from `checkpoint`, or from `weights`, a folder of transformers'. `prompt` are
+    tokens, at least one; at most `longest` are ever fed. `fill` are the entries beside `input_ids` that the model takes:
+    `zeros`, or `positions` counted from 0.
+    """
+
+    setup: Setup
+    program: Program
+    settings: Settings
+    sampling: Sampling
+    tokenizer: Tokenizer
+    prompt: Sequence[int]
+    longest: int
+    fill: Mapping[str, str]
+    checkpoint: Path | None = None
+    weights: Path | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's tensors are."""
+        return local_device(self.setup.device)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """How many tokens are drawn for a text at most: as many as was asked for, or as the model has positions for."""
+        return min(self.sampling.max_new_tokens, self.longest - len(self.prompt) + 1)
+
+    def text(self, model: nn.Module, mesh: DeviceMesh) -> TextLogits:
+        """What computes the logits of the next token. Collective.
+
+        Raises PlanError on all ranks where the model is not causal.
+        """
+        text = TextLogits(
+            self.setup, self.program.plan, model, mesh, self.device, self.tokenizer, self.longest, self.fill
+        )
+        text.check_causal(self.prompt)
+        return text
+
+    def sampler(self) -> Sampler:
+        """What draws tokens: one of the same seed on every rank."""
+        return Sampler(self.sampling, self.tokenizer.vocab_size, self.device)
+
+    def stream(self) -> TextStream:
+        """What writes one text to stdout while it grows; on ranks other than 0 it writes nothing."""
+        return TextStream(self.tokenizer, quiet=dist.get_rank() != 0)

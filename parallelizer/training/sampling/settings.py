@@ -1,0 +1,64 @@
+"""What a sampling command reads of the configuration, in one table; checked before a rank starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from parallelizer.configuration.origins import Origins
+from parallelizer.configuration.reading import Reading
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.training import settings
+from parallelizer.training.keys import Key, Kind, key, keys_of, number, optional, read, share, whole
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, and how many, with the shipped defaults."""
+
+    max_new_tokens: int = key("", 256, whole(1), "tokens that are drawn for a text at most")
+    temperature: float = key("", 0.8, number, "what logits are divided by; 0: the likeliest token each time")
+    top_k: int | None = key(
+        "", None, optional(whole(1)), "only so many of the likeliest tokens are drawn from; null: all"
+    )
+    top_p: float | None = key(
+        "", None, optional(share), "only the likeliest ones that together have this probability; null: all"
+    )
+    samples: int = key("", 1, whole(1), "texts, one after another")
+    seed: int = key("", 0, whole(0), "the seed of the draws")
+
+
+KEYS = (
+    Key(
+        "checkpoint",
+        None,
+        Kind("a folder's name, or null"),
+        "a run's output folder, a folder of checkpoints, one of them (step_<N>), or a saved model (train.save)",
+    ),
+    Key(
+        "prompt",
+        "",
+        Kind("a text"),
+        "what the text begins with, as it stands; without one, a document begins",
+    ),
+    *keys_of(Sampling),
+)
+"""What the root configuration says beside a training's."""
+
+
+def read_sampling(config: DictConfig, origins: Origins) -> Sampling:
+    """Sampling of a composed configuration. Raises PlanError with every value that is of no use."""
+    reading = Reading(config, origins)
+    found = read(reading, Sampling, fill=True)
+    if reading.findings.items:
+        raise PlanError(reading.findings.items)
+    return Sampling(**found)
+
+
+def check(reading: Reading) -> None:
+    """Report every value of sampling that is of no use, and what a training's check reports: the configuration's
+    `checks` names it.
+    """
+    read(reading, Sampling, fill=True)
+    settings.check(reading, more_keys=tuple(one.name for one in KEYS))

@@ -1,0 +1,198 @@
+"""All that is told of a run while it goes: `metrics.jsonl`, trackers, a panel or lines, profiles, and the first step beside
+the dry run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.runtime.launch import heartbeat
+from parallelizer.runtime.step import Step
+from parallelizer.styles.application import Program
+from parallelizer.training.data.source import Source
+from parallelizer.training.keep.checkpoints import RunCheckpoints, is_restart
+from parallelizer.training.settings import Settings
+from parallelizer.training.trackers import Trackers
+from parallelizer.training.watch.first_step import FirstStep
+from parallelizer.training.watch.forecast import Forecast
+from parallelizer.training.watch.live import View
+from parallelizer.training.watch.memory import memory
+from parallelizer.training.watch.metrics import MetricsWriter
+from parallelizer.training.watch.profiling import Profiling
+from parallelizer.training.watch.progress import Progress
+from parallelizer.training.watch.result import Result
+
+
+class Reporting:
+    """What a rank tells of its steps, as a context around them; only rank 0 tells anything but profiles. `Job.reporting`
+    makes it.
+
+    In each step `begin`, `step` around the step itself, `measured`, and `tell`; behind the last one `ended`. `done` steps
+    were taken before. `config` is the run's configuration, a YAML text.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        program: Program,
+        settings: Settings,
+        data: Source,
+        forecast: Forecast,
+        folder: Path | None,
+        config: str,
+        mesh: DeviceMesh,
+        device: torch.device,
+        checkpoints: RunCheckpoints,
+        *,
+        done: int,
+    ) -> None:
+        self.data, self.forecast, self.folder, self.device = data, forecast, folder, device
+        self.checkpoints, self.first, self.number = checkpoints, done, done
+        self.leads = dist.get_rank() == 0
+        self.units = setup.workload.batch_size * data.units(setup.workload.seq_len)
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+        self.skipped = 0
+        self.validation_loss: float | None = None
+        self.stopped = 0
+        planned = forecast.planned
+        self.view = View(
+            f"{Path(setup.plan.name).stem} on {setup.mesh}",
+            settings.steps,
+            data.unit,
+            done,
+            planned.peak if planned is not None else None,
+        )
+        # Ranks that were started again have compared their first step before.
+        compares = settings.compare and not is_restart()
+        self.compared = FirstStep(forecast, program, mesh, device, leads=self.leads) if compares else None
+        self.profiling = Profiling(settings.profile, folder, dist.get_rank(), device)
+        self.progress = Progress(settings, self.view, quiet=not self.leads)
+        known: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=False)
+        self.trackers = Trackers(settings.trackers if self.leads else (), known, folder or Path(), done)
+        self.metrics: MetricsWriter | None = None
+        # What another run has left in this folder stays, where this one neither goes on from it nor saves.
+        self._done_before = done if checkpoints.goes_on or checkpoints.saves else None
+        self._inside = ExitStack()
+        self._began = self._begun = time.monotonic()
+
+    def __enter__(self) -> Reporting:
+        with ExitStack() as stack:  # what has been opened is closed if the next cannot be
+            stack.enter_context(self.profiling)
+            stack.enter_context(self.trackers)
+            stack.enter_context(self.progress)
+            if self.leads and self.folder is not None:
+                writer = MetricsWriter(self.folder / "metrics.jsonl", done=self._done_before)
+                self.metrics = stack.enter_context(writer)
+            self._inside = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.__exit__(kind, error, trace)
+
+    def begin(self, step: int) -> None:
+        """The step of this number, from 1, begins; its batch is yet to be made."""
+        self.number = step
+        self.saved()
+        heartbeat.beat(step)
+        self._begun = time.monotonic()
+
+    @contextmanager
+    def step(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parts: Sequence[Mapping[str, torch.Tensor]],
+    ) -> Iterator[None]:
+        """Around a step: it is profiled, or compared with the dry run, where that is due."""
+        with ExitStack() as stack:
+            stack.enter_context(self.profiling.step(self.number))
+            if self.compared is not None and self.number == self.first + 1:
+                memory_too = not self.profiling.covers(self.number)
+                stack.enter_context(self.compared.watched(model, optimizer, parts, memory=memory_too))
+            yield
+
+    def measured(self, taken: Step, learning_rate: float) -> dict[str, float]:
+        """What the step came to: a line of `metrics.jsonl`. Reads its loss, which waits for the device."""
+        values = {
+            "step": self.number,
+            "loss": taken.loss.item(),
+            "grad_norm": taken.grad_norm.item(),
+            "lr": learning_rate,
+            "tokens_per_second": self.units / (time.monotonic() - self._begun),
+        }
+        self.profiling.after(self.number)
+        if (mfu := self.forecast.mfu(self.units / values["tokens_per_second"])) is not None:
+            values["mfu"] = mfu
+        self.losses.append(values["loss"])
+        self.rates.append(values["tokens_per_second"])
+        self.skipped += taken.skipped is not None
+        return values
+
+    def doing(self, what: str) -> None:
+        """Something else in this step begins that may take long, `evaluation` say: a rank that hangs in it is told so."""
+        heartbeat.beat(self.number, what)
+
+    def tell(self, measured: Mapping[str, float]) -> None:
+        """Tell what was measured of the step to all who want it; more keys than `measured` gave may be in it."""
+        if self.metrics:
+            self.metrics.write(**measured)  # type: ignore[arg-type]
+        self.trackers.write(self.number, {k: v for k, v in measured.items() if k != "step"})
+        self.validation_loss = measured.get("validation_loss", self.validation_loss)
+        self.view.skipped = self.skipped
+        self.progress.step(dict(measured), memory(self.device) if self.leads else None)
+        if self.compared is not None and self.number == self.first + 1:
+            self.compared.tell(self.number)
+            self.view.compared = self.compared.peaks
+
+    def saved(self) -> None:
+        """What has become of checkpoints is told too."""
+        self.checkpoints.report()
+        self.view.saved = self.checkpoints.written_step
+
+    def ended(self, stopped: int) -> None:
+        """The last step has been taken; `stopped` is the signal that asked for it, or 0. Waits for the last checkpoint."""
+        self.stopped = stopped
+        self.checkpoints.wait()
+        self.saved()
+        if stopped:
+            self.trackers.status = "stopped"
+
+    def result(self) -> Result:
+        """What the run comes to."""
+        planned = self.forecast.planned
+        result = Result(
+            tuple(self.losses),
+            self.validation_loss,
+            self.data.baseline,
+            time.monotonic() - self._began,
+            first=self.first,
+            stopped=self.stopped,
+            checkpoint=self.checkpoints.written,
+            unwritten=self.checkpoints.unwritten,
+            rates=tuple(self.rates),
+            tokens=self.units,
+            unit=self.data.unit,
+            skipped=self.skipped,
+            memory=memory(self.device) if self.leads else None,
+            predicted=planned.peak if planned is not None else None,
+            profiled=self.profiling.written,
+        )
+        if result.speed is None:
+            return result
+        return replace(result, mfu=self.forecast.mfu(self.units / result.speed[1]))

@@ -1,0 +1,40 @@
+"""Random numbers that every rank draws alike, for parts that are not alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from tests.simulate.checks.test_followed_step import found, marked
+
+
+class Dropping(nn.Module):
+    """Drops what is split over tp under the plan, and what is whole."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 32), nn.Linear(32, 256)
+        self.up, self.drop, self.down = nn.Linear(32, 64), nn.Dropout(0.1), nn.Linear(64, 32, bias=False)
+        self.whole = nn.Dropout(0.1)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.whole(self.down(self.drop(self.up(self.embed(input_ids))))))
+
+
+@pytest.mark.parametrize(
+    ("rules", "codes"),
+    [
+        ("", ["equal-random"]),
+        (", drop: local-random", []),
+        (", drop: local-random, whole: local-random", ["varying-gradient", "varying-loss"]),
+    ],
+)
+def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str], tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"version: 1\nrules: {{up: colwise, down: rowwise{rules}}}\n")
+    diagnostics = found("parallel=tp2", f"model._target_={__name__}.Dropping", f"plan={plan}")
+    assert [d.code for d in diagnostics] == codes
+    if codes == ["equal-random"]:
+        assert marked(diagnostics[0]) == "up" and "`drop: local-random`" in (diagnostics[0].help or "")

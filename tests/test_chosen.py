@@ -1,0 +1,35 @@
+"""The default run holds the members of a matrix that stand for the rest, and the others are slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chosen import a_fifth, chosen, first_of_each
+
+
+def default(params: list[Any]) -> list[Any]:
+    """What runs by default; the others must be marked slow and be there."""
+    assert all([mark.name for mark in param.marks] in ([], ["slow"]) for param in params)
+    return [param.values[0] for param in params if not param.marks]
+
+
+def test_those_named_are_in_the_default_run() -> None:
+    params = chosen("abcdef", "ce")
+    assert default(params) == ["c", "e"] and len(params) == 6
+
+
+def test_a_name_that_the_matrix_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\['x'\]"):
+        chosen("abc", ["a", "x"])
+
+
+def test_the_first_of_each_kind_is_in_the_default_run() -> None:
+    params = first_of_each([1, 3, 2, 4, 5], lambda number: number % 2)
+    assert default(params) == [1, 2] and len(params) == 5
+
+
+def test_every_fifth_is_in_the_default_run() -> None:
+    params = a_fifth(range(11))
+    assert default(params) == [0, 5, 10] and len(params) == 11
