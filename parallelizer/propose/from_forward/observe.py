@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
+from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import (
@@ -68,7 +69,6 @@ class _Watcher:
         self.model, self.workload, self.positions = model, workload, positions
         self.seen = Seen()
         self.held: list[torch.Tensor] = []  # so that nothing else gets an id
-        self.inside = [""]
         self.clock = 0
         self.quiet = 0
         self.owners: dict[int, list[tuple[str, str]]] = {}
@@ -78,12 +78,13 @@ class _Watcher:
         self.transposed: dict[int, int] = {}
         self.derived: dict[int, tuple[str, str]] = {}
         self.batch: set[int] = set()
+        self.running = Running(model)
         self.hooks: list[Any] = []
         self.open: list[Passage] = []
 
     @property
     def where(self) -> str:
-        return self.inside[-1]
+        return self.running.current
 
     def run(self, batch: dict[str, torch.Tensor]) -> Seen:
         self._adopt(batch)
@@ -100,6 +101,7 @@ class _Watcher:
         return self.seen
 
     def close(self) -> None:
+        self.running.remove()
         for hook in self.hooks:
             hook.remove()
 
@@ -157,13 +159,11 @@ class _Watcher:
             passage = Passage(path, given, self.clock)
             self.seen.passages.append(passage)
             self.open.append(passage)
-            self.inside.append(path)
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.clock += 1
-        self.inside.pop()
         passage = self.open.pop()
         passage.ended = self.clock
         found = [t for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
