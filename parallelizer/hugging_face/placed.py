@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from parallelizer.mesh import cut
+
 MOST_PIECES = 1 << 16
 """More pieces than this are refused: each is read by itself."""
 
@@ -208,7 +210,7 @@ def _split(whole: Placed, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def _chunk(whole: Placed, chunks: int, dim: int = 0) -> tuple[Placed, ...]:
-    return _split(whole, max(1, math.ceil(whole.shape[_dim(whole, dim)] / chunks)), dim)
+    return _split(whole, max(1, cut(whole.shape[_dim(whole, dim)], chunks, 0)[1]), dim)
 
 
 def _permute(whole: Placed, *dims: Any) -> Placed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallelizer.language.plan import DATA_AXES
+from parallelizer.mesh import cut_all
 from parallelizer.styles.packing import Packing
 
 
@@ -39,7 +38,7 @@ class Share:
         """What of it lies in a box of the original parameter, (start, count) for each dimension."""
         return Share(
             tuple(
-                tuple(cut for run in own if (cut := _cut(run, start, count)).count > 0)
+                tuple(part for run in own if (part := _within(run, start, count)).count > 0)
                 for own, (start, count) in zip(self.runs, box, strict=True)
             )
         )
@@ -68,11 +67,14 @@ def original_shape(param: torch.Tensor, packing: Packing | None) -> tuple[int, .
 def share(param: torch.Tensor, packing: Packing | None, rank: int | None = None) -> Share:
     """What a rank of the parameter's mesh holds: this one, or the one of that global number."""
     shape = tuple(param.shape)
-    cut = [(0, size) for size in shape]
+    held = [(0, size) for size in shape]
     if isinstance(param, DTensor):
-        cut = _interval(shape, param, _coordinate(param.device_mesh, rank))
+        coordinate = _coordinate(param.device_mesh, rank)
+        held = [(0, 0) for _ in shape]
+        if coordinate:
+            held = cut_all(shape, param.device_mesh, param.placements, coordinate)
     runs = []
-    for dim, (start, count) in enumerate(cut):
+    for dim, (start, count) in enumerate(held):
         if packing is not None and dim == packing.dim % len(shape):
             runs.append(_packed(packing.order()[start : start + count]))
         else:
@@ -106,28 +108,6 @@ def _coordinate(mesh: DeviceMesh, rank: int | None) -> list[int]:
     return [int(i) for i in (mesh.mesh == rank).nonzero()[0]]
 
 
-def _interval(shape: Sequence[int], param: DTensor, coordinate: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, count) for each dimension: tensor axes cut first, in the mesh's order, then the data axes, as FSDP does;
-    in chunks of ceil(n / ranks), the last ones shorter or empty, as torch cuts.
-    """
-    mesh = param.device_mesh
-    if not coordinate:
-        return [(0, 0) for _ in shape]
-    names = mesh.mesh_dim_names or tuple("" for _ in param.placements)
-    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
-    cut = [(0, size) for size in shape]
-    for i in sorted(range(len(data)), key=lambda i: data[i]):
-        placement = param.placements[i]
-        if isinstance(placement, Replicate):
-            continue
-        dim: int = placement.dim % len(shape)  # type: ignore[attr-defined]
-        start, count = cut[dim]
-        chunk = math.ceil(count / mesh.size(i))
-        first = min(count, coordinate[i] * chunk)
-        cut[dim] = (start + first, min(chunk, count - first))
-    return cut
-
-
 def _packed(order: torch.Tensor) -> tuple[Run, ...]:
     """Runs of consecutive original indices."""
     if not len(order):
@@ -137,6 +117,6 @@ def _packed(order: torch.Tensor) -> tuple[Run, ...]:
     return tuple(Run(a, int(order[a]), b - a) for a, b in itertools.pairwise(edges))
 
 
-def _cut(run: Run, start: int, count: int) -> Run:
+def _within(run: Run, start: int, count: int) -> Run:
     first, end = max(run.original, start), min(run.original + run.count, start + count)
     return Run(run.local + first - run.original, first, end - first)
