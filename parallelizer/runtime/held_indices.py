@@ -15,7 +15,7 @@ from parallelizer.styles.packing import Packing
 
 
 @dataclass(frozen=True)
-class Run:
+class IndexRun:
     """`count` indices of one dimension that begin at `local` in a rank's shard and at `original` in the parameter."""
 
     local: int
@@ -27,7 +27,7 @@ class Run:
 class Share:
     """What one rank holds of a parameter: runs for each dimension, of which it holds every combination."""
 
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[IndexRun, ...], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class Share:
             )
         )
 
-    def boxes(self) -> Iterator[tuple[tuple[Run, ...], tuple[slice, ...], tuple[slice, ...]]]:
+    def boxes(self) -> Iterator[tuple[tuple[IndexRun, ...], tuple[slice, ...], tuple[slice, ...]]]:
         """Every combination of runs: it, where it lies in the shard, and where in the parts put side by side."""
         beside = [list(itertools.accumulate((run.count for run in own), initial=0))[:-1] for own in self.runs]
         for places in itertools.product(*(range(len(own)) for own in self.runs)):
@@ -78,7 +78,7 @@ def share(param: torch.Tensor, packing: Packing | None, rank: int | None = None)
         if packing is not None and dim == packing.dim % len(shape):
             runs.append(_packed(packing.order()[start : start + count]))
         else:
-            runs.append((Run(0, start, count),) if count else ())
+            runs.append((IndexRun(0, start, count),) if count else ())
     return Share(tuple(runs))
 
 
@@ -108,15 +108,15 @@ def _coordinate(mesh: DeviceMesh, rank: int | None) -> list[int]:
     return [int(i) for i in (mesh.mesh == rank).nonzero()[0]]
 
 
-def _packed(order: torch.Tensor) -> tuple[Run, ...]:
+def _packed(order: torch.Tensor) -> tuple[IndexRun, ...]:
     """Runs of consecutive original indices."""
     if not len(order):
         return ()
     breaks = ((order[1:] - order[:-1]) != 1).nonzero().flatten().add(1).tolist()
     edges = [0, *breaks, len(order)]
-    return tuple(Run(a, int(order[a]), b - a) for a, b in itertools.pairwise(edges))
+    return tuple(IndexRun(a, int(order[a]), b - a) for a, b in itertools.pairwise(edges))
 
 
-def _within(run: Run, start: int, count: int) -> Run:
+def _within(run: IndexRun, start: int, count: int) -> IndexRun:
     first, end = max(run.original, start), min(run.original + run.count, start + count)
-    return Run(run.local + first - run.original, first, end - first)
+    return IndexRun(run.local + first - run.original, first, end - first)

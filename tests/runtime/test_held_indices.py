@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from parallelizer.runtime.held_indices import Run, Share, holders, original_shape, share
+from parallelizer.runtime.held_indices import IndexRun, Share, holders, original_shape, share
 from parallelizer.styles.packing import Packing
 
 
@@ -121,4 +121,4 @@ def test_a_mesh_without_the_writer_gives_nothing() -> None:
 def test_a_scalar_is_one_box() -> None:
     own = share(torch.ones(()), None)
     assert own == Share(()) and [b[1] for b in own.boxes()] == [()]
-    assert list(itertools.chain(*share(torch.ones(2, 0), None).runs)) == [Run(0, 0, 2)]
+    assert list(itertools.chain(*share(torch.ones(2, 0), None).runs)) == [IndexRun(0, 0, 2)]

@@ -98,7 +98,7 @@ def _journeys(journey: Journey, run: Run) -> Iterator[Journey]:
 
 
 def _observe(model: nn.Module, workload: Workload) -> Calls:
-    watch = _Watch(model)
+    watch = _CallWatch(model)
     with torch.no_grad(), watch:
         output = call(model, workload.example(2, workload.seq_len, "meta"))
     return watch.calls(output)
@@ -111,7 +111,7 @@ class _Trail:
     read_in: set[str] = field(default_factory=set)
 
 
-class _Watch(TorchDispatchMode):
+class _CallWatch(TorchDispatchMode):
     """Notes calls and tensors while it is active."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -88,7 +88,7 @@ def used_positions(
     model: nn.Module, batch: Mapping[str, torch.Tensor], length: int, given: Iterable[str]
 ) -> list[PositionSource] | None:
     """What one forward uses; None when it does not run. Its forward may leave things behind in the model."""
-    watch = _Watch(model, length)
+    watch = _PositionWatch(model, length)
     watch.adopt(batch, given)
     try:
         with torch.no_grad(), redirect_stdout(sys.stderr), watch:  # what it prints is no answer of ours
@@ -117,7 +117,7 @@ def _length(model: nn.Module, workload: Workload) -> int | None:
     return next((n for n in LENGTHS if n <= workload.seq_len and n not in sizes), None)
 
 
-class _Watch(TorchFunctionMode):
+class _PositionWatch(TorchFunctionMode):
     """Follows positions and activations through one forward."""
 
     def __init__(self, model: nn.Module, length: int) -> None:

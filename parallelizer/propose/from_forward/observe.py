@@ -28,7 +28,15 @@ from parallelizer.propose.from_forward.atoms import (
     tie,
 )
 from parallelizer.propose.from_forward.modes import Functions, Operators
-from parallelizer.propose.from_forward.seen import Attention, Dims, Lookup, Passage, Projection, Seen, Use
+from parallelizer.propose.from_forward.seen import (
+    Dims,
+    Lookup,
+    Projection,
+    Seen,
+    SeenAttention,
+    SeenCall,
+    Use,
+)
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
@@ -80,7 +88,7 @@ class _Watcher:
         self.batch: set[int] = set()
         self.running = Running(model)
         self.hooks: list[Any] = []
-        self.open: list[Passage] = []
+        self.open: list[SeenCall] = []
 
     @property
     def where(self) -> str:
@@ -156,8 +164,8 @@ class _Watcher:
                 if isinstance(value, torch.Tensor):
                     given[name] = id(value)
                     self.dims(value)
-            passage = Passage(path, given, self.clock)
-            self.seen.passages.append(passage)
+            passage = SeenCall(path, given, self.clock)
+            self.seen.calls.append(passage)
             self.open.append(passage)
 
         return hook
@@ -221,7 +229,7 @@ class _Watcher:
                     for head in heads:
                         if head is not None and atom.kind != "uniform":
                             head.refuse("a mask for each head is added, which is whole", self.where)
-        self.seen.attentions.append(Attention(self.where, heads))
+        self.seen.attentions.append(SeenAttention(self.where, heads))
         self.seen.mixing.add(self.where)
         self.note(result, [*dq[:-1], dv[-1]])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parallelizer.propose.from_forward.facts import Facts, Region
+from parallelizer.propose.from_forward.facts import Facts, SplitRegion
 from parallelizer.propose.globs import pattern
 
 SMALL_TABLE = 16
@@ -40,7 +40,7 @@ class Choice:
         return self.stream != "replicate"
 
 
-def key(region: Region) -> str:
+def key(region: SplitRegion) -> str:
     """What regions of the same modules in other layers have in common."""
     return " ".join(sorted(pattern(path) for path in region.sources))
 
@@ -131,7 +131,7 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     yield from _beside(facts, chosen, choice)
 
 
-def _region(facts: Facts, region: Region, choice: Choice) -> Iterator[ProposedRule]:
+def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[ProposedRule]:
     for gate, names in region.gates.items():
         plain = any(
             part.own
@@ -170,7 +170,7 @@ def _head_unit(facts: Facts) -> str:
     return TABLES if TABLES in units(facts) and facts.tied else HEADS
 
 
-def _beside(facts: Facts, chosen: list[Region], choice: Choice) -> Iterator[ProposedRule]:
+def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator[ProposedRule]:
     """What stands on the stream between the regions: it runs on a part of the sequence where it can, and is given the whole
     where it cannot.
     """

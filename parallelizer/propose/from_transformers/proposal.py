@@ -13,12 +13,12 @@ from torch import nn
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import full_name
 from parallelizer.propose.from_transformers.tp_plan import (
-    Entry,
+    TpPlanEntry,
     read_fsdp_plan,
     read_tp_plan,
     with_wildcards,
 )
-from parallelizer.propose.from_transformers.translate import Inexpressible, Rule, translate
+from parallelizer.propose.from_transformers.translate import Inexpressible, TranslatedRule, translate
 from parallelizer.propose.globs import ends_in_common, globs_for
 from parallelizer.propose.plan_text import PlanLine
 from parallelizer.styles.tied_parameters import parameter_names, tied_names
@@ -35,8 +35,8 @@ class Proposal:
     """
 
     sections: Mapping[str, tuple[PlanLine, ...]]
-    unmatched: tuple[Entry, ...] = ()
-    needless: tuple[Rule, ...] = ()
+    unmatched: tuple[TpPlanEntry, ...] = ()
+    needless: tuple[TranslatedRule, ...] = ()
     plain: tuple[str, ...] = ()
     batch: dict[str, str] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ def plan_globs(names: Sequence[str], every: Sequence[str]) -> list[str]:
     return [ends_in_common(glob) for glob in globs_for(names, every)]
 
 
-def _translated(model: nn.Module, rules: Sequence[Rule]) -> Iterator[PlanLine]:
+def _translated(model: nn.Module, rules: Sequence[TranslatedRule]) -> Iterator[PlanLine]:
     every = every_name(model)
     place = {name: i for i, name in enumerate(every)}
     alike: dict[tuple[str, str, str], list[str]] = {}
@@ -99,7 +99,7 @@ def _translated(model: nn.Module, rules: Sequence[Rule]) -> Iterator[PlanLine]:
     return (line for _, line in sorted(lines, key=order))
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: TpPlanEntry) -> str:
     return f"{entry.string} (added)" if entry.added else entry.string
 
 
@@ -156,7 +156,7 @@ def _whole(
     return found
 
 
-def _placed(rules: Sequence[Rule], modules: dict[str, nn.Module]) -> set[str]:
+def _placed(rules: Sequence[TranslatedRule], modules: dict[str, nn.Module]) -> set[str]:
     """The parameters that rules place, by full name."""
     placed: set[str] = set()
     for rule in rules:
