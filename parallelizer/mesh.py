@@ -1,14 +1,18 @@
-"""From axis sizes to a live DeviceMesh and back, and the sub-meshes that styles stand on."""
+"""From axis sizes to a live DeviceMesh and back, the sub-meshes that styles stand on, and what of a tensor a rank holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallelizer import torch_private
 from parallelizer.language.plan import AXES, BATCH_AXES, DATA_AXES, FOLDED, Mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 
 def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
@@ -168,3 +172,37 @@ def batch_rank(device_mesh: DeviceMesh, *, axes: Mapping[str, str] | None = None
         if mesh.sizes[axis] > 1:
             index = index * mesh.sizes[axis] + device_mesh.get_local_rank(axis)
     return index, mesh.size(*BATCH_AXES)
+
+
+def cut(size: int, ranks: int, index: int) -> tuple[int, int]:
+    """Where the shard of one of `ranks` begins in a dimension of `size`, and how long it is.
+
+    As `torch.chunk` and DTensor cut: ceil(size / ranks) for each rank, the last ones shorter or empty. A tensor [size, ...]
+    is [length, ...] on rank `index`, its `narrow(0, start, length)`; an empty shard begins at `size`.
+    """
+    longest = -(-size // ranks)
+    start = min(size, index * longest)
+    return start, min(longest, size - start)
+
+
+def cut_all(
+    shape: Sequence[int],
+    device_mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    coordinate: Sequence[int],
+) -> list[tuple[int, int]]:
+    """(start, length) of every dimension of a tensor of `shape` that the rank at `coordinate` of the mesh holds.
+
+    One dimension may be cut by several axes: by tensor axes first, in the mesh's order, then by the data axes, as FSDP does.
+    """
+    names = device_mesh.mesh_dim_names or tuple("" for _ in placements)
+    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
+    held = [(0, size) for size in shape]
+    for i in sorted(range(len(data)), key=lambda i: data[i]):
+        if placements[i].is_replicate():
+            continue
+        dim: int = placements[i].dim % len(shape)  # type: ignore[attr-defined]
+        outer, size = held[dim]
+        start, length = cut(size, device_mesh.size(i), coordinate[i])
+        held[dim] = (outer + start, length)
+    return held

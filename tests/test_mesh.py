@@ -6,14 +6,22 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import parallelizer as pz
+from parallelizer.child import in_children
 from parallelizer.language.plan import AXES, Mesh, folded_name
 from parallelizer.mesh import (
     batch_rank,
     build_mesh,
+    cut,
+    cut_all,
     data_groups,
     describe,
     fsdp_mesh,
@@ -22,6 +30,7 @@ from parallelizer.mesh import (
     with_shard_axis,
 )
 from parallelizer.runtime.state import state_of
+from parallelizer.simulate.fake_world import enter_fake_world
 from tests.chosen import SHARE, a_fifth
 from tests.parity import Case, errors, keep_float64, plan, sharded, token_loss, unsharded
 from tests.ranks import run_ranks
@@ -209,3 +218,64 @@ def test_the_folded_axis_is_named_by_its_parts() -> None:
     assert folded_name(Mesh({"cp": 2})) == "cp"
     assert folded_name(Mesh({"cp": 2, "dp_shard": 2})) == "dp_shard+cp"
     assert set(folded_name(Mesh({"cp": 2, "dp_shard": 2})).split("+")) <= set(AXES)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_a_cut_is_torchs_chunk(size: int, ranks: int) -> None:
+    whole = torch.arange(size)
+    chunks = whole.chunk(ranks)
+    for index in range(ranks):
+        start, length = cut(size, ranks, index)
+        expected = chunks[index] if index < len(chunks) else whole[:0]
+        assert torch.equal(whole.narrow(0, start, length), expected)
+        assert length or start == size
+
+
+SHAPES = [(size, other) for size in range(14) for other in (3, 8)]
+
+
+def torchs_cuts(rank: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What DTensor says of each of SHAPES over one axis and over two, as (local shape, offset)."""
+    enter_fake_world(6, rank)
+    one = init_device_mesh("cpu", (6,), mesh_dim_names=("tp",))
+    two = init_device_mesh("cpu", (2, 3), mesh_dim_names=("ep", "tp"))
+    laid = [(one, (Shard(0),)), (two, (Shard(0), Shard(0))), (two, (Replicate(), Shard(1)))]
+    found = []
+    for mesh, placements in laid:
+        for shape in SHAPES:
+            theirs = compute_local_shape_and_global_offset(shape, mesh, placements)
+            held = cut_all(shape, mesh, placements, mesh.get_coordinate() or [])
+            ours = tuple(n for _, n in held), tuple(at for at, _ in held)
+            # Where a shard is empty, nobody asks for its offset.
+            assert ours[0] == theirs[0] and (ours[1] == theirs[1] or 0 in ours[0]), (
+                shape,
+                mesh,
+                ours,
+                theirs,
+            )
+            found.append(ours)
+    return found
+
+
+def test_cuts_are_dtensors_over_one_axis_and_over_two() -> None:
+    ranks = in_children([(torchs_cuts, rank) for rank in range(6)])
+    for at, shape in enumerate(SHAPES):
+        assert sum(found[at][0][0] for found in ranks) == shape[0]
+
+
+def test_the_data_axes_cut_last() -> None:
+    """As FSDP does, though they stand before the tensor axes in the mesh."""
+    rows = torch.arange(7)
+
+    class Rank:
+        mesh_dim_names = ("dp_shard", "tp")
+
+        def size(self, dim: int) -> int:
+            return (2, 3)[dim]
+
+    mesh: Any = Rank()
+    for shard, tp in ((d, t) for d in range(2) for t in range(3)):
+        ((start, length),) = cut_all((7,), mesh, (Shard(0), Shard(0)), (shard, tp))
+        of_tp = rows.chunk(3)[tp].chunk(2)
+        assert rows[start : start + length].tolist() == (of_tp[shard].tolist() if shard < len(of_tp) else [])

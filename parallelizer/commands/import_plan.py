@@ -82,7 +82,7 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
 
 
 def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:
-    from parallelizer.propose.from_transformers.write_plan import plan_text
+    from parallelizer.propose.from_transformers.write_plan import write_plan
 
     header = [
         f"{type(model).__name__} by the tp_plan of transformers {_version()}, the residual stream whole on every rank of tp."
@@ -92,7 +92,7 @@ def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:
         if command
         else []
     )
-    text = plan_text(proposal, header)
+    text = write_plan(proposal, header)
     return Imported(text, parsed(text), proposal)
 
 

@@ -54,7 +54,7 @@ def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespac
     from parallelizer.propose.from_forward import retreat
     from parallelizer.propose.from_forward.rules import Choice, units
     from parallelizer.propose.from_forward.trial import Trials
-    from parallelizer.propose.plan_text import WIDTH, plan_text
+    from parallelizer.propose.from_forward.write_plan import WIDTH, write_plan
 
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         path = Path(folder) / "plan.yaml"
@@ -88,7 +88,7 @@ def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespac
     title = _title(model, arguments.overrides, WIDTH)
 
     def text(choice: Choice) -> str:
-        return plan_text(facts, choice, title)
+        return write_plan(facts, choice, title)
 
     settled = retreat.Retreat(facts, Trials(setup, model), text, retreat.to_stderr).settle(
         full, prove=not arguments.unproven
@@ -97,7 +97,7 @@ def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespac
     said += _left(facts, settled.choice)
     for sentence in said:
         retreat.to_stderr(sentence)
-    return plan_text(facts, settled.choice, title, said)
+    return write_plan(facts, settled.choice, title, said)
 
 
 def _title(model: nn.Module, overrides: Sequence[str], width: int) -> str:

@@ -1,7 +1,6 @@
 """What one rank holds of every parameter: shapes, placements and bytes, by arithmetic from the program alone.
 
-Shards are cut as torch cuts them: chunks of ceil(n / ranks) rows, the last ones shorter or empty; tensor axes
-first, then the data axes.
+Tensor axes cut first, then the data axes.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from parallelizer.language.plan import AXES, REPLICATE, Placement, full_name
+from parallelizer.mesh import cut
 from parallelizer.styles.application import Application, Program, tensor_placements
 
 
@@ -50,8 +50,8 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
         placements: dict[str, Placement] = {}
         for axis in AXES:
             placement = tensor.get(name, {}).get(axis)
-            if placement is not None:
-                _cut(shape, placement, mesh.sizes[axis], where[axis])
+            if placement is not None and placement.dim is not None:
+                _, shape[placement.dim] = cut(shape[placement.dim], mesh.sizes[axis], where[axis])
             if mesh.sizes[axis] > 1 and axis not in mesh.fsdp_axes:
                 placements[axis] = placement or REPLICATE
         if unit is not None and mesh.fsdp_axes:
@@ -59,7 +59,8 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
             index = 0
             for part in mesh.fsdp_axes:
                 index = index * mesh.sizes[part] + where[part]
-            _cut(shape, placement, mesh.size(*mesh.fsdp_axes), index)
+            if placement.dim is not None:
+                _, shape[placement.dim] = cut(shape[placement.dim], mesh.size(*mesh.fsdp_axes), index)
             placements[axis] = placement
         elif mesh.fsdp_axes:
             placements["+".join(mesh.fsdp_axes)] = REPLICATE
@@ -83,11 +84,3 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
 
 def _data_placements(program: Program) -> dict[str, tuple[Application, str]]:
     return {full_name(a.module, n): (a, n) for a in program.of_slot("fsdp") for n in a.params}
-
-
-def _cut(shape: list[int], placement: Placement, ranks: int, index: int) -> None:
-    if placement.dim is None or ranks == 1:
-        return
-    size = shape[placement.dim]
-    chunk = math.ceil(size / ranks)
-    shape[placement.dim] = max(0, min(chunk, size - index * chunk))

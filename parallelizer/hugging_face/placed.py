@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from parallelizer.mesh import cut
+
 MOST_PIECES = 1 << 16
 """More pieces than this are refused: each is read by itself."""
 
@@ -40,7 +42,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AffinePiece:
     """A part of a tensor that stands in the stored tensor `name`, beginning at index `base`."""
 
     name: str
@@ -49,7 +51,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Region:
+class StoredRegion:
     """Indices of the stored tensor `name`, (start, count, step) for each of its dimensions, and how they lie in the
     whole: `box` is (start, count) for each dimension of the whole, and `dims` says for each of those which stored
     dimension it is, -1 where it is none because the box has one index there.
@@ -73,7 +75,7 @@ class Placed(torch.Tensor):
     look at shapes are torch's, all others raise NotPlaced.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AffinePiece, ...]
 
     @classmethod
     def __torch_function__(
@@ -90,10 +92,10 @@ class Placed(torch.Tensor):
 def stored(name: str, shape: Sequence[int], dtype: torch.dtype) -> Placed:
     """The whole of one stored tensor."""
     axes = tuple(Axis(0, size, dim, 1) for dim, size in enumerate(shape))
-    return _placed(shape, dtype, (Piece(name, (0,) * len(shape), axes),))
+    return _placed(shape, dtype, (AffinePiece(name, (0,) * len(shape), axes),))
 
 
-def regions(whole: Placed, box: Sequence[tuple[int, int]]) -> Iterator[Region]:
+def regions(whole: Placed, box: Sequence[tuple[int, int]]) -> Iterator[StoredRegion]:
     """What must be read for a box of the whole, (start, count) for each dimension. Raises NotPlaced for a piece that
     walks a stored dimension along two of its own.
     """
@@ -105,7 +107,7 @@ def regions(whole: Placed, box: Sequence[tuple[int, int]]) -> Iterator[Region]:
             yield _region(cut)
 
 
-def _region(piece: Piece) -> Region:
+def _region(piece: AffinePiece) -> StoredRegion:
     indices = [(start, 1, 1) for start in piece.base]
     dims = []
     for axis in piece.axes:
@@ -116,10 +118,10 @@ def _region(piece: Piece) -> Region:
             raise NotPlaced("a dimension that is walked twice")
         indices[axis.dim] = (piece.base[axis.dim], axis.count, axis.step)
         dims.append(axis.dim)
-    return Region(piece.name, tuple(indices), tuple((a.at, a.count) for a in piece.axes), tuple(dims))
+    return StoredRegion(piece.name, tuple(indices), tuple((a.at, a.count) for a in piece.axes), tuple(dims))
 
 
-def _placed(shape: Sequence[int], dtype: torch.dtype, pieces: tuple[Piece, ...]) -> Placed:
+def _placed(shape: Sequence[int], dtype: torch.dtype, pieces: tuple[AffinePiece, ...]) -> Placed:
     if len(pieces) > MOST_PIECES:
         raise NotPlaced("a rearrangement into very many pieces")
     made = torch.empty(tuple(shape), dtype=dtype, device="meta").as_subclass(Placed)
@@ -127,7 +129,7 @@ def _placed(shape: Sequence[int], dtype: torch.dtype, pieces: tuple[Piece, ...])
     return made
 
 
-def _cut(piece: Piece, dim: int, start: int, count: int) -> Piece | None:
+def _cut(piece: AffinePiece, dim: int, start: int, count: int) -> AffinePiece | None:
     """What of a piece lies in [start, start + count) of the whole's dimension, counted from `start`."""
     axis = piece.axes[dim]
     first, end = max(axis.at, start), min(axis.at + axis.count, start + count)
@@ -137,7 +139,7 @@ def _cut(piece: Piece, dim: int, start: int, count: int) -> Piece | None:
     if axis.step:
         base[axis.dim] += axis.step * (first - axis.at)
     cut = Axis(first - start, end - first, axis.dim, axis.step)
-    return Piece(piece.name, tuple(base), (*piece.axes[:dim], cut, *piece.axes[dim + 1 :]))
+    return AffinePiece(piece.name, tuple(base), (*piece.axes[:dim], cut, *piece.axes[dim + 1 :]))
 
 
 def _narrow(whole: Placed, dim: int, start: int, length: int) -> Placed:
@@ -208,7 +210,7 @@ def _split(whole: Placed, split_size_or_sections: int | Sequence[int], dim: int 
 
 
 def _chunk(whole: Placed, chunks: int, dim: int = 0) -> tuple[Placed, ...]:
-    return _split(whole, max(1, math.ceil(whole.shape[_dim(whole, dim)] / chunks)), dim)
+    return _split(whole, max(1, cut(whole.shape[_dim(whole, dim)], chunks, 0)[1]), dim)
 
 
 def _permute(whole: Placed, *dims: Any) -> Placed:

@@ -46,7 +46,7 @@ Indices = Sequence[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """One tensor of a file; `offset` is where its numbers begin in the file."""
 
     name: str
@@ -67,7 +67,7 @@ class StoredFile:
     path: Path
     head: bytes
     size: int
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, StoredTensor]
 
 
 def read_file(path: Path) -> StoredFile:
@@ -101,11 +101,11 @@ class _Unknown(ValueError):
     """A dtype that torch does not have."""
 
 
-def _entry(name: str, described: Mapping[str, Any], start: int) -> Entry:
+def _entry(name: str, described: Mapping[str, Any], start: int) -> StoredTensor:
     begin, end = map(int, described["data_offsets"])
     if described["dtype"] not in DTYPES:
         raise _Unknown(f"{name} has the dtype {described['dtype']}")
-    entry = Entry(name, DTYPES[described["dtype"]], tuple(map(int, described["shape"])), start + begin)
+    entry = StoredTensor(name, DTYPES[described["dtype"]], tuple(map(int, described["shape"])), start + begin)
     if entry.bytes != end - begin or min(entry.shape, default=1) < 0:
         raise ValueError(name)
     return entry
@@ -118,14 +118,14 @@ def described(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], path: P
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at, laid = 0, []
     for name, dtype, shape in sorted(tensors, key=lambda t: (-t[1].itemsize, -rank[names[t[1]]], t[0])):
-        entry = Entry(name, dtype, tuple(shape), at)
+        entry = StoredTensor(name, dtype, tuple(shape), at)
         header[name] = {"dtype": names[dtype], "shape": list(shape), "data_offsets": [at, at + entry.bytes]}
         laid.append(entry)
         at += entry.bytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
-    entries = {e.name: Entry(e.name, e.dtype, e.shape, e.offset + start) for e in laid}
+    entries = {e.name: StoredTensor(e.name, e.dtype, e.shape, e.offset + start) for e in laid}
     return StoredFile(path, len(text).to_bytes(8, "little") + text, start + at, entries)
 
 
@@ -144,7 +144,7 @@ class Reader:
     ) -> None:
         self._closing.close()
 
-    def read(self, path: Path, entry: Entry, indices: Indices, target: torch.Tensor) -> None:
+    def read(self, path: Path, entry: StoredTensor, indices: Indices, target: torch.Tensor) -> None:
         """Fill `target`, whose shape is the indices' counts, in its own dtype and wherever it lies.
 
         Raises PlanError when the file has got shorter or cannot be read.
@@ -270,7 +270,7 @@ class Writer:
                 for fd in self._open.values():
                     os.fsync(fd)
 
-    def write(self, name: str, entry: Entry, indices: Indices, source: torch.Tensor) -> None:
+    def write(self, name: str, entry: StoredTensor, indices: Indices, source: torch.Tensor) -> None:
         """Write `source`, whose shape is the indices' counts, on the CPU and in the entry's dtype, into the file of
         that name.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
-from parallelizer.hugging_face.stored_files import Entry, StoredFile, read_file
+from parallelizer.hugging_face.stored_files import StoredFile, StoredTensor, read_file
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names that `from_pretrained` looks for, in this order."""
@@ -23,7 +23,7 @@ class Checkpoint:
     index: str | None
 
     @property
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, StoredTensor]:
         """Every tensor by key."""
         return {key: entry for file in self.files.values() for key, entry in file.entries.items()}
 

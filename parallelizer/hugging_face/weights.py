@@ -22,7 +22,7 @@ from parallelizer.hugging_face import transformers_private
 from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.buffers import compute_buffers
 from parallelizer.hugging_face.placed import Placed, regions, stored
-from parallelizer.hugging_face.stored_files import Entry, Reader, StoredFile
+from parallelizer.hugging_face.stored_files import Reader, StoredFile, StoredTensor
 from parallelizer.hugging_face.transformers_private import ConversionError, WeightMap
 from parallelizer.hugging_face.weight_folder import Checkpoint, open_checkpoint
 from parallelizer.runtime.fail_together import together
@@ -242,7 +242,7 @@ def _read(
     for runs, here, _ in share(tensor, packing).boxes():
         for region in regions(source, [(run.original, run.count) for run in runs]):
             part = local[here][tuple(slice(at, at + count) for at, count in region.box)]
-            entry: Entry = files[region.name].entries[region.name]
+            entry: StoredTensor = files[region.name].entries[region.name]
             reader.read(files[region.name].path, entry, region.indices, region.as_stored(part))
 
 

@@ -1,44 +1,59 @@
-"""Few globs for many modules or parameters, written as a person would: `model.layers.*.self_attn.{q,k,v}_proj`."""
+"""Few globs for many modules or parameters, written as a person would: `model.layers.*.self_attn.q_proj`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from parallelizer.language.fold import fold_alternatives, fold_paths
-from parallelizer.language.glob import parse_glob
-from parallelizer.propose.from_transformers.tp_plan import with_wildcards
+from parallelizer.language.glob import escape, parse_glob
 
 _NAMES = re.compile(r"\{(\w+(?:,\w+)+)\}")
 
 
+def pattern(path: str) -> str:
+    """A path with every number in it as a wildcard: what the same module of all layers has in common."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+
+
 def globs_for(names: Sequence[str], every: Sequence[str]) -> list[str]:
-    """Globs that match exactly `names` among `every` module and parameter of a model, layers as `*` where all are meant.
+    """Globs that match exactly `names` among `every` path of a model, in order of the first name that each matches.
 
-    In order of the first name that each matches.
+    Numbers are wildcards where all layers are meant, and ranges elsewhere.
     """
-    wanted = dict.fromkeys(names)
-    patterns: dict[str, None] = {}
+    alike: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(pattern(name), []).append(name)
+    patterns: list[str] = []
     single: list[str] = []
-    for key, members in _by_key(wanted).items():
-        if set(parse_glob(key).select(every)) == set(members):
-            patterns[key] = None
-        else:
+    for of, members in alike.items():
+        exact = (
+            g
+            for g in (_numbered(of), _varying(of, members))
+            if set(parse_glob(g).select(every)) == set(members)
+        )
+        wildcards = next(exact, None)
+        if wildcards is None:
             single += members
-    folded = [*fold_alternatives(patterns), *(fold_paths(single) if single else ())]
+        else:
+            patterns.append(wildcards)
+    folded = [*fold_alternatives(patterns), *fold_paths(single)]
     at = {name: i for i, name in enumerate(names)}
-    shared = [_shared(glob) for glob in folded]
-    return sorted(shared, key=lambda glob: min(at[n] for n in parse_glob(glob).select(names)))
+    return sorted(folded, key=lambda glob: min(at[name] for name in parse_glob(glob).select(names)))
 
 
-def _by_key(names: Iterable[str]) -> dict[str, list[str]]:
-    by_key: dict[str, list[str]] = {}
-    for name in names:
-        by_key.setdefault(with_wildcards(name), []).append(name)
-    return by_key
+def _numbered(of: str) -> str:
+    """A wildcard for every number: `layers.*.ff.*`."""
+    return ".".join("*" if segment == "*" else escape(segment) for segment in of.split("."))
 
 
-def _shared(glob: str) -> str:
+def _varying(of: str, members: Sequence[str]) -> str:
+    """A wildcard for every number that is not the same in all of them: `layers.*.ff.0`."""
+    columns = zip(of.split("."), *(name.split(".") for name in members), strict=True)
+    return ".".join("*" if segment == "*" and len(set(at)) > 1 else escape(at[0]) for segment, *at in columns)
+
+
+def ends_in_common(glob: str) -> str:
     """Braces around what differs: `{gate_proj,up_proj}` is `{gate,up}_proj`."""
 
     def shorter(match: re.Match[str]) -> str:

@@ -1,109 +1,123 @@
-"""A proposal as the text of a plan file."""
+"""The text of a proposed plan file: the one writer, for `init` and `import-plan`."""
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from parallelizer.language.fold import fold_alternatives, fold_paths
-from parallelizer.language.glob import escape, parse_glob
-from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, Line, lines, pattern
-
-WIDTH = 110
-WIDEST = 60  # a key that is longer stands in no column
-WIDEST_VALUE = 40  # nor does a comment beside a longer value
+WIDEST_KEY = 60
+"""A key that is longer stands in no column."""
 
 
-def plan_text(facts: Facts, choice: Choice, title: str, said: Sequence[str] = ()) -> str:
-    """The plan; `said` are sentences on what was left alone, as comments above the rules."""
-    text = [f"# {title}"]
-    for sentence in said:
-        text += textwrap.wrap(sentence, WIDTH, initial_indent="# ", subsequent_indent="#   ")
+@dataclass(frozen=True)
+class PlanLine:
+    """One rule: a glob, the texts of its styles, and a comment."""
+
+    glob: str
+    styles: tuple[str, ...]
+    comment: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Lines whose comments stand in one column, and comments above and below them."""
+
+    lines: tuple[PlanLine, ...]
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How lines are set. `width` is the widest line, `room` the columns of it that a comment needs, `widest_styles` what has
+    a comment in the common column; `gap` and `comment` stand before the styles and before a comment. Where a rule is too
+    long for one line, its styles stand below its key (`styles_below`), or else its comment stands above it.
+    """
+
+    width: int
+    gap: str
+    comment: str
+    room: int = 0
+    widest_styles: int | None = None
+    styles_below: bool = False
+
+
+def plan_text(
+    form: Form,
+    header: Sequence[str],
+    sections: Sequence[Section],
+    *,
+    layouts: Sequence[str] = (),
+    buffers: Mapping[str, Mapping[str, str]] | None = None,
+    about_buffers: str = "",
+) -> str:
+    """The YAML text of a plan. `header` are the lines of the comment on top, `layouts` those of the layouts, `buffers` the
+    entries of the batch and of the model as texts, with `about_buffers` as their comment.
+    """
+    text = [f"# {line}".rstrip() for line in header]
     text.append("version: 1")
-    if choice.units:
-        comment = "the residual stream over tp"
-        if choice.is_sharded:
-            comment += "; `replicate` switches sequence parallelism off"
-        text += ["layouts:", f"  stream: {choice.stream}   # {comment}"]
+    if layouts:
+        text += ["layouts:", *(f"  {line}" for line in layouts)]
     text.append("rules:")
-    text += _rules(facts, lines(facts, choice))
-    if choice.batch or choice.buffers:
-        text.append("buffers:   # what carries the sequence, and along which dimension")
-        if choice.batch:
-            text.append(f"  batch: {{{', '.join(f'{k}: {v}' for k, v in choice.batch.items())}}}")
-        if choice.buffers:
-            text.append(f"  model: {{{', '.join(_buffers(facts, choice))}}}")
+    keys = (len(_key(line.glob)) for section in sections for line in section.lines)
+    column = max((length for length in keys if length <= WIDEST_KEY), default=0)
+    for section in sections:
+        text += [f"  # {line}" for line in section.above]
+        text += _aligned(section.lines, column, form)
+        text += [f"  # {line}" for line in section.below]
+    if buffers:
+        text.append(f"buffers:{form.comment}{about_buffers}" if about_buffers else "buffers:")
+        for kind, entries in buffers.items():
+            text.append(f"  {kind}: {{{', '.join(f'{name}: {value}' for name, value in entries.items())}}}")
     return "\n".join(text) + "\n"
 
 
-def _buffers(facts: Facts, choice: Choice) -> list[str]:
-    by_dim: dict[int, list[str]] = {}
-    for name, dim in choice.buffers.items():
-        by_dim.setdefault(dim, []).append(name)
-    found = [(glob, dim) for dim, names in by_dim.items() for glob in globs(names, facts.buffers)]
-    # In a map of one line braces and commas are YAML's.
-    return [f'"{glob}": {dim}' if re.search(r"[*{}\[\],]", glob) else f"{glob}: {dim}" for glob, dim in found]
-
-
-def globs(modules: Sequence[str], among: Sequence[str]) -> list[str]:
-    """Globs for exactly these modules of a model: with wildcards where all layers are meant, else with ranges."""
-    if list(modules) == [""]:
-        return [""]
-    alike: dict[str, list[list[str]]] = {}
-    for module in modules:
-        alike.setdefault(pattern(module), []).append(module.split("."))
-    for starred in (_numbered, _varying):
-        wide = fold_alternatives(dict.fromkeys(starred(of, some) for of, some in alike.items()))
-        if {path for glob in wide for path in parse_glob(glob).select(among)} == set(modules):
-            return wide
-    return fold_paths(modules)
-
-
-def _numbered(of: str, some: Sequence[Sequence[str]]) -> str:
-    """A wildcard for every number: `layers.*.ff.*`."""
-    return ".".join("*" if segment == "*" else escape(segment) for segment in of.split("."))
-
-
-def _varying(of: str, some: Sequence[Sequence[str]]) -> str:
-    """A wildcard for every number that is not the same in all of them: `layers.*.ff.0`."""
-    columns = zip(of.split("."), *some, strict=True)
-    return ".".join("*" if segment == "*" and len(set(at)) > 1 else escape(at[0]) for segment, *at in columns)
-
-
-def _rules(facts: Facts, found: Sequence[Line]) -> list[str]:
-    """The lines of the rules: keys and comments in columns, and what is too long for its line below its key."""
-    rows = [
-        (f"{_quoted(glob)}:", line.styles, line.comment if at == 0 else "")
-        for line in found
-        for at, glob in enumerate(globs(line.modules, facts.modules))
+def _aligned(lines: Sequence[PlanLine], keys: int, form: Form) -> list[str]:
+    """The lines of a section: keys, styles and comments in columns, and what is too long for its line on several."""
+    start = 2 + keys + len(form.gap)
+    lengths = [len(_styles(line.styles)) for line in lines]
+    short = [
+        length
+        for length in lengths
+        if start + length <= form.width - form.room and length <= (form.widest_styles or length)
     ]
-    keys = max((len(key) for key, _, _ in rows if len(key) <= WIDEST), default=0)
-    values = {styles: styles[0] if len(styles) == 1 else f"[{', '.join(styles)}]" for _, styles, _ in rows}
-    short = [len(values[styles]) for _, styles, _ in rows if len(values[styles]) <= WIDEST_VALUE]
-    column = 3 + keys + max(short, default=0)
-    text = []
-    for key, styles, comment in rows:
-        row = f"  {key:<{keys}} {values[styles]}"
-        beside = (f"{row:<{column}}   # {comment}", f"{row}   # {comment}") if comment else (row,)
-        fitting = next((line for line in beside if len(line) <= WIDTH), None)
-        if fitting is not None:
-            text.append(fitting)
-            continue
-        if comment:
-            text += textwrap.wrap(comment, WIDTH, initial_indent="  # ", subsequent_indent="  # ")
-        if len(row) <= WIDTH or len(styles) == 1:
-            text.append(row)
-        else:
-            text += [f"  {key}", *(f"    - {style}" for style in styles)]
-    return text
+    column = start + max(short, default=0)
+    return [text for line in lines for text in _set(line, keys, column, form)]
 
 
-def _quoted(key: str) -> str:
-    """A key as YAML takes it for text."""
-    return (
-        key
-        if re.fullmatch(r"[A-Za-z_][\w.*{},\[\]-]*", key) and not re.search(r"[,{}\[\]]\s", key)
-        else f'"{key}"'
-    )
+def _set(line: PlanLine, keys: int, column: int, form: Form) -> list[str]:
+    """One rule, on as few lines as it fits on."""
+    key, styles = _key(line.glob), _styles(line.styles)
+    comment = f"{form.comment}{line.comment}" if line.comment else ""
+    row = f"  {key:<{keys}}{form.gap}{styles}"
+    if form.styles_below:
+        if len(row) <= form.width - form.room:
+            return [f"{row:<{column}}{comment}".rstrip()]
+        if not comment and len(row) <= form.width:
+            return [row]
+        return [f"  {key}{comment}", f"    {styles}"]
+    beside = (f"{row:<{column}}{comment}", f"{row}{comment}") if comment else (row,)
+    fitting = next((text for text in beside if len(text) <= form.width), None)
+    if fitting is not None:
+        return [fitting]
+    above = textwrap.wrap(line.comment, form.width, initial_indent="  # ", subsequent_indent="  # ")
+    if len(row) <= form.width or len(line.styles) == 1:
+        return [*above, row]
+    return [*above, f"  {key}", *(f"    - {style}" for style in line.styles)]
+
+
+def _styles(styles: Sequence[str]) -> str:
+    return styles[0] if len(styles) == 1 else f"[{', '.join(styles)}]"
+
+
+def _key(glob: str) -> str:
+    """The glob as a key that YAML takes for text."""
+    plain = re.fullmatch(r"[A-Za-z_][\w.*{},\[\]-]*", glob)
+    return f"{glob}:" if plain else f'"{glob}":'
+
+
+def quoted_in_a_map(glob: str) -> str:
+    """The glob as a key in a map of one line, where braces and commas are YAML's."""
+    return f'"{glob}"' if re.search(r"[*{}\[\],]", glob) else glob

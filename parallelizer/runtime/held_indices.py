@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +10,12 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from parallelizer.language.plan import DATA_AXES
+from parallelizer.mesh import cut_all
 from parallelizer.styles.packing import Packing
 
 
 @dataclass(frozen=True)
-class Run:
+class IndexRun:
     """`count` indices of one dimension that begin at `local` in a rank's shard and at `original` in the parameter."""
 
     local: int
@@ -28,7 +27,7 @@ class Run:
 class Share:
     """What one rank holds of a parameter: runs for each dimension, of which it holds every combination."""
 
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[IndexRun, ...], ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,12 +38,12 @@ class Share:
         """What of it lies in a box of the original parameter, (start, count) for each dimension."""
         return Share(
             tuple(
-                tuple(cut for run in own if (cut := _cut(run, start, count)).count > 0)
+                tuple(part for run in own if (part := _within(run, start, count)).count > 0)
                 for own, (start, count) in zip(self.runs, box, strict=True)
             )
         )
 
-    def boxes(self) -> Iterator[tuple[tuple[Run, ...], tuple[slice, ...], tuple[slice, ...]]]:
+    def boxes(self) -> Iterator[tuple[tuple[IndexRun, ...], tuple[slice, ...], tuple[slice, ...]]]:
         """Every combination of runs: it, where it lies in the shard, and where in the parts put side by side."""
         beside = [list(itertools.accumulate((run.count for run in own), initial=0))[:-1] for own in self.runs]
         for places in itertools.product(*(range(len(own)) for own in self.runs)):
@@ -68,15 +67,18 @@ def original_shape(param: torch.Tensor, packing: Packing | None) -> tuple[int, .
 def share(param: torch.Tensor, packing: Packing | None, rank: int | None = None) -> Share:
     """What a rank of the parameter's mesh holds: this one, or the one of that global number."""
     shape = tuple(param.shape)
-    cut = [(0, size) for size in shape]
+    held = [(0, size) for size in shape]
     if isinstance(param, DTensor):
-        cut = _interval(shape, param, _coordinate(param.device_mesh, rank))
+        coordinate = _coordinate(param.device_mesh, rank)
+        held = [(0, 0) for _ in shape]
+        if coordinate:
+            held = cut_all(shape, param.device_mesh, param.placements, coordinate)
     runs = []
-    for dim, (start, count) in enumerate(cut):
+    for dim, (start, count) in enumerate(held):
         if packing is not None and dim == packing.dim % len(shape):
             runs.append(_packed(packing.order()[start : start + count]))
         else:
-            runs.append((Run(0, start, count),) if count else ())
+            runs.append((IndexRun(0, start, count),) if count else ())
     return Share(tuple(runs))
 
 
@@ -106,37 +108,15 @@ def _coordinate(mesh: DeviceMesh, rank: int | None) -> list[int]:
     return [int(i) for i in (mesh.mesh == rank).nonzero()[0]]
 
 
-def _interval(shape: Sequence[int], param: DTensor, coordinate: Sequence[int]) -> list[tuple[int, int]]:
-    """(start, count) for each dimension: tensor axes cut first, in the mesh's order, then the data axes, as FSDP does;
-    in chunks of ceil(n / ranks), the last ones shorter or empty, as torch cuts.
-    """
-    mesh = param.device_mesh
-    if not coordinate:
-        return [(0, 0) for _ in shape]
-    names = mesh.mesh_dim_names or tuple("" for _ in param.placements)
-    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
-    cut = [(0, size) for size in shape]
-    for i in sorted(range(len(data)), key=lambda i: data[i]):
-        placement = param.placements[i]
-        if isinstance(placement, Replicate):
-            continue
-        dim: int = placement.dim % len(shape)  # type: ignore[attr-defined]
-        start, count = cut[dim]
-        chunk = math.ceil(count / mesh.size(i))
-        first = min(count, coordinate[i] * chunk)
-        cut[dim] = (start + first, min(chunk, count - first))
-    return cut
-
-
-def _packed(order: torch.Tensor) -> tuple[Run, ...]:
+def _packed(order: torch.Tensor) -> tuple[IndexRun, ...]:
     """Runs of consecutive original indices."""
     if not len(order):
         return ()
     breaks = ((order[1:] - order[:-1]) != 1).nonzero().flatten().add(1).tolist()
     edges = [0, *breaks, len(order)]
-    return tuple(Run(a, int(order[a]), b - a) for a, b in itertools.pairwise(edges))
+    return tuple(IndexRun(a, int(order[a]), b - a) for a, b in itertools.pairwise(edges))
 
 
-def _cut(run: Run, start: int, count: int) -> Run:
+def _within(run: IndexRun, start: int, count: int) -> IndexRun:
     first, end = max(run.original, start), min(run.original + run.count, start + count)
-    return Run(run.local + first - run.original, first, end - first)
+    return IndexRun(run.local + first - run.original, first, end - first)

@@ -17,13 +17,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from parallelizer import torch_private
 from parallelizer.compiler.observe.families import initializer_of
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import DATA_AXES, full_name
+from parallelizer.language.plan import full_name
+from parallelizer.mesh import cut_all
 from parallelizer.runtime.state import state_of
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
@@ -207,21 +208,10 @@ def fill(param: torch.Tensor, full: torch.Tensor, packing: Packing | None) -> No
 
 
 def local_slice(full: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> torch.Tensor:
-    """This rank's part of a full tensor: tensor axes cut first, in the mesh's order, then the data axes, as
-    FSDP does.
-    """
-    names = mesh.mesh_dim_names or tuple("" for _ in placements)
+    """This rank's part of a full tensor."""
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return full.new_empty(0)
-    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
-    order = [i for i, d in enumerate(data) if not d] + [i for i, d in enumerate(data) if d]
-    for i in order:
-        placement = placements[i]
-        if isinstance(placement, Replicate):
-            continue
-        dim: int = placement.dim  # type: ignore[attr-defined]
-        chunks = full.chunk(mesh.size(i), dim)
-        index = coordinate[i]
-        full = chunks[index] if index < len(chunks) else full.narrow(dim, 0, 0)
+    for dim, (start, length) in enumerate(cut_all(full.shape, mesh, placements, coordinate)):
+        full = full.narrow(dim, start, length)
     return full

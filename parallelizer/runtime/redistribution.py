@@ -20,6 +20,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.language.plan import REDISTRIBUTE
+from parallelizer.mesh import cut
 
 PLAIN = (Replicate, Shard, Partial)
 """Placements whose costs are known here; with any other the path is the greedy one."""
@@ -184,7 +185,7 @@ def _local_elements(spec: Any, placements: Sequence[Any]) -> int:
     shape = list(spec.shape)
     for placement, ranks in zip(placements, spec.mesh.shape, strict=True):
         if isinstance(placement, Shard):
-            shape[placement.dim] = math.ceil(shape[placement.dim] / ranks)
+            shape[placement.dim] = cut(shape[placement.dim], ranks, 0)[1]
     return math.prod(shape)
 
 

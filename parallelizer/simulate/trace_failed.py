@@ -15,7 +15,7 @@ from parallelizer.child import WorldError
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.simulate.fake_world import remedy
-from parallelizer.simulate.follow.flow import Failure
+from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.styles.application import Program
@@ -51,7 +51,7 @@ def broken_off(error: WorldError) -> PlanError:
     return PlanError([Diagnostic(CODE, f"the dry run broke off: {lines[-1]}", None, None, "warning")])
 
 
-def fails_without_the_plan(failure: Failure) -> Diagnostic:
+def fails_without_the_plan(failure: StepFailure) -> Diagnostic:
     """What to say of a followed step that fails on fake tensors whatever the plan."""
     where = failure.module or "the root"
     message = (

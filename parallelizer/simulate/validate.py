@@ -24,7 +24,7 @@ from parallelizer.simulate.all_checks import check_followed, check_traced
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
 from parallelizer.simulate.checks.traced_step import Traced
-from parallelizer.simulate.follow.flow import Flow, follow, runs_alone
+from parallelizer.simulate.follow.flow import FollowedStep, follow, runs_alone
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing
 from parallelizer.simulate.record.trace_classes import tracing_classes
 from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
@@ -42,7 +42,7 @@ class Validation:
     """
 
     found: Findings
-    flow: Flow | None = None
+    flow: FollowedStep | None = None
     trace: Trace | None = None
 
 
@@ -107,7 +107,7 @@ def validating(
 @contextmanager
 def following(
     program: Program, model: nn.Module, workload: Workload, loss: Loss
-) -> Iterator[Callable[[], tuple[Flow | None, Findings]]]:
+) -> Iterator[Callable[[], tuple[FollowedStep | None, Findings]]]:
     """Follow one step of a program on a fake world, in a child, while the body of the `with` runs. The function that is yielded
     waits for the step, and returns it with what is wrong in it.
 
@@ -119,7 +119,7 @@ def following(
     given = program, model, workload, loss
     with Children([(follow, *given)]) as children:
 
-        def finish() -> tuple[Flow | None, Findings]:
+        def finish() -> tuple[FollowedStep | None, Findings]:
             try:
                 (flow,) = children.results()
                 alone = flow.failure is None or in_children([(runs_alone, *given)])[0]

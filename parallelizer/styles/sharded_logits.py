@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import loss_parallel
 
 from parallelizer import torch_private
+from parallelizer.mesh import cut
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -> Tensor:
@@ -80,10 +81,9 @@ def _by_vocabulary(logits: DTensor) -> DTensor:
 
 
 def _first_column(held: int, columns: int, ranks: int, rank: int) -> int:
-    """The first column that a rank holds: DTensor deals out as `torch.chunk` does."""
-    chunk = -(-columns // ranks)
-    first = min(rank * chunk, columns)
-    if held != min(chunk, columns - first):
+    """The first column that a rank holds."""
+    first, length = cut(columns, ranks, rank)
+    if held != length:
         raise ValueError(
             f"rank {rank} of {ranks} holds {held} of {columns} columns, which is not DTensor's share"
         )

@@ -14,9 +14,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 import parallelizer as pz
-from parallelizer.compiler.parameter_shards import _cut, parameter_shards
+from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.language.placement import from_torch
-from parallelizer.language.plan import FOLDED, Mesh, Plan, shard
+from parallelizer.language.plan import FOLDED, Mesh, Plan
 from tests.chosen import a_fifth
 from tests.findings import compiled, mesh_of, on_meta
 from tests.parity import plan, style_defaults
@@ -89,21 +89,6 @@ def placements(param: nn.Parameter) -> dict[str, str]:
 def axes(sizes: dict[str, int]) -> set[str]:
     above = {a for a, n in sizes.items() if n > 1}
     return above - {"dp_shard", "cp"} | {FOLDED} if {"dp_shard", "cp"} <= above else above
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 7), st.data())
-def test_a_cut_is_torchs_chunk(shape: list[int], ranks: int, data: st.DataObject) -> None:
-    dim = data.draw(st.integers(0, len(shape) - 1))
-    chunks = torch.empty(shape, device="meta").chunk(ranks, dim)
-    sizes = []
-    for index in range(ranks):
-        cut = list(shape)
-        _cut(cut, shard(dim), ranks, index)
-        expected = list(chunks[index].shape) if index < len(chunks) else [*shape[:dim], 0, *shape[dim + 1 :]]
-        assert cut == expected
-        sizes.append(cut[dim])
-    assert sum(sizes) == shape[dim]
 
 
 @settings(deadline=None)

@@ -19,7 +19,7 @@ from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.propose.from_transformers.proposal import propose
-from parallelizer.propose.from_transformers.write_plan import plan_text
+from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face import placements
 from tests.hugging_face.families import Family, families
 
@@ -53,7 +53,7 @@ def survey_one(family: Family, rank: int = 0) -> Row:
     kind, entries = type(model).__name__, len(model.tp_plan)
     try:
         proposal = propose(model)
-        plan = parsed(plan_text(proposal, []))
+        plan = parsed(write_plan(proposal, []))
         program = compile_plan(plan, model, Mesh({"tp": placements.TP}))
     except PlanError as error:
         reason = "; ".join(f"{d.code}: {d.message}" for d in error.diagnostics)

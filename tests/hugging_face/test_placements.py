@@ -12,7 +12,7 @@ from parallelizer.child import in_children
 from parallelizer.commands.import_plan import parsed
 from parallelizer.language.plan import Mesh
 from parallelizer.propose.from_transformers.proposal import propose
-from parallelizer.propose.from_transformers.write_plan import plan_text
+from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face.families import families
 from tests.hugging_face.placements import TP, Piece, ours, theirs
 from tests.hugging_face.small import small
@@ -36,7 +36,7 @@ KINDS = (
 
 def imported(model: nn.Module, text: str | None = None) -> dict[str, Piece]:
     """Where each parameter's part of the last rank lies under the imported plan, or under another text."""
-    program = pz.compile(parsed(text or plan_text(propose(model), [])), model, Mesh({"tp": TP}))
+    program = pz.compile(parsed(text or write_plan(propose(model), [])), model, Mesh({"tp": TP}))
     return ours(program, model, TP - 1)
 
 
@@ -51,7 +51,7 @@ def test_parameters_lie_as_transformers_has_them(kind: str) -> None:
 
 def test_one_that_lies_otherwise_is_noticed() -> None:
     model: Any = small("mixtral")
-    text = plan_text(propose(model), [])
+    text = write_plan(propose(model), [])
     mine = imported(model, text.replace(", packed: [1, 1]", ""))
     (others,) = in_children([(theirs, model, TP - 1)])
     assert sorted(n for n in mine if mine[n] != others[n]) == [

@@ -1,69 +1,73 @@
-"""The text of a proposal: read back, it says what was chosen."""
+"""The text of a plan: columns, and what is too long for its line."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import dataclasses
 
-import pytest
+from parallelizer.language.yaml_nodes import MappingNode, read
+from parallelizer.propose.plan_text import Form, PlanLine, Section, plan_text
 
-from parallelizer.language.glob import parse_glob
-from parallelizer.language.load import load_plan
-from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, units
-from parallelizer.propose.plan_text import WIDTH, globs, plan_text
-from tests.init import models
-from tests.propose.from_forward.test_roles import found
-
-AMONG = ("", "h", "h.0", "h.0.a", "h.0.b", "h.1", "h.1.a", "h.1.b", "h.2", "h.2.a", "tail", "tail.a")
+FORM = Form(60, gap=" ", comment="  # ", widest_styles=20)
+BELOW = dataclasses.replace(FORM, room=20, styles_below=True)
 
 
-@pytest.mark.parametrize(
-    ("modules", "expected"),
-    [
-        (["h.0.a", "h.1.a", "h.2.a"], ["h.*.a"]),
-        (["h.0.a", "h.1.a"], ["h.{0,1}.a"]),  # h.2.a is not meant
-        (["h.0.a", "h.0.b", "h.1.a", "h.1.b", "h.2.a"], None),
-        (["h.0.b", "h.1.b"], ["h.*.b"]),
-        ([""], [""]),
-        (["h.0", "h.1", "h.2"], ["h.*"]),
-        (["tail"], ["tail"]),
-    ],
-)
-def test_globs_match_what_is_meant_and_nothing_else(modules: list[str], expected: list[str] | None) -> None:
-    written = globs(modules, AMONG)
-    assert expected is None or written == expected
-    matched = {path for glob in written for path in parse_glob(glob).select(AMONG)}
-    assert matched == set(modules)
+def rules(form: Form, *lines: PlanLine) -> list[str]:
+    text = plan_text(form, ["a title"], [Section(lines)], buffers={"batch": {"ids": "1"}})
+    assert isinstance(read(text, "plan.yaml"), MappingNode)
+    title, *between, buffers, batch = text.splitlines()
+    assert (title, buffers, batch) == ("# a title", "buffers:", "  batch: {ids: 1}")
+    assert between[:2] == ["version: 1", "rules:"]
+    return between[2:]
 
 
-def read(facts: Facts, choice: Choice, tmp_path: Path, *said: str) -> str:
-    text = plan_text(facts, choice, "a title", said)
-    path = tmp_path / "plan.yaml"
-    path.write_text(text)
-    load_plan(path)
-    return text
+def test_keys_styles_and_comments_stand_in_columns() -> None:
+    lines = (
+        PlanLine("a.*", ("one",), "first"),
+        PlanLine("*", ("one", "two"), "second"),
+        PlanLine("", ("one",)),
+    )
+    for form in (FORM, BELOW):
+        assert rules(form, *lines) == [
+            "  a.*: one         # first",
+            '  "*": [one, two]  # second',
+            '  "":  one',
+        ]
 
 
-def test_every_line_is_a_rule_that_parses_and_fits_the_page(tmp_path: Path) -> None:
-    facts = found(models.Qwen)
-    choice = Choice(frozenset(units(facts)), buffers={"stack.0.core.turn.c": 0, "stack.1.core.turn.c": 0})
-    text = read(facts, choice, tmp_path, "something is left whole: " + "word " * 40)
-    assert '"stack.*.core.turn.c": 0' in text
-    assert max(map(len, text.splitlines())) <= WIDTH
-    assert "stack.*.core.{ask,tell,give}: colwise" in text
-    assert "divide: [n, groups]" in text
+def test_what_is_too_long_for_its_line_stands_on_several() -> None:
+    lines = (
+        PlanLine("a", ("one",), "first"),
+        PlanLine("b", ("a-style-that-is-long", "another-one-like-that"), "a comment"),
+        PlanLine("c", ("a-style-that-is-long", "another-one-like-that", "and-a-third-one")),
+    )
+    assert rules(FORM, *lines) == [
+        "  a: one  # first",
+        "  # a comment",
+        "  b: [a-style-that-is-long, another-one-like-that]",
+        "  c:",
+        "    - a-style-that-is-long",
+        "    - another-one-like-that",
+        "    - and-a-third-one",
+    ]
+    assert rules(BELOW, *lines) == [
+        "  a: one  # first",
+        "  b:  # a comment",
+        "    [a-style-that-is-long, another-one-like-that]",
+        "  c:",
+        "    [a-style-that-is-long, another-one-like-that, and-a-third-one]",
+    ]
 
 
-def test_a_plan_without_tensor_parallelism_has_no_stream(tmp_path: Path) -> None:
-    facts = found(models.Qwen)
-    text = read(facts, Choice(context=False), tmp_path)
-    assert "stream" not in text
-    assert "tp" not in text.replace("http", "")
-    assert "context-parallel" not in text
-
-
-def test_a_block_that_is_styled_itself_has_fsdp_in_the_same_rule(tmp_path: Path) -> None:
-    facts = found(models.Flat)
-    text = read(facts, Choice(frozenset(units(facts))), tmp_path)
-    assert "[context-parallel, fsdp]" in text
-    assert sum(line.strip().startswith("hs.*:") for line in text.splitlines()) == 1
+def test_sections_have_comments_around_their_lines_and_columns_of_their_own() -> None:
+    sections = [
+        Section((PlanLine("a", ("one",), "first"),), ("above",), ("below",)),
+        Section((PlanLine("b", ("another",), "second"),)),
+    ]
+    text = plan_text(FORM, [], sections, layouts=["stream: replicate"])
+    assert text.splitlines()[3:] == [
+        "rules:",
+        "  # above",
+        "  a: one  # first",
+        "  # below",
+        "  b: another  # second",
+    ]

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.compiler.observe.calling import inputs_of
 from parallelizer.compiler.observe.equal_layers import short_copy
 from parallelizer.compiler.observe.flex_attention import fused
+from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.plan import REPLICATE, Placement, Plan
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
@@ -134,11 +135,12 @@ def is_inside(path: str, module: str) -> bool:
 class _Calls(TorchFunctionMode):
     """Notes the attention calls of each module, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.inside: list[str] = []
+        self.running = Running(model)
+        self.running.started.append(self._begin)
         self.clock = 0
-        self.begun: dict[str, int] = {}
+        self.begun = {"": 0}
         self.found: dict[str, list[AttentionCall]] = {}
         self.flex = FlexCalls(self._flex)
 
@@ -146,13 +148,9 @@ class _Calls(TorchFunctionMode):
         self.flex.close()
         super().__exit__(*error)
 
-    def enter(self, path: str) -> None:
-        self.inside.append(path)
+    def _begin(self, path: str) -> None:
         self.clock += 1
         self.begun[path] = self.clock
-
-    def leave(self) -> None:
-        self.inside.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -177,8 +175,8 @@ class _Calls(TorchFunctionMode):
         **_: Any,
     ) -> None:
         shape = CallShape.of(query, key, value)
-        if shape is not None and self.inside:
-            path, masked = self.inside[-1], attn_mask is not None
+        if shape is not None:
+            path, masked = self.running.current, attn_mask is not None
             size = sum(t[0].numel() * t.element_size() for t in (key, value))
             dtype = str(key.dtype).removeprefix("torch.")
             call = AttentionCall(path, shape, is_causal, masked, size, dtype, dict(self.begun))
@@ -201,13 +199,10 @@ def _calls_of(
     """The calls of each module in one forward, which may leave things behind in the model; None when it does not run."""
     from parallelizer.styles.context_parallel.buffers import shard_batch
 
-    calls = _Calls()
+    calls = _Calls(model)
     example: Mapping[str, torch.Tensor] = work.example(rows, work.seq_len, "meta")
     try:
         batch = inputs_of(model, shard_batch(example, plan, None) if plan is not None else example)
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, path=path: calls.enter(path))
-            module.register_forward_hook(lambda *_: calls.leave(), always_call=True)
         with torch.no_grad(), redirect_stdout(sys.stderr), calls:  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):

@@ -14,6 +14,7 @@ from torch import nn
 from parallelizer.child import WorldError, in_children
 from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, shortened_copy
+from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import ModuleCall
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
@@ -97,7 +98,7 @@ def _journeys(journey: Journey, run: Run) -> Iterator[Journey]:
 
 
 def _observe(model: nn.Module, workload: Workload) -> Calls:
-    watch = _Watch(model)
+    watch = _CallWatch(model)
     with torch.no_grad(), watch:
         output = call(model, workload.example(2, workload.seq_len, "meta"))
     return watch.calls(output)
@@ -110,14 +111,14 @@ class _Trail:
     read_in: set[str] = field(default_factory=set)
 
 
-class _Watch(TorchDispatchMode):
+class _CallWatch(TorchDispatchMode):
     """Notes calls and tensors while it is active."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.seen: dict[str, list[ModuleCall]] = {}
         self.trails: dict[int, _Trail] = {}
-        self.running = [""]
+        self.running = Running(model)
         for path, module in model.named_modules():
             signature = inspect.signature(module.forward)
             module.register_forward_pre_hook(self._enter(path, signature), with_kwargs=True)
@@ -126,7 +127,7 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if id(leaf) in self.trails:
-                self.trails[id(leaf)].read_in.add(self.running[-1])
+                self.trails[id(leaf)].read_in.add(self.running.current)
         return func(*args, **(kwargs or {}))
 
     def calls(self, output: Any) -> Calls:
@@ -148,13 +149,11 @@ class _Watch(TorchDispatchMode):
                 if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
                     name, value = "", next(iter(value), None)
                 self._note(value, Passage(path, False, name))
-            self.running.append(path)
 
         return hook
 
     def _leave(self, path: str, names: list[str]) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self.running.pop()
             outputs = (
                 len(output) if isinstance(output, tuple) else None if isinstance(output, torch.Tensor) else -1
             )

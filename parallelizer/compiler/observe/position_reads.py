@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from parallelizer.compiler.observe.calling import inputs_of
 from parallelizer.compiler.observe.equal_layers import Run, short_copy
+from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import Application
 
@@ -87,14 +88,16 @@ def used_positions(
     model: nn.Module, batch: Mapping[str, torch.Tensor], length: int, given: Iterable[str]
 ) -> list[PositionSource] | None:
     """What one forward uses; None when it does not run. Its forward may leave things behind in the model."""
-    watch = _Watch(length)
+    watch = _PositionWatch(model, length)
+    watch.adopt(batch, given)
     try:
-        watch.adopt(model, batch, given)
         with torch.no_grad(), redirect_stdout(sys.stderr), watch:  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):
         # What keeps a model from running is the trace's to tell; here it means that nothing is known.
         return None
+    finally:
+        watch.running.remove()
     return list(watch.used)
 
 
@@ -114,35 +117,29 @@ def _length(model: nn.Module, workload: Workload) -> int | None:
     return next((n for n in LENGTHS if n <= workload.seq_len and n not in sizes), None)
 
 
-class _Watch(TorchFunctionMode):
+class _PositionWatch(TorchFunctionMode):
     """Follows positions and activations through one forward."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.length = length
-        self.inside: list[str] = [""]
+        self.running = Running(model)
         self.positions: dict[int, frozenset[PositionSource]] = {}
         self.activations: set[int] = set()
         self.tables: dict[int, tuple[str, str]] = {}
         self.values: set[int] = set()
         self.used: dict[PositionSource, None] = {}
         self.held: list[torch.Tensor] = []  # so that nothing else gets an id
-
-    def adopt(self, model: nn.Module, batch: Mapping[str, torch.Tensor], given: Iterable[str]) -> None:
-        """Take note of what the forward begins with."""
         for kind, named in (("buffer", model.named_buffers()), ("parameter", model.named_parameters())):
             self.tables.update({id(tensor): (kind, name) for name, tensor in named})
+
+    def adopt(self, batch: Mapping[str, torch.Tensor], given: Iterable[str]) -> None:
+        """Take note of what the forward begins with."""
         for name, tensor in batch.items():
             if name in given:
                 self.positions[id(tensor)] = frozenset({PositionSource("given", name, "")})
             else:
                 self.activations.add(id(tensor))
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(lambda *_, path=path: self.inside.append(path))
-            module.register_forward_hook(lambda *_: self._leave(), always_call=True)
-
-    def _leave(self) -> None:
-        self.inside.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -177,7 +174,7 @@ class _Watch(TorchFunctionMode):
         shaped = func in _SHAPERS and square and not active
         summed = func in _RUNNING and result.ndim <= 2 and result.shape[-1:] == (self.length,)
         if counted or shaped or summed:
-            yield PositionSource("made", _name(func), self.inside[-1])
+            yield PositionSource("made", _name(func), self.running.current)
 
     def _read(
         self, func: Any, taken: list[torch.Tensor], result: torch.Tensor, by: frozenset[PositionSource]
@@ -191,14 +188,14 @@ class _Watch(TorchFunctionMode):
                 taken[0].shape.count(self.length) > 1
             ):  # for pairs of tokens: a row for each distance, or bucket of them
                 return
-            yield PositionSource(kind, name, self.inside[-1], 0, taken[1].shape[0])
+            yield PositionSource(kind, name, self.running.current, 0, taken[1].shape[0])
         elif func in _CUTS and taken and id(taken[0]) in self.tables and self.length in result.shape:
             if len(taken) > 1 and not by:  # rows that the batch itself picks: positions of its own, say
                 return
             kind, name = self.tables[id(taken[0])]
             table = taken[0]
             dim = next((d for d in range(table.ndim) if _is_cut(table, result, d, self.length)), 0)
-            yield PositionSource(kind, name, self.inside[-1], dim, table.shape[dim])
+            yield PositionSource(kind, name, self.running.current, dim, table.shape[dim])
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:

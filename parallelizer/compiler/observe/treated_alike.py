@@ -50,7 +50,7 @@ def treated_alike(model: nn.Module, workload: Workload, run: Run) -> bool:
 
     `model` is on meta; it gets hooks: for a child process. False too when the forward does not run on meta.
     """
-    watch = _Watch(Running(model), run)
+    watch = _OperationWatch(Running(model), run)
     try:
         with torch.device("meta"), torch.no_grad(), watch:
             call(model, workload.example(1, workload.seq_len, "meta"))
@@ -64,7 +64,7 @@ def treated_alike(model: nn.Module, workload: Workload, run: Run) -> bool:
     return following and all(_even(o.sources, len(middle) - 1) for o in last.operations)
 
 
-class _Watch(TorchDispatchMode):
+class _OperationWatch(TorchDispatchMode):
     """Notes every operation, by layer."""
 
     def __init__(self, running: Running, run: Run) -> None:

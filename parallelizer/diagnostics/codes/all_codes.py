@@ -17,7 +17,7 @@ FOLDERS = ("diagnostics/codes", "compiler/checks", "simulate", "simulate/checks"
 
 
 @dataclass(frozen=True)
-class Family:
+class CodeFamily:
     """Codes that concern the same subject, in alphabetical order."""
 
     name: str
@@ -66,7 +66,7 @@ def _every_section() -> Iterator[Code]:
 CODES: dict[str, Code] = read_codes()
 """Every code by its name, in the order of the documentation."""
 
-FAMILIES: tuple[Family, ...] = tuple(
-    Family(name, about, tuple(code for code in CODES.values() if code.family == name))
+FAMILIES: tuple[CodeFamily, ...] = tuple(
+    CodeFamily(name, about, tuple(code for code in CODES.values() if code.family == name))
     for name, about in ABOUT.items()
 )

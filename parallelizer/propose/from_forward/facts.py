@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Region:
+class SplitRegion:
     """Linears that are split together: what `sources` make is split, and `consumers` sum over it.
 
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
@@ -37,7 +37,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Part:
+class CalledModule:
     """A module that was called: the first tensor that it takes, if that is of three dimensions, whether it has parameters of
     its own and in it, whether tokens meet each other in it, and in which modules operators read what it hands on.
     """
@@ -56,12 +56,12 @@ class Facts:
     `tied` that a head is an embedding's table.
     """
 
-    regions: tuple[Region, ...] = ()
+    regions: tuple[SplitRegion, ...] = ()
     tables: tuple[Table, ...] = ()
     heads: Mapping[str, bool] = field(default_factory=dict)
     blocks: tuple[str, ...] = ()
     attentions: tuple[str, ...] = ()
-    parts: Mapping[str, Part] = field(default_factory=dict)
+    parts: Mapping[str, CalledModule] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
     modules: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()

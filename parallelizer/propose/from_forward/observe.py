@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
+from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import (
@@ -27,7 +28,15 @@ from parallelizer.propose.from_forward.atoms import (
     tie,
 )
 from parallelizer.propose.from_forward.modes import Functions, Operators
-from parallelizer.propose.from_forward.seen import Attention, Dims, Lookup, Passage, Projection, Seen, Use
+from parallelizer.propose.from_forward.seen import (
+    Dims,
+    Lookup,
+    Projection,
+    Seen,
+    SeenAttention,
+    SeenCall,
+    Use,
+)
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
@@ -68,7 +77,6 @@ class _Watcher:
         self.model, self.workload, self.positions = model, workload, positions
         self.seen = Seen()
         self.held: list[torch.Tensor] = []  # so that nothing else gets an id
-        self.inside = [""]
         self.clock = 0
         self.quiet = 0
         self.owners: dict[int, list[tuple[str, str]]] = {}
@@ -78,12 +86,13 @@ class _Watcher:
         self.transposed: dict[int, int] = {}
         self.derived: dict[int, tuple[str, str]] = {}
         self.batch: set[int] = set()
+        self.running = Running(model)
         self.hooks: list[Any] = []
-        self.open: list[Passage] = []
+        self.open: list[SeenCall] = []
 
     @property
     def where(self) -> str:
-        return self.inside[-1]
+        return self.running.current
 
     def run(self, batch: dict[str, torch.Tensor]) -> Seen:
         self._adopt(batch)
@@ -100,6 +109,7 @@ class _Watcher:
         return self.seen
 
     def close(self) -> None:
+        self.running.remove()
         for hook in self.hooks:
             hook.remove()
 
@@ -154,16 +164,14 @@ class _Watcher:
                 if isinstance(value, torch.Tensor):
                     given[name] = id(value)
                     self.dims(value)
-            passage = Passage(path, given, self.clock)
-            self.seen.passages.append(passage)
+            passage = SeenCall(path, given, self.clock)
+            self.seen.calls.append(passage)
             self.open.append(passage)
-            self.inside.append(path)
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.clock += 1
-        self.inside.pop()
         passage = self.open.pop()
         passage.ended = self.clock
         found = [t for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
@@ -221,7 +229,7 @@ class _Watcher:
                     for head in heads:
                         if head is not None and atom.kind != "uniform":
                             head.refuse("a mask for each head is added, which is whole", self.where)
-        self.seen.attentions.append(Attention(self.where, heads))
+        self.seen.attentions.append(SeenAttention(self.where, heads))
         self.seen.mixing.add(self.where)
         self.note(result, [*dq[:-1], dv[-1]])
 

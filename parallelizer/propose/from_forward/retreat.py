@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, key, pattern, units
+from parallelizer.propose.from_forward.rules import Choice, key, units
 from parallelizer.propose.from_forward.trial import Trials
+from parallelizer.propose.globs import pattern
 
 TP, CP, BOTH, DATA = {"tp": 2}, {"cp": 2}, {"cp": 2, "tp": 2}, {"dp_shard": 2}
 

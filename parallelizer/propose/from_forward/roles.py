@@ -8,20 +8,20 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from parallelizer.propose.from_forward.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
-from parallelizer.propose.from_forward.facts import Facts, Part, Region, Table
-from parallelizer.propose.from_forward.seen import Passage, Projection, Seen
+from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall
 from parallelizer.torch_private import has_empty_child
 
 
 def roles(model: nn.Module, seen: Seen) -> Facts:
     """What every module does, by what was seen."""
-    finder = _Finder(model, seen)
+    finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
     return Facts(
         regions,
         tuple(finder.tables()),
         finder.heads(regions),
-        tuple(blocks(model, {p.module for p in seen.passages})),
+        tuple(blocks(model, {p.module for p in seen.calls})),
         tuple(dict.fromkeys(a.module for a in seen.attentions)),
         finder.parts(),
         finder.left(regions),
@@ -71,7 +71,7 @@ def _held(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-class _Finder:
+class _RoleFinder:
     def __init__(self, model: nn.Module, seen: Seen) -> None:
         self.model, self.seen = model, seen
         self.modules = dict(model.named_modules())
@@ -95,7 +95,7 @@ class _Finder:
             if atom.refused and id(bond) not in self.refusals:
                 self.refusals[id(bond)] = (atom.refused, atom.where)
 
-    def regions(self) -> list[Region]:
+    def regions(self) -> list[SplitRegion]:
         """What can be split together, in order of execution; a linear has one part in one region."""
         made: dict[int, list[Projection]] = {}
         taken: dict[int, list[Projection]] = {}
@@ -107,7 +107,7 @@ class _Finder:
                 taken.setdefault(id(first[0].group()), []).append(projection)
         heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
         heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
-        found: list[Region] = []
+        found: list[SplitRegion] = []
         used: set[str] = set()
         for bond, sources in made.items():
             consumers = taken.get(bond, [])
@@ -133,7 +133,7 @@ class _Finder:
         return found
 
     def _region(self, kind: str, bond: int, sources: Sequence[Projection], consumers: Sequence[Projection],
-                parts: dict[str, tuple[int, ...] | None]) -> Region:  # fmt: skip
+                parts: dict[str, tuple[int, ...] | None]) -> SplitRegion:  # fmt: skip
         ends = {met[1] for p in consumers if (met := p.made.met()) is not None}
         gates: dict[str, dict[str, None]] = {}
         bare: list[str] = []
@@ -159,7 +159,7 @@ class _Finder:
                 for (path, name), value in written.names.items():
                     if value in sizes:
                         divide.setdefault(path or written.module, {})[name] = None
-        return Region(
+        return SplitRegion(
             kind,
             {name: sizes or () for name, sizes in parts.items()},
             tuple(dict.fromkeys(p.module for p in consumers)),
@@ -173,7 +173,7 @@ class _Finder:
         """The outermost module around a source through one of whose arguments its input comes, and that argument. What is added
         to the stream again is added outside.
         """
-        around = [p for p in self.seen.passages if p.begun < source.order < p.ended]
+        around = [p for p in self.seen.calls if p.begun < source.order < p.ended]
         own = next((p for p in reversed(around) if p.module == source.module), None)
         given = next(iter(own.given.values()), source.given) if own else source.given
         for passage in around:
@@ -211,7 +211,7 @@ class _Finder:
                 why = reason
             self.why.setdefault(projection.module, why)
 
-    def heads(self, regions: Sequence[Region]) -> dict[str, bool]:
+    def heads(self, regions: Sequence[SplitRegion]) -> dict[str, bool]:
         """Linears whose features the model returns as they are; whether each takes one row for each token."""
         in_regions = {n for r in regions for n in (*r.sources, *r.consumers)}
         returned = {
@@ -252,17 +252,17 @@ class _Finder:
             id(getattr(self.modules[p.module], "weight", None)) in tables for p in self.seen.projections
         )
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, CalledModule]:
         """Every module that was called."""
-        found: dict[str, Part] = {}
-        for passage in self.seen.passages:
+        found: dict[str, CalledModule] = {}
+        for passage in self.seen.calls:
             module = self.modules[passage.module]
             found.setdefault(passage.module, self._part(passage, module))
         return found
 
-    def _part(self, passage: Passage, module: nn.Module) -> Part:
+    def _part(self, passage: SeenCall, module: nn.Module) -> CalledModule:
         argument = next((n for n, t in passage.given.items() if len(self.seen.shapes.get(t, ())) == 3), None)
-        return Part(
+        return CalledModule(
             passage.module,
             argument,
             any(True for _ in module.parameters(recurse=False)),
@@ -271,7 +271,7 @@ class _Finder:
             frozenset(m for result in passage.results for m in self.seen.read_in.get(result, ())),
         )
 
-    def left(self, regions: Sequence[Region]) -> dict[str, str]:
+    def left(self, regions: Sequence[SplitRegion]) -> dict[str, str]:
         """Why linears are in no region."""
         in_regions = {n for r in regions for n in (*r.sources, *r.consumers)}
         why = {name: reason for name, reason in self.why.items() if name not in in_regions}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parallelizer.propose.from_forward.facts import Facts, Part, Region
+from parallelizer.propose.from_forward.facts import Facts, SplitRegion
+from parallelizer.propose.globs import pattern
 
 SMALL_TABLE = 16
 """Rows below which an embedding is left whole: splitting it costs a sum and saves nothing."""
 
 
 @dataclass(frozen=True)
-class Line:
+class ProposedRule:
     """A rule for some modules, each style as text, with what is said of it."""
 
     modules: tuple[str, ...]
@@ -40,12 +40,7 @@ class Choice:
         return self.stream != "replicate"
 
 
-def pattern(path: str) -> str:
-    """A path with every number in it as a wildcard: what the same module of all layers has in common."""
-    return re.sub(r"(?<![^.])\d+(?![^.])|(?<=\.)\d+(?=\.)", "*", path)
-
-
-def key(region: Region) -> str:
+def key(region: SplitRegion) -> str:
     """What regions of the same modules in other layers have in common."""
     return " ".join(sorted(pattern(path) for path in region.sources))
 
@@ -70,34 +65,39 @@ def units(facts: Facts) -> dict[str, str]:
 _WORDS = {"attention": "attention", "gated": "gated MLP", "mlp": "MLP"}
 
 
-def lines(facts: Facts, choice: Choice) -> list[Line]:
+def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
     """The rules of a choice, in the order of the model's modules, fsdp last."""
     order = {path: at for at, path in enumerate(facts.modules)}
     tensor = list(_tensor(facts, choice)) if choice.units else []
     context = [
-        Line((path,), ("context-parallel",), "exact attention over a split sequence")
+        ProposedRule((path,), ("context-parallel",), "exact attention over a split sequence")
         for path in facts.attentions
     ]
     model = [*tensor, *(context if choice.context else ())]
     styled = {module for line in model for module in line.modules}
-    blocks = Line(facts.blocks, ("fsdp",), "one block at a time")
-    root = Line(("",), ("fsdp",), "the root: what is in no block" if facts.blocks else "the whole model")
+    blocks = ProposedRule(facts.blocks, ("fsdp",), "one block at a time")
+    root = ProposedRule(
+        ("",), ("fsdp",), "the root: what is in no block" if facts.blocks else "the whole model"
+    )
     # A module has one rule: a block that has another style has fsdp beside it.
     beside = [
-        Line((m,), ("fsdp",), line.comment) for line in (blocks, root) for m in line.modules if m in styled
+        ProposedRule((m,), ("fsdp",), line.comment)
+        for line in (blocks, root)
+        for m in line.modules
+        if m in styled
     ]
     merged = _together([*model, *beside])
     merged.sort(key=lambda line: min(order[m] for m in line.modules))
     data = [
-        Line(tuple(m for m in line.modules if m not in styled), ("fsdp",), line.comment)
+        ProposedRule(tuple(m for m in line.modules if m not in styled), ("fsdp",), line.comment)
         for line in (blocks, root)
     ]
     return [*merged, *(line for line in data if line.modules)]
 
 
-def _together(single: list[Line]) -> list[Line]:
+def _together(single: list[ProposedRule]) -> list[ProposedRule]:
     """The styles of one module in one line, and modules of one parent, alike in styles and comment, as one line."""
-    by_module: dict[str, list[Line]] = {}
+    by_module: dict[str, list[ProposedRule]] = {}
     for line in single:
         for module in line.modules:
             by_module.setdefault(module, []).append(line)
@@ -107,19 +107,19 @@ def _together(single: list[Line]) -> list[Line]:
         comment = ", ".join(dict.fromkeys(line.comment for line in own if line.comment))
         parent = pattern(module).rpartition(".")[0]
         groups.setdefault((parent, styles, comment), []).append(module)
-    return [Line(tuple(modules), styles, comment) for (_, styles, comment), modules in groups.items()]
+    return [ProposedRule(tuple(modules), styles, comment) for (_, styles, comment), modules in groups.items()]
 
 
-def _tensor(facts: Facts, choice: Choice) -> Iterator[Line]:
+def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     chosen = [r for r in facts.regions if key(r) in choice.units]
     for table in facts.tables:
         if table.tokens and table.rows >= SMALL_TABLE and TABLES in choice.units:
             style = "{style: rowwise, input: replicate, output: stream}"
-            yield Line((table.module,), (style,), "rows of tokens")
+            yield ProposedRule((table.module,), (style,), "rows of tokens")
         elif choice.is_sharded and table.sequence_dim is not None:
             laid = "stream" if table.sequence_dim == 1 else f"shard({table.sequence_dim})"
             style = f"{{style: prepare-output, output: replicate -> {laid}}}"
-            yield Line((table.module,), (style,), "whole, and each rank takes its part of the stream")
+            yield ProposedRule((table.module,), (style,), "whole, and each rank takes its part of the stream")
     for region in chosen:
         yield from _region(facts, region, choice)
     heads = _head_unit(facts)
@@ -127,11 +127,11 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[Line]:
         for head, by_token in facts.heads.items():
             arrives = "stream" if by_token else "replicate"
             style = f"{{style: colwise, input: {arrives}, output: replicate}}"
-            yield Line((head,), (style,), "what the model returns")
+            yield ProposedRule((head,), (style,), "what the model returns")
     yield from _beside(facts, chosen, choice)
 
 
-def _region(facts: Facts, region: Region, choice: Choice) -> Iterator[Line]:
+def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[ProposedRule]:
     for gate, names in region.gates.items():
         plain = any(
             part.own
@@ -142,7 +142,7 @@ def _region(facts: Facts, region: Region, choice: Choice) -> Iterator[Line]:
         inputs = ", ".join(f"{name}: stream -> replicate" for name in names)
         local = ", local: true" if plain else ""
         style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
-        yield Line((gate,), (style,), "takes the whole stream")
+        yield ProposedRule((gate,), (style,), "takes the whole stream")
     divided = region.divide if choice.divided else {}
     for source, parts in region.sources.items():
         options = ["style: colwise"]
@@ -154,23 +154,23 @@ def _region(facts: Facts, region: Region, choice: Choice) -> Iterator[Line]:
         if parts:
             comment = f"{comment}, {len(parts)} parts in one"
         style = "colwise" if len(options) == 1 else f"{{{', '.join(options)}}}"
-        yield Line((source,), (style,), comment)
+        yield ProposedRule((source,), (style,), comment)
     for module in region.inside:
-        yield Line((module,), ("replicate",), "whole, on a rank's heads: gradients are summed")
+        yield ProposedRule((module,), ("replicate",), "whole, on a rank's heads: gradients are summed")
     for module, names in divided.items():
         if module not in (*region.sources, *region.consumers):  # these know their own sizes
             style = f"{{style: shard-params, divide: [{', '.join(names)}]}}"
-            yield Line((module,), (style,), "its forward counts heads: a rank has its share")
+            yield ProposedRule((module,), (style,), "its forward counts heads: a rank has its share")
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
-        yield Line((consumer,), ("{style: rowwise, output: stream}",), comment)
+        yield ProposedRule((consumer,), ("{style: rowwise, output: stream}",), comment)
 
 
 def _head_unit(facts: Facts) -> str:
     return TABLES if TABLES in units(facts) and facts.tied else HEADS
 
 
-def _beside(facts: Facts, chosen: list[Region], choice: Choice) -> Iterator[Line]:
+def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator[ProposedRule]:
     """What stands on the stream between the regions: it runs on a part of the sequence where it can, and is given the whole
     where it cannot.
     """
@@ -197,13 +197,13 @@ def _beside(facts: Facts, chosen: list[Region], choice: Choice) -> Iterator[Line
             name = part.argument
             flows = f"input: {{{name}: stream -> replicate}}, output: replicate -> stream, local_input: true"
             style = f"{{style: prepare-io, {flows}}}"
-            yield Line((path,), (style,), "left whole: every rank computes all of it")
+            yield ProposedRule((path,), (style,), "left whole: every rank computes all of it")
         else:
             # What code of no rule reads must be a plain tensor, as the stream is.
             plain = any(not (gates | taken).intersection(_lineage(m)) for m in part.read_in)
             local = ", local: true" if plain else ""
             style = f"{{style: sequence, layout: stream{local}}}"
-            yield Line((path,), (style,), "each rank on its part of the sequence")
+            yield ProposedRule((path,), (style,), "each rank on its part of the sequence")
 
 
 def _lineage(path: str) -> list[str]:
@@ -219,6 +219,3 @@ def _has_children(facts: Facts, path: str) -> bool:
 def unsplit(facts: Facts) -> dict[str, str]:
     """Modules of the model that stay whole over tp because of what its forward does, each with why, by pattern."""
     return {pattern(path): pattern(why) for path, why in facts.left.items() if path not in facts.heads}
-
-
-__all__ = ["Choice", "Line", "Part", "key", "lines", "pattern", "units"]

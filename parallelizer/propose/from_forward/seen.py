@@ -37,7 +37,7 @@ class Lookup:
 
 
 @dataclass
-class Attention:
+class SeenAttention:
     """An attention call, of the innermost module around it; `heads` are the atoms of its queries' and keys' heads."""
 
     module: str
@@ -45,7 +45,7 @@ class Attention:
 
 
 @dataclass
-class Passage:
+class SeenCall:
     """A call of a module: the tensors that it is given, by argument, those that it gives back, and when it began and ended."""
 
     module: str
@@ -88,8 +88,8 @@ class Seen:
 
     projections: list[Projection] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
-    attentions: list[Attention] = field(default_factory=list)
-    passages: list[Passage] = field(default_factory=list)
+    attentions: list[SeenAttention] = field(default_factory=list)
+    calls: list[SeenCall] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     mixing: set[str] = field(default_factory=set)

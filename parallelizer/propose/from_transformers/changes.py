@@ -10,8 +10,8 @@ from parallelizer.compiler.compilation import Compilation
 from parallelizer.compiler.match import match
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh, Plan, Rule, StyleUse, full_name
-from parallelizer.propose.from_transformers.proposal import Line, Proposal, every_name
-from parallelizer.propose.globs import globs_for
+from parallelizer.propose.from_transformers.proposal import Proposal, every_name, plan_globs
+from parallelizer.propose.plan_text import PlanLine
 from parallelizer.styles.application import Slot
 
 COMPARED = ("params", "io")
@@ -24,15 +24,16 @@ def changes(model: nn.Module, written: Plan, now: Plan, proposal: Proposal) -> l
     """One text for each rule that differs, with its modules; and the rules that name nothing any more."""
     before, unmatched = _winners(model, written)
     after, _ = _winners(model, now)
-    lines = {line.glob: line for line in proposal.lines}
+    lines = {line.glob: line for section in proposal.sections.values() for line in section}
     alike: dict[tuple[str, str], list[str]] = {}
     for place in dict.fromkeys([*after, *before]):
         old, new = before.get(place), after.get(place)
         if old is None or new is None or _said(old) != _said(new):
             alike.setdefault((_written(written, old), _now(lines, new)), []).append(_name(place))
     found = [f"{found.message}: {found.span}" for found in unmatched]
+    every = every_name(model)
     for (old_text, new_text), names in alike.items():
-        globs = globs_for(list(dict.fromkeys(names)), every_name(model))
+        globs = plan_globs(list(dict.fromkeys(names)), every)
         found += [f"{glob}: {new_text}; {old_text}" for glob in globs]
     return found
 
@@ -68,7 +69,7 @@ def _written(plan: Plan, winner: Winner | None) -> str:
     return f"{use.style} in {rule.span.file}:{rule.span.line}"
 
 
-def _now(lines: Mapping[str, Line], winner: Winner | None) -> str:
+def _now(lines: Mapping[str, PlanLine], winner: Winner | None) -> str:
     if winner is None:
         return "nothing is said of it now"
     rule, use = winner

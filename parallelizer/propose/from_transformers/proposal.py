@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import nn
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import full_name
 from parallelizer.propose.from_transformers.tp_plan import (
-    Entry,
+    TpPlanEntry,
     read_fsdp_plan,
     read_tp_plan,
     with_wildcards,
 )
-from parallelizer.propose.from_transformers.translate import Inexpressible, Rule, translate
-from parallelizer.propose.globs import globs_for
+from parallelizer.propose.from_transformers.translate import Inexpressible, TranslatedRule, translate
+from parallelizer.propose.globs import ends_in_common, globs_for
+from parallelizer.propose.plan_text import PlanLine
 from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 TRANSLATED, WHOLE, SUMMED, CONTEXT, DATA = "tp_plan", "whole", "summed", "context", "fsdp_plan"
@@ -27,24 +28,15 @@ TRANSLATED, WHOLE, SUMMED, CONTEXT, DATA = "tp_plan", "whole", "summed", "contex
 
 
 @dataclass(frozen=True)
-class Line:
-    """One rule: a glob, the texts of its styles, and what stands behind it as a comment."""
-
-    section: str
-    glob: str
-    styles: tuple[str, ...]
-    comment: str = ""
-
-
-@dataclass(frozen=True)
 class Proposal:
-    """What is to be written. `unmatched` are entries that name nothing in this model, `needless` those that need no rule,
-    with the reason; `plain` are globs of parameters that no rule may place; `batch` are the plan's batch buffers.
+    """What is to be written: lines by section. `unmatched` are entries that name nothing in this model, `needless` those that
+    need no rule, with the reason; `plain` are globs of parameters that no rule may place; `batch` are the plan's batch
+    buffers.
     """
 
-    lines: tuple[Line, ...]
-    unmatched: tuple[Entry, ...] = ()
-    needless: tuple[Rule, ...] = ()
+    sections: Mapping[str, tuple[PlanLine, ...]]
+    unmatched: tuple[TpPlanEntry, ...] = ()
+    needless: tuple[TranslatedRule, ...] = ()
     plain: tuple[str, ...] = ()
     batch: dict[str, str] = field(default_factory=dict)
 
@@ -66,12 +58,12 @@ def propose(
     placed = _placed(said, dict(model.named_modules()))
     plain = _plain(model, placed, called)
     whole = _whole(model, placed | plain, summed)
-    lines = [*_translated(model, said), *whole, *_context(model), *_data(model)]
+    lines = {TRANSLATED: _translated(model, said), **whole, CONTEXT: _context(model), DATA: _data(model)}
     return Proposal(
-        tuple(_merged(lines)),
+        _merged(lines),
         tuple(entry for entry in entries if not entry.matches),
         tuple(rule for rule in rules if rule.style is None),
-        tuple(globs_for(sorted(plain), every_name(model))),
+        tuple(plan_globs(sorted(plain), every_name(model))),
         _batch(model),
     )
 
@@ -81,7 +73,12 @@ def every_name(model: nn.Module) -> list[str]:
     return [*(path for path, _ in model.named_modules()), *parameter_names(model)]
 
 
-def _translated(model: nn.Module, rules: Sequence[Rule]) -> Iterator[Line]:
+def plan_globs(names: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Globs for some of `every_name` of a model, what names end in written once."""
+    return [ends_in_common(glob) for glob in globs_for(names, every)]
+
+
+def _translated(model: nn.Module, rules: Sequence[TranslatedRule]) -> Iterator[PlanLine]:
     every = every_name(model)
     place = {name: i for i, name in enumerate(every)}
     alike: dict[tuple[str, str, str], list[str]] = {}
@@ -91,12 +88,10 @@ def _translated(model: nn.Module, rules: Sequence[Rule]) -> Iterator[Line]:
     lines = []
     for (_, style, origin), names in alike.items():
         names.sort(key=place.__getitem__)
-        lines += [
-            (place[names[0]], Line(TRANSLATED, glob, (style,), origin)) for glob in globs_for(names, every)
-        ]
+        lines += [(place[names[0]], PlanLine(glob, (style,), origin)) for glob in plan_globs(names, every)]
     modules = len(list(model.named_modules()))
 
-    def order(item: tuple[int, Line]) -> tuple[int, int]:
+    def order(item: tuple[int, PlanLine]) -> tuple[int, int]:
         at = item[0]  # a parameter stands behind its module
         owner = place[every[at].rpartition(".")[0]] if at >= modules else at
         return owner, at
@@ -104,7 +99,7 @@ def _translated(model: nn.Module, rules: Sequence[Rule]) -> Iterator[Line]:
     return (line for _, line in sorted(lines, key=order))
 
 
-def _origin(entry: Entry) -> str:
+def _origin(entry: TpPlanEntry) -> str:
     return f"{entry.string} (added)" if entry.added else entry.string
 
 
@@ -139,11 +134,14 @@ def _read(path: str, module: nn.Module) -> set[str]:
 _READ = re.compile(r"\bself\.(\w+)\.(weight|bias)\b(?!\.(?:dtype|device|shape|ndim|size))")
 
 
-def _whole(model: nn.Module, placed: Collection[str], summed: Collection[str]) -> Iterator[Line]:
+def _whole(
+    model: nn.Module, placed: Collection[str], summed: Collection[str]
+) -> dict[str, Iterable[PlanLine]]:
     """What no entry places: whole on every rank, and DTensors all the same, for clipping and the optimizer."""
     every = every_name(model)
     modules = dict(model.named_modules())
     tied = {name: group for group in tied_names(model) for name in group}
+    found: dict[str, Iterable[PlanLine]] = {}
     for section, style in ((WHOLE, "{style: replicate, grad: replicate}"), (SUMMED, "replicate")):
         targets: list[str] = []
         for path, module in modules.items():
@@ -154,10 +152,11 @@ def _whole(model: nn.Module, placed: Collection[str], summed: Collection[str]) -
                 targets.append(path)
             else:
                 targets += mine
-        yield from (Line(section, glob, (style,)) for glob in globs_for(targets, every))
+        found[section] = [PlanLine(glob, (style,)) for glob in plan_globs(targets, every)]
+    return found
 
 
-def _placed(rules: Sequence[Rule], modules: dict[str, nn.Module]) -> set[str]:
+def _placed(rules: Sequence[TranslatedRule], modules: dict[str, nn.Module]) -> set[str]:
     """The parameters that rules place, by full name."""
     placed: set[str] = set()
     for rule in rules:
@@ -170,7 +169,7 @@ def _placed(rules: Sequence[Rule], modules: dict[str, nn.Module]) -> set[str]:
     return placed
 
 
-def _context(model: nn.Module) -> Iterator[Line]:
+def _context(model: nn.Module) -> Iterator[PlanLine]:
     """The modules of the language model that call transformers' attention interface, which context parallelism takes over."""
     config: Any = model.config
     text = config.get_text_config()
@@ -179,7 +178,7 @@ def _context(model: nn.Module) -> Iterator[Line]:
         for path, module in model.named_modules()
         if calls_attention(module) and getattr(module, "config", text) is text
     ]
-    yield from (Line(CONTEXT, glob, ("context-parallel",)) for glob in globs_for(names, every_name(model)))
+    yield from (PlanLine(glob, ("context-parallel",)) for glob in plan_globs(names, every_name(model)))
 
 
 def calls_attention(module: nn.Module) -> bool:
@@ -188,7 +187,7 @@ def calls_attention(module: nn.Module) -> bool:
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
 
 
-def _data(model: nn.Module) -> Iterator[Line]:
+def _data(model: nn.Module) -> Iterator[PlanLine]:
     """Repeated blocks and the embedding as units of their own, as transformers has them; what it keeps after forward is
     the root's, which is kept too. A tied embedding is gathered once, with the root.
     """
@@ -198,8 +197,8 @@ def _data(model: nn.Module) -> Iterator[Line]:
         names = [path for path, _ in model.named_modules() if with_wildcards(path) == key]
         tied = any(f"{name}.weight" in shared for name in names)
         if string == "free_full_weight" and not tied:
-            yield from (Line(DATA, glob, ("fsdp",), string) for glob in globs_for(names, every))
-    yield Line(DATA, "", ("fsdp",), "the root: everything else, kept after forward")
+            yield from (PlanLine(glob, ("fsdp",), string) for glob in plan_globs(names, every))
+    yield PlanLine("", ("fsdp",), "the root: everything else, kept after forward")
 
 
 def _batch(model: nn.Module) -> dict[str, str]:
@@ -208,15 +207,20 @@ def _batch(model: nn.Module) -> dict[str, str]:
     return {"input_ids": "1", "labels": "{dim: 1, pad: -100}", **positions}
 
 
-def _merged(lines: Sequence[Line]) -> Iterator[Line]:
+def _merged(sections: Mapping[str, Iterable[PlanLine]]) -> dict[str, tuple[PlanLine, ...]]:
     """Lines of one glob as one, in the section of the first: a plan has each key once."""
-    by_glob: dict[str, list[Line]] = {}
-    for line in lines:
-        by_glob.setdefault(line.glob, []).append(line)
+    by_glob: dict[str, list[PlanLine]] = {}
+    first_in: dict[str, str] = {}
+    for section, lines in sections.items():
+        for line in lines:
+            by_glob.setdefault(line.glob, []).append(line)
+            first_in.setdefault(line.glob, section)
+    merged: dict[str, tuple[PlanLine, ...]] = dict.fromkeys(sections, ())
     for glob, some in by_glob.items():
         styles = tuple(style for line in some for style in line.styles)
         comments = ", ".join(line.comment for line in some if line.comment)
-        yield Line(some[0].section, glob, styles, comments)
+        merged[first_in[glob]] += (PlanLine(glob, styles, comments),)
+    return merged
 
 
 def inexpressible(failed: Sequence[Inexpressible]) -> Iterator[Diagnostic]:

@@ -23,7 +23,7 @@ ADDED = "embedding_rowwise"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TpPlanEntry:
     """One entry of a `tp_plan` and what it means here: the modules that it names, whose forward it changes, and the
     parameters that it places. `added` says that transformers put it there, and not the family's configuration.
     """
@@ -40,7 +40,7 @@ class Entry:
         return bool(self.modules or self.parameters)
 
 
-def read_tp_plan(model: nn.Module) -> list[Entry]:
+def read_tp_plan(model: nn.Module) -> list[TpPlanEntry]:
     """The entries of the model's merged plan, in its order, each with what it names.
 
     As transformers does it: a key names modules, or parameters, by paths in which numbers of layers are `*`; a parameter
@@ -64,7 +64,7 @@ def read_tp_plan(model: nn.Module) -> list[Entry]:
                 parameters[named].append(full)
     written = _written(model)
     return [
-        Entry(
+        TpPlanEntry(
             key, string, tuple(modules[key]), tuple(parameters[key]), string == ADDED and key not in written
         )
         for key, string in plan.items()

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from parallelizer.propose.from_transformers.tp_plan import Entry
+from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry
 from parallelizer.styles.attributes import nearest_number
 from parallelizer.styles.target import forward_names
 
 
 @dataclass(frozen=True)
-class Rule:
+class TranslatedRule:
     """What a plan says of some modules or parameters: their full names, and the text of a style. A `style` of None is an
     entry that needs no rule, for the reason in `note`.
     """
 
     names: tuple[str, ...]
     style: str | None
-    entry: Entry
+    entry: TpPlanEntry
     note: str = ""
 
 
@@ -34,7 +34,7 @@ class Rule:
 class Inexpressible:
     """An entry, or what it says of one module, that no style of ours does."""
 
-    entry: Entry
+    entry: TpPlanEntry
     name: str
     reason: str
 
@@ -43,12 +43,14 @@ class _CannotSay(Exception):
     """Why a string cannot be said of a module or parameter."""
 
 
-def translate(model: nn.Module, entries: list[Entry]) -> tuple[list[Rule], list[Inexpressible]]:
+def translate(
+    model: nn.Module, entries: list[TpPlanEntry]
+) -> tuple[list[TranslatedRule], list[Inexpressible]]:
     """The rules of every entry that names something, and what cannot be expressed."""
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters(remove_duplicate=False))
     own = {name for entry in entries if entry.string not in WHOLE for name in entry.parameters}
-    rules: list[Rule] = []
+    rules: list[TranslatedRule] = []
     failed: list[Inexpressible] = []
     for entry in entries:
         found: dict[tuple[str | None, str], list[str]] = {}
@@ -57,7 +59,7 @@ def translate(model: nn.Module, entries: list[Entry]) -> tuple[list[Rule], list[
                 found.setdefault(say(), []).append(name)
             except _CannotSay as error:
                 failed.append(Inexpressible(entry, name, str(error)))
-        rules += [Rule(tuple(names), style, entry, note) for (style, note), names in found.items()]
+        rules += [TranslatedRule(tuple(names), style, entry, note) for (style, note), names in found.items()]
     return rules, failed
 
 
@@ -65,7 +67,7 @@ _Say = Callable[[], tuple[str | None, str]]
 
 
 def _each(
-    entry: Entry, modules: dict[str, nn.Module], parameters: dict[str, nn.Parameter], placed: set[str]
+    entry: TpPlanEntry, modules: dict[str, nn.Module], parameters: dict[str, nn.Parameter], placed: set[str]
 ) -> Iterator[tuple[str, _Say]]:
     """Everything that an entry names, with what finds the words for it."""
     for path in entry.modules:

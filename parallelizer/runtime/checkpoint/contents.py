@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
-from parallelizer.runtime.held_indices import Run, Share, original_shape, share
+from parallelizer.runtime.held_indices import IndexRun, Share, original_shape, share
 from parallelizer.runtime.state import restore_buffers, state_of
 from parallelizer.runtime.state_dict import packings, state_tensors
 
@@ -124,7 +124,7 @@ def _held(name: str, tensor: torch.Tensor, param: torch.Tensor, model: nn.Module
 
 
 def _whole(shape: torch.Size) -> Share:
-    return Share(tuple((Run(0, 0, size),) if size else () for size in shape))
+    return Share(tuple((IndexRun(0, 0, size),) if size else () for size in shape))
 
 
 def _writes(name: str, tensor: torch.Tensor, model: nn.Module) -> bool:

@@ -32,7 +32,7 @@ from parallelizer.runtime.checkpoint.contents import (
     undealt,
 )
 from parallelizer.runtime.checkpoint.fit import misfits
-from parallelizer.runtime.checkpoint.planning import Reading
+from parallelizer.runtime.checkpoint.planning import PlannedRead
 from parallelizer.runtime.checkpoint.saving import RUN, plain_failures
 from parallelizer.runtime.fail_together import gathered, together
 from parallelizer.runtime.held_indices import original_shape
@@ -175,7 +175,7 @@ def _fill(opened: Opened, held: Mapping[str, Held]) -> None:
         # Without collectives: each rank knows what it wants, and reads where that stands.
         reader = dcp.FileSystemReader(opened.path)
         with plain_failures():
-            dcp.load({}, storage_reader=reader, planner=Reading(held), no_dist=True)
+            dcp.load({}, storage_reader=reader, planner=PlannedRead(held), no_dist=True)
 
 
 def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Opened) -> None:

@@ -88,7 +88,7 @@ class Writing(planner.SavePlanner):
         return self.pieces[write_item.index].values
 
 
-class Reading(planner.LoadPlanner):
+class PlannedRead(planner.LoadPlanner):
     """Reads what a rank holds into the memory where it holds it."""
 
     def __init__(self, held: Mapping[str, Held]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from parallelizer.compiler.match import taken_away
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.simulate.checks.followed_step import MIXED, Followed
-from parallelizer.simulate.follow.flow import Failure
+from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.follow.varying import Operand
 from parallelizer.simulate.whole_numbers import advised
 from parallelizer.styles.sizes import TENSOR_AXES
@@ -64,7 +64,7 @@ def _operand(followed: Followed, operand: Operand, axes: list[str]) -> str:
     return f"{shape} from {followed.folded([operand.maker])} ({lies})"
 
 
-def _advice(failure: Failure, where: str) -> str:
+def _advice(failure: StepFailure, where: str) -> str:
     if MIXED in failure.text:
         return f"{where} meets a DTensor with a plain tensor: give it a style, or let what comes before hand on plain tensors"
     if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):

@@ -10,7 +10,7 @@ from torch import nn
 from parallelizer.compiler.observe.running_module import within
 from parallelizer.diagnostics.diagnostic import Related, Span
 from parallelizer.language.fold import fold_paths
-from parallelizer.simulate.follow.flow import Failure, Flow
+from parallelizer.simulate.follow.flow import FollowedStep, StepFailure
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.sizes import TENSOR_AXES
 
@@ -29,11 +29,11 @@ class Followed:
 
     program: Program
     model: nn.Module
-    flow: Flow
+    flow: FollowedStep
     runs_alone: bool = True
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> StepFailure | None:
         """Why the step failed, where the plan is to blame."""
         return self.flow.failure if self.runs_alone else None
 
@@ -95,7 +95,7 @@ class Followed:
             else ()
         )
 
-    def blamed(self, failure: Failure) -> tuple[Span | None, tuple[Related, ...]]:
+    def blamed(self, failure: StepFailure) -> tuple[Span | None, tuple[Related, ...]]:
         """The rule to point at for a step that failed, and those that made what it was given."""
         axes = [a for a in TENSOR_AXES if self.program.mesh.sizes[a] > 1]
         made = [o for o in failure.operands if o.maker]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.grouped import grouped
-from parallelizer.simulate.follow.flow import Arrival, Flow
+from parallelizer.simulate.follow.flow import Arrival, FollowedStep
 
 
 def fused_features(followed: Followed) -> Iterator[Diagnostic]:
@@ -35,7 +35,7 @@ def fused_features(followed: Followed) -> Iterator[Diagnostic]:
         )
 
 
-def _used_in_one_piece(flow: Flow) -> list[Arrival]:
+def _used_in_one_piece(flow: FollowedStep) -> list[Arrival]:
     """Packed features as they arrive, split along the dimension that a rule for plain features says: the first of each
     projection.
     """

@@ -12,7 +12,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.fold import fold_paths
 from parallelizer.simulate.checks.followed_step import OPTIONS, Followed
 from parallelizer.simulate.checks.grouped import grouped
-from parallelizer.simulate.follow.flow import Flow
+from parallelizer.simulate.follow.flow import FollowedStep
 from parallelizer.styles.sizes import TENSOR_AXES
 
 
@@ -42,7 +42,7 @@ def varying_gradient(followed: Followed) -> Iterator[Diagnostic]:
         yield _finding(followed, same)
 
 
-def unreduced(flow: Flow) -> Iterator[Unreduced]:
+def unreduced(flow: FollowedStep) -> Iterator[Unreduced]:
     """Gradients that vary over an axis after backward, of parameters that are neither sharded over it nor summed."""
     for gradient in flow.gradients:
         for axis in sorted(TENSOR_AXES):

@@ -87,7 +87,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Failure:
+class StepFailure:
     """The step raised. `module` was running, `operator` was called last, with `operands`; `span` is the line of the
     model, `remedy` what to do if it is the model's fault, `numbers` what the module's forward read that may be sizes of
     the whole model.
@@ -105,7 +105,7 @@ class Failure:
 
 
 @dataclass
-class Flow:
+class FollowedStep:
     """What was seen of a step, in order of execution; checks decide what of it is wrong.
 
     `arrivals` are inputs on the axes of their rules, `sums` are sums of what every rank holds alike, `loss` are the axes over
@@ -122,7 +122,7 @@ class Flow:
     taken_apart: list[TakenApart] = field(default_factory=list)
     wholes: list[WholeNeeded] = field(default_factory=list)
     shapes: list[OtherShape] = field(default_factory=list)
-    failure: Failure | None = None
+    failure: StepFailure | None = None
     draws: list[EqualDraw] = field(default_factory=list)
     folded: Run | None = None
     sharded_output: bool = False
@@ -133,7 +133,7 @@ class Flow:
         return iter((path,)) if self.folded is None else self.folded.stands_for(path)
 
 
-def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> Flow:
+def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> FollowedStep:
     """Run one forward and backward in a fake world, which this process enters for good; the model is used
     up.
     """
@@ -143,7 +143,7 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
         program = shorten(program, model, run, SHORT)
     rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
     program = _without_data_axes(program)
-    flow = Flow(folded=run)
+    flow = FollowedStep(folded=run)
     step = _Step(program, model, flow)
     try:
         step.run(workload, max(1, rows), loss)
@@ -155,7 +155,7 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
 class _Step:
     """One step being followed; `stage` says what of it is running."""
 
-    def __init__(self, program: Program, model: nn.Module, flow: Flow) -> None:
+    def __init__(self, program: Program, model: nn.Module, flow: FollowedStep) -> None:
         self.program, self.model, self.flow = program, model, flow
         self.stage = "apply"
         self.running: Running | None = None
@@ -206,12 +206,12 @@ class _Step:
         with phase(stage):
             yield
 
-    def failure(self, error: BaseException) -> Failure:
+    def failure(self, error: BaseException) -> StepFailure:
         running, varying = self.running, self.varying
         where = (running.failed_with(error) or running.current) if running else ""
         text = next((line.strip() for line in str(error).splitlines() if line.strip()), "").rstrip(".")
         operator, operands = (varying.operator, varying.operands()) if varying else ("", ())
-        return Failure(
+        return StepFailure(
             where,
             self.stage,
             operator,
@@ -238,7 +238,7 @@ def _without_data_axes(program: Program) -> Program:
     )
 
 
-def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:
+def _varying(mesh: DeviceMesh, running: Running, flow: FollowedStep) -> Varying:
     watched = {
         ranks: axis
         for ranks, axis in axes_by_ranks(mesh).items()
@@ -253,7 +253,9 @@ def _varying(mesh: DeviceMesh, running: Running, flow: Flow) -> Varying:
     return Varying(watched, lambda: running.current, summed)
 
 
-def _watch_borders(program: Program, model: nn.Module, varying: Varying, flow: Flow) -> dict[str, Tags]:
+def _watch_borders(
+    program: Program, model: nn.Module, varying: Varying, flow: FollowedStep
+) -> dict[str, Tags]:
     """Note what arrives at each module, and what its rules take it for, before they lay it out anew; and how the inputs of each
     module vary.
     """

@@ -8,13 +8,13 @@ where they are small, are made once, and watched.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from parallelizer import torch_private
+from parallelizer.mesh import cut
 
 Kernel = Callable[[tuple[Any, ...], Mapping[str, Any], Any], int]
 
@@ -192,7 +192,7 @@ def _chunk_cat(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) ->
         *(kwargs[k] for k in ("tensors", "dim", "num_chunks", "out")[len(args) :]),
     )
     padded = [
-        math.ceil(t.size(dim) / chunks) * chunks * t.numel() // max(t.size(dim), 1) * t.element_size()
+        cut(t.size(dim), chunks, 0)[1] * chunks * t.numel() // max(t.size(dim), 1) * t.element_size()
         for t in tensors
     ]
     uneven = sum(p for p, t in zip(padded, tensors, strict=True) if t.size(dim) % chunks)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from parallelizer.language.plan import Mesh, Placement, full_name
+from parallelizer.mesh import cut
 from parallelizer.styles.application import Program, tensor_placements
 
 Shape = tuple[int, ...]
@@ -85,7 +86,7 @@ class Likeness:
         for shape, cuts, dim in self.tensors:
             local = list(_cut(shape, cuts, self.mesh, index))
             if dim is not None and axes:
-                local[dim] = _local_size(local[dim], self.mesh.size(*axes), folded)
+                _, local[dim] = cut(local[dim], self.mesh.size(*axes), folded)
             found.append(tuple(local))
         return tuple(found)
 
@@ -144,14 +145,8 @@ def _by_tensor_axes(
 def _cut(shape: Shape, cuts: Iterable[tuple[str, int]], mesh: Mesh, index: Mapping[str, int]) -> Shape:
     local = list(shape)
     for axis, dim in cuts:
-        local[dim] = _local_size(local[dim], mesh.sizes[axis], index[axis])
+        _, local[dim] = cut(local[dim], mesh.sizes[axis], index[axis])
     return tuple(local)
-
-
-def _local_size(size: int, ranks: int, index: int) -> int:
-    """What torch gives one of `ranks` of a dimension: chunks of one size, the last ones smaller or empty."""
-    chunk = math.ceil(size / ranks)
-    return max(0, min(chunk, size - index * chunk))
 
 
 def _by_data_axes(mesh: Mesh, sizes: Iterable[int], by_context: bool) -> Iterator[tuple[int, int, int]]:
@@ -176,6 +171,6 @@ def _edges(sizes: Iterable[int], ranks: int) -> list[int]:
     """The folded indices at which some shard's size changes, from 0 to `ranks`."""
     edges = {0, ranks}
     for size in sizes:
-        chunk = max(math.ceil(size / ranks), 1)
+        chunk = max(cut(size, ranks, 0)[1], 1)
         edges |= {min(size // chunk, ranks), min(math.ceil(size / chunk), ranks)}
     return sorted(edges)

@@ -12,7 +12,7 @@ from parallelizer.styles.context_parallel.choice import METHODS, Heads, cheapest
 from parallelizer.styles.context_parallel.dropout import dropped_attention
 from parallelizer.styles.context_parallel.gathering import GatheredAttention
 from parallelizer.styles.context_parallel.order import Order, padded
-from parallelizer.styles.context_parallel.part import Part, row_and_column, whole
+from parallelizer.styles.context_parallel.part import SequencePart, row_and_column, whole
 from parallelizer.styles.context_parallel.ring import RingAttention
 from parallelizer.styles.context_parallel.ulysses import fits, ulysses_attention
 from parallelizer.styles.context_parallel.ulysses_ring import chosen_degree, mask_of_row, orders_of_grid
@@ -138,7 +138,7 @@ def _ring(
     v: Tensor,
     mask: Tensor | None,
     *,
-    part: Part,
+    part: SequencePart,
     order: Order,
     is_causal: bool,
     scale: float,

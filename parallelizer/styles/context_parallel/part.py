@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True)
-class Part:
+class SequencePart:
     """Ranks of `group`, by their places in it; this rank is one of them."""
 
     group: dist.ProcessGroup
@@ -54,17 +54,17 @@ class Part:
         return received
 
 
-def whole(group: dist.ProcessGroup) -> Part:
+def whole(group: dist.ProcessGroup) -> SequencePart:
     """All ranks of a group."""
-    return Part(group, range(dist.get_world_size(group)))
+    return SequencePart(group, range(dist.get_world_size(group)))
 
 
-def row_and_column(group: dist.ProcessGroup, degree: int) -> tuple[Part, Part]:
+def row_and_column(group: dist.ProcessGroup, degree: int) -> tuple[SequencePart, SequencePart]:
     """The ranks as a grid with `degree` to a row, which must divide them: rank r stands in row r // degree at place
     r % degree. Its row are ranks that follow each other, and so mostly are on one machine; its column every so-manieth.
     """
     row, column = places(dist.get_world_size(group), dist.get_rank(group), degree)
-    return Part(group, row), Part(group, column)
+    return SequencePart(group, row), SequencePart(group, column)
 
 
 def places(ranks: int, rank: int, degree: int) -> tuple[range, range]:

@@ -24,7 +24,7 @@ from parallelizer.styles.context_parallel.kernels import (
     merge,
 )
 from parallelizer.styles.context_parallel.order import Order
-from parallelizer.styles.context_parallel.part import Part
+from parallelizer.styles.context_parallel.part import SequencePart
 
 Tensor = torch.Tensor
 
@@ -41,7 +41,7 @@ class RingAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        part: Part,
+        part: SequencePart,
         order: Order,
         is_causal: bool,
         scale: float,
@@ -145,7 +145,7 @@ class _Pairs:
         )
 
 
-def _passed_on(k: Tensor, v: Tensor, part: Part) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _passed_on(k: Tensor, v: Tensor, part: SequencePart) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Every rank's keys and values in turn, beginning with one's own; the next are on their way while these are used."""
     rank, ranks = part.rank, part.ranks
     here = torch.cat([k.flatten(), v.flatten()])
@@ -162,7 +162,7 @@ def _passed_on(k: Tensor, v: Tensor, part: Part) -> Iterator[tuple[int, Tensor, 
 
 
 def _exchanged(
-    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, part: Part
+    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, part: SequencePart
 ) -> tuple[tuple[Tensor, ...], slice | None]:
     """Send the gradients of a block to the rank that it belongs to, and get those of one's own from the rank that had
     it at this step: with which rows of it they are. Either may be none.
@@ -184,7 +184,9 @@ def _exchanged(
     return tuple(piece.view(size) for piece, size in zip(pieces, sizes, strict=True)), seen[1]
 
 
-def _exchange(sent: Tensor | None, to: int, received: Tensor | None, come_from: int, part: Part) -> list[Any]:
+def _exchange(
+    sent: Tensor | None, to: int, received: Tensor | None, come_from: int, part: SequencePart
+) -> list[Any]:
     passed = []
     if sent is not None:
         passed.append(dist.P2POp(dist.isend, sent, part.global_rank(to), group=part.group))

@@ -14,10 +14,10 @@ import torch
 
 from parallelizer.styles.context_parallel.gathering import refuse_second_order
 from parallelizer.styles.context_parallel.order import Order, padded
-from parallelizer.styles.context_parallel.part import Part
+from parallelizer.styles.context_parallel.part import SequencePart
 
 Tensor = torch.Tensor
-Move = Callable[[tuple[Tensor, ...], Part, Order], tuple[Tensor, ...]]
+Move = Callable[[tuple[Tensor, ...], SequencePart, Order], tuple[Tensor, ...]]
 
 
 def fits(query_heads: int, key_heads: int, ranks: int) -> bool:
@@ -29,7 +29,7 @@ def ulysses_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    part: Part,
+    part: SequencePart,
     order: Order,
     attend: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
@@ -51,7 +51,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, there: Move, back: Move, part: Part, order: Order, *tensors: Tensor
+        ctx: Any, there: Move, back: Move, part: SequencePart, order: Order, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.back, ctx.part, ctx.order = back, part, order
         return there(tensors, part, order)
@@ -62,19 +62,19 @@ class _Exchange(torch.autograd.Function):
         return None, None, None, None, *ctx.back(gradients, ctx.part, ctx.order)
 
 
-def to_heads(tensors: tuple[Tensor, ...], part: Part, order: Order) -> tuple[Tensor, ...]:
+def to_heads(tensors: tuple[Tensor, ...], part: SequencePart, order: Order) -> tuple[Tensor, ...]:
     """[B, H, S/W, D], this rank's rows of all heads, to [B, H/W, S, D], all rows of this rank's heads. One collective."""
     pieces = exchanged([t.chunk(part.ranks, dim=1) for t in tensors], part)
     return tuple(order.join(parts, 2) for parts in pieces)
 
 
-def to_rows(tensors: tuple[Tensor, ...], part: Part, order: Order) -> tuple[Tensor, ...]:
+def to_rows(tensors: tuple[Tensor, ...], part: SequencePart, order: Order) -> tuple[Tensor, ...]:
     """The inverse of `to_heads`."""
     parts = [[order.split(t, 2, rank) for rank in range(part.ranks)] for t in tensors]
     return tuple(torch.cat(pieces, dim=1) for pieces in exchanged(parts, part))
 
 
-def exchanged(parts: list[Any], among: Part) -> list[list[Tensor]]:
+def exchanged(parts: list[Any], among: SequencePart) -> list[list[Tensor]]:
     """Part r of each tensor goes to rank r; what comes back are all ranks' parts for this one."""
     shapes, counts = [p[0].shape for p in parts], [p[0].numel() for p in parts]
     sent = torch.stack([torch.cat([p[rank].reshape(-1) for p in parts]) for rank in range(among.ranks)])

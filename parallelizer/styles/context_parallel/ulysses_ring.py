@@ -20,7 +20,7 @@ import torch
 
 from parallelizer.styles.context_parallel.choice import Heads, best_degree
 from parallelizer.styles.context_parallel.order import Dealt, Order
-from parallelizer.styles.context_parallel.part import Part
+from parallelizer.styles.context_parallel.part import SequencePart
 from parallelizer.styles.context_parallel.ulysses import exchanged, fits
 
 Tensor = torch.Tensor
@@ -53,7 +53,7 @@ def orders_of_grid(order: Order, first: int, degree: int) -> tuple[Order, Order]
     return replace(order, ranks=degree, length=None, dealt=within), replace(order, ranks=ranks, dealt=between)
 
 
-def mask_of_row(mask: Tensor, local_rows: int, row: Part, within: Order) -> Tensor:
+def mask_of_row(mask: Tensor, local_rows: int, row: SequencePart, within: Order) -> Tensor:
     """The mask of all rows that the ranks of a grid's row hold, for this rank's heads: [B or 1, H or 1, rows or 1,
     columns] of one's own to [B or 1, H/U or 1, U rows or 1, columns]. No gradient.
     """

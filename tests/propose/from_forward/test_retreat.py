@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.rules import Choice, units
-from parallelizer.propose.plan_text import plan_text
+from parallelizer.propose.from_forward.write_plan import write_plan
 from tests.init import models
 from tests.propose.from_forward.test_roles import found
 
@@ -30,7 +30,7 @@ def settled(judge: Judge, *, prove: bool = False, **batch: str) -> tuple[Choice,
     trials: Any = judge
 
     def text(choice: Choice) -> str:
-        return plan_text(facts, choice, "")
+        return write_plan(facts, choice, "")
 
     full = Choice(frozenset(units(facts)), batch={"input_ids": "1", **batch})
     result = Retreat(facts, trials, text, lambda sentence: None).settle(full, prove=prove)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallelizer.language.workload import Entry, Workload
-from parallelizer.propose.from_forward.facts import Facts, Region
+from parallelizer.propose.from_forward.facts import Facts, SplitRegion
 from parallelizer.propose.from_forward.observe import watch
 from parallelizer.propose.from_forward.roles import roles
 from tests.findings import on_meta
@@ -24,7 +24,7 @@ def found(build: Callable[[], nn.Module], **entries: Entry) -> Facts:
     return roles(model, watch(model, Workload({**TOKENS, **entries}, 4, 64)))
 
 
-def region(facts: Facts, kind: str) -> Region:
+def region(facts: Facts, kind: str) -> SplitRegion:
     return next(r for r in facts.regions if r.kind == kind)
 
 

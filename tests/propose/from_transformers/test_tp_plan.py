@@ -8,7 +8,7 @@ from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.propose.from_transformers.tp_plan import (
-    Entry,
+    TpPlanEntry,
     read_fsdp_plan,
     read_tp_plan,
     with_wildcards,
@@ -18,13 +18,13 @@ from tests.hugging_face.small import small
 pytest.importorskip("transformers", reason="models of transformers are an optional extra")
 
 
-def entries(model: nn.Module) -> dict[str, Entry]:
+def entries(model: nn.Module) -> dict[str, TpPlanEntry]:
     return {entry.key: entry for entry in read_tp_plan(model)}
 
 
 def test_keys_are_merged_and_prefixed_and_name_every_layer() -> None:
     found = entries(small("qwen3"))
-    assert found["model.layers.*.self_attn.q_norm"] == Entry(
+    assert found["model.layers.*.self_attn.q_norm"] == TpPlanEntry(
         "model.layers.*.self_attn.q_norm",
         "replicated_with_grad_allreduce",
         ("model.layers.0.self_attn.q_norm", "model.layers.1.self_attn.q_norm"),

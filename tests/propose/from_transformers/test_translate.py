@@ -10,7 +10,7 @@ from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.propose.from_transformers.proposal import propose
-from parallelizer.propose.from_transformers.tp_plan import Entry
+from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry
 from parallelizer.propose.from_transformers.translate import translate
 from tests.hugging_face.small import small
 
@@ -59,10 +59,10 @@ def said(key: str, string: str, others: tuple[str, ...] = ()) -> Any:
     modules = dict(model.named_modules())
     if key in modules:
         own = tuple(f"{key}.{n}" for n, _ in modules[key].named_parameters(recurse=False))
-        entry = Entry(key, string, (key,), own)
+        entry = TpPlanEntry(key, string, (key,), own)
     else:
-        entry = Entry(key, string, (), (key,))
-    placing = [Entry(name, "colwise", (), (name,)) for name in others]
+        entry = TpPlanEntry(key, string, (), (key,))
+    placing = [TpPlanEntry(name, "colwise", (), (name,)) for name in others]
     rules, failed = translate(model, [entry, *placing])
     return next((r.style or r.note for r in rules if r.entry is entry), None) or failed[0].reason
 

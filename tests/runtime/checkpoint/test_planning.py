@@ -7,8 +7,8 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from parallelizer.runtime.checkpoint.contents import Held
-from parallelizer.runtime.checkpoint.planning import Piece, Reading, Writing
-from parallelizer.runtime.held_indices import Run, Share
+from parallelizer.runtime.checkpoint.planning import Piece, PlannedRead, Writing
+from parallelizer.runtime.held_indices import IndexRun, Share
 
 
 def pieces(*starts: int, size: int = 2, whole: int = 6) -> Writing:
@@ -47,14 +47,14 @@ def test_what_nobody_writes_or_two_do_is_refused(ranks: tuple[Writing, ...]) -> 
         index_of(*ranks)
 
 
-def held(name: str, runs: tuple[Run, ...], local: torch.Tensor) -> Held:
+def held(name: str, runs: tuple[IndexRun, ...], local: torch.Tensor) -> Held:
     return Held(name, local, Share((runs,)), (6,), True)
 
 
 def test_a_share_of_several_runs_reads_from_pieces_that_are_cut_elsewhere() -> None:
     metadata = index_of(pieces(0, 2, 4))
     local = torch.full((4,), -1.0)
-    reading = Reading({"model.a.b": held("model.a.b", (Run(0, 3, 3), Run(3, 0, 1)), local)})
+    reading = PlannedRead({"model.a.b": held("model.a.b", (IndexRun(0, 3, 3), IndexRun(3, 0, 1)), local)})
     reading.set_up_planner({}, metadata)  # type: ignore[arg-type]
     stored = {2 * i: torch.arange(2 * i, 2 * i + 2) * 1.0 for i in range(3)}
     for item in reading.create_local_plan().items:
@@ -66,7 +66,7 @@ def test_a_share_of_several_runs_reads_from_pieces_that_are_cut_elsewhere() -> N
 def test_a_checkpoint_that_does_not_fill_a_share_is_refused() -> None:
     metadata = index_of(pieces(0, 2, 4))
     del metadata.state_dict_metadata["model.a.b"].chunks[1]  # type: ignore[attr-defined]
-    reading = Reading({"model.a.b": held("model.a.b", (Run(0, 1, 3),), torch.zeros(3))})
+    reading = PlannedRead({"model.a.b": held("model.a.b", (IndexRun(0, 1, 3),), torch.zeros(3))})
     reading.set_up_planner({}, metadata)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"the checkpoint has 1 of 3 numbers of model.a.b"):
         reading.create_local_plan()
