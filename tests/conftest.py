@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
+import pytest
 import torch
 import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
 from hypothesis import settings
@@ -20,6 +21,17 @@ settings.register_profile("parallelizer", deadline=None)
 settings.load_profile("parallelizer")
 
 gc.disable()  # until all is collected: modules and tests are no garbage
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """How pytest-xdist deals tests to its processes, under `--dist loadgroup`.
+
+    Tests that start ranks stay together, one after another in one process: two at once would starve each other of
+    cores until a collective runs out of time. The tests of a file share its fixtures, so they stay together too.
+    """
+    for item in items:
+        group = "ranks" if item.get_closest_marker("ranks") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish() -> None:

@@ -27,7 +27,9 @@ def what_happened(watch: Watch, trouble: Exception) -> LaunchError | PlanError:
     if watch.late is not None:
         return watch.late
     failures = _failures(watch, trouble)
-    if not failures:
+    # When the agent fails before it has started every rank, it kills those it had started: their ends say nothing.
+    stillborn = not isinstance(trouble, ChildFailedError) and len(watch.processes) < watch.job.ranks
+    if not failures or (stillborn and not watch.ranks("failed")):
         return LaunchError(f"the ranks could not be started: {type(trouble).__name__}: {trouble}")
     first, *others = failures
     if first.diagnostics is not None:

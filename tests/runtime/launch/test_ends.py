@@ -161,6 +161,13 @@ def test_an_agent_that_could_not_start_the_ranks_is_quoted(watch: Watch) -> None
     assert told(watch, trouble) == ["the ranks could not be started: OSError: no more processes"]
 
 
+def test_the_ranks_that_a_failed_start_killed_are_not_to_blame(watch: Watch) -> None:
+    ended(watch, 0, -signal.SIGKILL, 5.0)
+    ended(watch, 1, -signal.SIGKILL, 5.1)
+    trouble = OSError("no more processes")
+    assert told(watch, trouble) == ["the ranks could not be started: OSError: no more processes"]
+
+
 # What it means for starting again, and for a run that was asked to stop
 
 
