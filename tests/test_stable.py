@@ -7,7 +7,7 @@ import re
 import yaml
 
 import parallelizer as pz
-from parallelizer.commands.main import _parser
+from parallelizer.commands.main import COMMANDS
 from tests.recipes.runs import ROOT
 from tests.test_public_names import BESIDE
 
@@ -18,7 +18,7 @@ CHANGELOG = (ROOT / "docs/changelog.md").read_text()
 def test_every_public_name_and_command_is_in_the_changelog() -> None:
     told = set(re.findall(r"`([\w.-]+)`", CHANGELOG))
     assert {name for name in pz.__all__ if name not in told} == set()
-    assert set(_parser()[1]) <= told
+    assert {command.NAME for command in COMMANDS} <= told
     beside = {f"{module}.{name}" for module, names in BESIDE.items() for name in names}
     assert {name for name in beside if name not in told and name.rpartition(".")[0] not in STABLE} == set()
     assert f"## {pz.__version__} " in CHANGELOG
@@ -54,7 +54,7 @@ def test_every_shipped_plan_says_its_version() -> None:
 
 
 def test_the_oldest_and_newest_versions_are_those_of_the_project() -> None:
-    from parallelizer.commands.doctor.command import OLDEST
+    from parallelizer.commands.doctor.trials import OLDEST
 
     project = (ROOT / "pyproject.toml").read_text()
     oldest = ".".join(map(str, OLDEST))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Span, has_errors
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
     from parallelizer.language.plan import Plan
     from parallelizer.propose.from_transformers.proposal import Proposal
+
+NAME = "import-plan"
+DOC = "print the plan that a transformers model's own tp_plan comes to"
 
 FILE = "<imported>"
 SIZES = ("not-divisible", "heads-not-divisible", "sequence-not-divisible", "batch-not-divisible")
@@ -34,14 +38,25 @@ class Imported:
     found: tuple[Diagnostic, ...] = ()
 
 
-def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
-    """Print the plan, or what differs; the exit status. `setup` reads the configuration, without a plan."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The setup's options and `--check`."""
+    add_setup_options(parser)
+    parser.add_argument(
+        "--check",
+        metavar="FILE",
+        help="compare a plan with what would be written now: exit 1 with what differs",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan, or what differs. Returns the exit status."""
+    import_torch()
     from parallelizer.language.load import load_plan
     from parallelizer.propose.from_transformers.changes import changes
 
     try:
         written = load_plan(arguments.check) if arguments.check else None
-        read = setup()
+        read = read_setup(arguments, planless=True)
         model = read.build_model()
         imported = import_plan(read, model, _command(arguments))
     except PlanError as error:

@@ -6,11 +6,13 @@ import argparse
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.setup_options import add_setup_options, read_setup
+from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 if TYPE_CHECKING:
@@ -23,22 +25,26 @@ if TYPE_CHECKING:
     from parallelizer.propose.from_forward.rules import Choice
 
 
-def add_options(command: argparse.ArgumentParser) -> None:
-    """The options that `init` has beside those of every command."""
-    command.add_argument("--output", metavar="FILE", help="where to write the plan; stdout unless said")
-    command.add_argument("--force", action="store_true", help="write over a file that is there")
-    command.add_argument(
+NAME = "init"
+DOC = "propose a plan for a model that has none, from what its forward does"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The setup's options, where the plan goes, and whether it is proven."""
+    add_setup_options(parser)
+    parser.add_argument("--output", metavar="FILE", help="where to write the plan; stdout unless said")
+    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument(
         "--unproven", action="store_true", help="do not run the plan on ranks: it is validated only"
     )
 
 
-def run(arguments: argparse.Namespace, setup_of: Callable[[list[str]], Setup]) -> int:
-    """Propose a plan for the configured model, and write it. `setup_of` reads the configuration with some overrides."""
-    from parallelizer.diagnostics import render as show_diagnostics
-
+def run(arguments: argparse.Namespace) -> int:
+    """Propose a plan for the configured model, and write it. Returns the exit status."""
+    import_torch()
     try:
         _check_target(arguments.output, arguments.force)
-        text = propose(setup_of, arguments)
+        text = propose(lambda more: read_setup(arguments, more), arguments)
         if arguments.output is None:
             sys.stdout.write(text)
         else:
@@ -50,7 +56,11 @@ def run(arguments: argparse.Namespace, setup_of: Callable[[list[str]], Setup]) -
 
 
 def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> str:
-    """The text of the plan. Raises PlanError when the model cannot be built."""
+    """The text of the plan; `setup_of` reads the configuration with some more overrides. Raises PlanError when the model
+    cannot be built.
+    """
+    import tempfile
+
     from parallelizer.propose.from_forward import retreat
     from parallelizer.propose.from_forward.rules import Choice, units
     from parallelizer.propose.from_forward.trial import Trials

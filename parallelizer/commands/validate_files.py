@@ -8,12 +8,12 @@ It needs no torch, so that it answers while one types. It reads a whole configur
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from parallelizer.commands.json_output import print_json
+from parallelizer.commands.setup_options import read_setup
 from parallelizer.configuration.override_mistakes import OverrideSyntaxError, is_path, override_span
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
@@ -23,16 +23,12 @@ from parallelizer.language.load import find_along, load
 from parallelizer.language.plan import Option, Plan, StyleDefaults
 from parallelizer.report.documents import validate_document
 
-if TYPE_CHECKING:
-    from parallelizer.configuration.setup import Setup
-
 MAX_FILES = 1000
 """The most plan files in one command."""
 
 
-def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
-    """Check what the command line names, and print it. Returns the exit status; `setup` reads the
-    configuration.
+def run(arguments: argparse.Namespace) -> int:
+    """Check what the command line names, and print it. Returns the exit status.
 
     Raises OverrideSyntaxError when plan files stand beside overrides.
     """
@@ -43,10 +39,9 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         by_file = check_files(files, arguments.config_dir)
         found, said = in_order(one for some in by_file.values() for one in some), _of_files(by_file)
     else:
-        found, said = _check_configuration(setup)
+        found, said = _check_configuration(arguments)
     if arguments.json:
-        json.dump(validate_document(found), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json(validate_document(found))
     else:
         show_diagnostics.write(found, sys.stderr)
         for line in said:
@@ -97,9 +92,9 @@ def check_plan(plan: Plan, defaults: Iterable[StyleDefaults] = ()) -> Iterator[D
     yield from unused_layouts(plan)
 
 
-def _check_configuration(setup: Callable[[], Setup]) -> tuple[tuple[Diagnostic, ...], list[str]]:
+def _check_configuration(arguments: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], list[str]]:
     try:
-        read = setup()
+        read = read_setup(arguments)
     except PlanError as error:
         return error.diagnostics, []
     found = in_order((*read.warnings, *check_plan(read.plan, read.defaults.values())))

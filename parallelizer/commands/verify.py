@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from parallelizer.commands.json_output import add_json_option, print_json
+from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
-if TYPE_CHECKING:
-    from parallelizer.configuration.setup import Setup
-
+NAME = "verify"
+DOC = "prove that the sharded run equals the unsharded one"
 
 MATRICES = ("llama", "families")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that `verify` has beside those of every command."""
+    """The setup's options, `--json`, and those of a proof."""
+    add_setup_options(parser)
+    add_json_option(parser)
     parser.add_argument(
         "--full-mesh", action="store_true", help="keep the mesh as it is (axes above 2 become 2)"
     )
@@ -63,8 +63,8 @@ def _seed(text: str) -> int:
     return value
 
 
-def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
-    """Prove what the command line asks for, and print it. `setup` reads the configuration."""
+def run(arguments: argparse.Namespace) -> int:
+    """Prove what the command line asks for, and print it. Returns the exit status."""
     started = time.perf_counter()
     from parallelizer.child import WorldError
     from parallelizer.configuration.validate import validating
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
             return _refused(error.diagnostics, arguments.json)
     found: tuple[Diagnostic, ...] = ()
     try:
-        asked = setup()
+        asked = read_setup(arguments)
         check_ranks(shrink(asked, full_mesh=arguments.full_mesh)[0].mesh)
         model = asked.build_model()
         program = asked.compile(model, force=arguments.force)
@@ -113,8 +113,7 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         said = f"the unsharded run failed: {_line(str(error), last=True)}"
         return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
     if arguments.json:
-        json.dump(show.verify_document(proof, found), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json(show.verify_document(proof, found))
     else:
         show_diagnostics.write(found, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
@@ -141,8 +140,7 @@ def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:
     from parallelizer.report.text.proof import verify_document
 
     if as_json:
-        json.dump(verify_document(None, found), sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        print_json(verify_document(None, found))
     else:
         show_diagnostics.write(found, sys.stderr)
     return 1

@@ -7,82 +7,94 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from parallelizer.commands.main import main
+from parallelizer.commands import schema
+from parallelizer.commands.main import COMMANDS, main, make_parser
 from tests.recipes.runs import ROOT, command
 
 Captured = pytest.CaptureFixture[str]
 
+SETUP = ["overrides", "--config-dir", "--config-name"]
+EXPECTED = {
+    "validate": ("find every mistake in the plan and the configuration", [*SETUP, "--json", "--quick"]),
+    "plan": (
+        "print what each rank holds, sends and needs",
+        [*SETUP, "--json", "--rank", "--lock", "--locked", "--diff", "--html"],
+    ),
+    "verify": (
+        "prove that the sharded run equals the unsharded one",
+        [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--seed", "--matrix", "--write"],
+    ),
+    "export": ("print the plan as plain Python on torch's public APIs", SETUP),
+    "import-plan": ("print the plan that a transformers model's own tp_plan comes to", [*SETUP, "--check"]),
+    "schema": ("print the JSON Schema of plan files, for editors", [*SETUP, "--preset"]),
+    "init": (
+        "propose a plan for a model that has none, from what its forward does",
+        [*SETUP, "--output", "--force", "--unproven"],
+    ),
+    "explain": (
+        "say what a diagnostic's code means, or which rules stand on a module or parameter",
+        ["word", *SETUP, "--rank", "--json"],
+    ),
+    "new": ("copy the training recipe and a small configuration into a folder, to start from", ["folder"]),
+    "doctor": ("say what is here and what works: to paste into an issue", ["--json"]),
+}
+"""The line of each command in `--help`, and the options in its own help; in the order of `--help`."""
 
-def test_validate_says_that_a_plan_is_valid(capsys: Captured) -> None:
-    assert main(["validate", "parallel=tp8_cp2"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.endswith("llama.yaml on cp=2 x tp=8: valid\n")
-    assert printed.err == ""
+
+def test_the_commands_are_in_the_order_of_help_with_their_lines(capsys: Captured) -> None:
+    assert [command.NAME for command in COMMANDS] == list(EXPECTED)
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    listed = " ".join(f"{name} {line}" for name, (line, _) in EXPECTED.items())
+    assert ended.value.code == 0 and f" COMMAND {listed} " in f"{told} "
 
 
-def test_validate_says_what_is_wrong_on_stderr(capsys: Captured) -> None:
-    assert main(["validate", "parallel=tp2", "train.seq_len=255"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert "error[sequence-not-divisible]" in printed.err and printed.err.endswith("1 error\n")
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_command_has_its_options(name: str) -> None:
+    own = make_parser(COMMANDS)[1][name]
+    line, options = EXPECTED[name]
+    assert own.description == f"{line}."
+    assert [a.option_strings[-1] if a.option_strings else a.dest for a in own._actions[1:]] == options
+    assert all(action.help for action in own._actions)
 
 
-def test_validate_in_json(capsys: Captured) -> None:
-    assert main(["validate", "--json", "parallel=fsdp2_cp2_tp2"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"valid": True, "diagnostics": []}
-    assert main(["validate", "--json", "parallel=tp22"]) == 1
-    printed = capsys.readouterr()
-    [found] = json.loads(printed.out)["diagnostics"]
-    assert found["code"] == "unknown-preset" and printed.err == ""
+def test_every_module_with_a_name_is_listed() -> None:
+    folder = ROOT / "parallelizer" / "commands"
+    named = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if "starter" not in path.parts and "\nNAME = " in path.read_text()
+    }
+    assert {getattr(command, "__name__", "") for command in COMMANDS} == named
 
 
-def test_validate_notes_rules_that_do_nothing_on_this_mesh(capsys: Captured) -> None:
-    assert main(["validate", "parallel=fsdp4"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.endswith("on dp_shard=4: valid\n") and "note[idle-rule]" in printed.err
+@pytest.mark.parametrize("missing", ["NAME", "DOC", "add_options", "run"])
+def test_a_module_without_what_a_command_has_cannot_be_listed(missing: str) -> None:
+    whole = {name: getattr(schema, name) for name in ("NAME", "DOC", "add_options", "run")}
+    listed: Any = SimpleNamespace(**whole)
+    assert list(make_parser([listed])[1]) == ["schema"]
+    delattr(listed, missing)
+    with pytest.raises(AttributeError, match=missing):
+        make_parser([listed])
+
+
+def test_making_the_parser_imports_nothing_slow() -> None:
+    code = (
+        "import sys; from parallelizer.commands.main import COMMANDS, make_parser; make_parser(COMMANDS); "
+        "print(sorted({'torch', 'numpy', 'hydra', 'omegaconf', 'rich', 'parallelizer.child'} & {*sys.modules}))"
+    )
+    assert command("-c", code, cwd=ROOT).out == "[]\n"
 
 
 def test_overrides_stand_anywhere(capsys: Captured) -> None:
     assert main(["validate", "parallel=tp2", "--json", "train.seq_len=255"]) == 1
     assert json.loads(capsys.readouterr().out)["valid"] is False
-
-
-def test_plan_prints_tables_and_the_step(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "parallel=fsdp2_tp2"]) == 0
-    out = capfd.readouterr().out
-    for part in (
-        "mesh  4 ranks: dp_shard=2 x tp=2",
-        "parameters of rank 0",
-        "modules",
-        "collectives",
-        "memory of",
-    ):
-        assert part in out
-
-
-def test_plan_in_json_for_any_rank(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", "--rank", "3", "parallel=fsdp2_tp2"]) == 0
-    made = json.loads(capfd.readouterr().out)
-    assert made["rank"] == 3 and made["world_size"] == 4
-    assert made["collectives"] and made["memory"]["peak"] > 0
-
-
-@pytest.mark.parametrize("rank", ["4", "-1"])
-def test_a_rank_that_is_not_there(rank: str, capsys: Captured) -> None:
-    assert main(["plan", f"--rank={rank}", "parallel=fsdp2_tp2"]) == 1
-    assert "ranks are 0 to 3" in capsys.readouterr().err
-
-
-def test_a_plan_that_is_wrong_is_not_printed(capsys: Captured) -> None:
-    assert main(["plan", "parallel=tp2", "train.seq_len=255"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "" and "sequence-not-divisible" in printed.err
-    assert main(["plan", "--json", "plan=lama"]) == 1
-    [found] = json.loads(capsys.readouterr().out)["diagnostics"]
-    assert found["code"] == "plan-not-found"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +108,6 @@ def test_a_command_line_that_does_not_parse(arguments: list[str], capsys: Captur
     assert status == 2
     printed = capsys.readouterr()
     assert printed.out == "" and "error" in printed.err and "Traceback" not in printed.err
-
-
-def test_a_folder_and_a_root_configuration_of_one_s_own(tmp_path: Path, capsys: Captured) -> None:
-    (tmp_path / "parallel").mkdir()
-    (tmp_path / "parallel" / "ours.yaml").write_text("defaults: [base]\nmesh: {tp: 4}\n")
-    (tmp_path / "ours.yaml").write_text("defaults: [train, _self_]\ntrain: {seq_len: 128}\n")
-    arguments = ["--config-dir", str(tmp_path), "--config-name", "ours"]
-    assert main(["validate", *arguments, "parallel=ours"]) == 0
-    assert "on tp=4: valid" in capsys.readouterr().out
-    assert main(["validate", *arguments, "parallel=ours", "train.seq_len=127"]) == 1
 
 
 def test_a_model_is_found_in_the_working_directory(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def check(command: str) -> None:
 def check_package(words: Sequence[str]) -> None:
     """A command of the package: its name, its flags, its overrides."""
     try:
-        arguments = cli._parse(list(words))
+        arguments = cli.parse(list(words))
     except SystemExit as end:
         if end.code:
             pytest.fail(f"parallelizer {shlex.join(words)} does not parse")

@@ -1,56 +1,41 @@
-"""`parallelizer new DIR`: the recipes, a small model and its configuration, copied to start from.
-
-They are copied because a recipe is read and changed by those who train with it. What it stands on, `parallelizer.training`,
-stays in the package.
-"""
+"""`new`: a folder to start from. Exit status 0 when it is written, 1 when it cannot be."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
+import argparse
+import sys
 
+from parallelizer.configuration.override_mistakes import OverrideSyntaxError, override_span
+from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.diagnostics.package_folder import ROOT, config_folder
 
-MODEL = "my_gpt"
-"""The model of the copy, which its root configuration chooses."""
+NAME = "new"
+DOC = "copy the training recipe and a small configuration into a folder, to start from"
 
 
-def create(folder: str | Path) -> list[str]:
-    """Write the files into `folder`, which may be there; the paths below it that were written, sorted.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The folder. Other words are left over as overrides, which `run` refuses."""
+    parser.add_argument("folder", metavar="DIR", help="a new folder, or one that has none of the files")
+    parser.set_defaults(overrides=[])
 
-    Raises PlanError `file-unwritable` where that is impossible, or one of them is there already; nothing is left then.
-    """
-    root, texts = Path(folder), dict(_files())
-    found = sorted(name for name in texts if os.path.lexists(root / name))
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        message = f"{folder} has {', '.join(found[:3])}{more} already"
-        raise PlanError(
-            [Diagnostic("file-unwritable", message, help="name a new folder; nothing was written")]
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files, and print what to do next. Raises OverrideSyntaxError for words beside the folder."""
+    from pathlib import Path
+
+    from parallelizer.commands.new.create import create
+
+    if arguments.overrides:
+        message = f"new takes one folder, and here stands {arguments.overrides[0]} too"
+        raise OverrideSyntaxError(
+            Diagnostic("override-syntax", message, override_span(arguments.overrides[0]))
         )
-    made: list[Path] = []
+    folder = arguments.folder
     try:
-        for name, text in sorted(texts.items()):
-            _make_folder((root / name).parent, made)
-            made.append(root / name)
-            (root / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        _remove(made)
-        message = f"cannot write {error.filename or folder}: {error.strerror or error}"
-        help_text = "name a folder that can be made and written to; nothing is left of what was begun"
-        raise PlanError([Diagnostic("file-unwritable", message, help=help_text)]) from None
-    except BaseException:
-        _remove(made)
-        raise
-    return sorted(texts)
-
-
-def run(folder: str) -> int:
-    """What the command does and prints. Raises PlanError as `create` does."""
-    names = create(folder)
+        names = create(folder)
+    except PlanError as error:
+        show_diagnostics.write(error.diagnostics, sys.stderr)
+        return 1
     tops = sorted({name.split("/")[0] + "/" * ("/" in name) for name in names})
     print(f"{folder}: {len(names)} files written, {', '.join(tops)}\n")
     if Path(folder).resolve() != Path.cwd():
@@ -59,31 +44,3 @@ def run(folder: str) -> int:
     print("    python -m recipes.train parallel=fsdp2_tp2 train.steps=20\n")
     print(f"{Path(folder) / 'README.md'} says what each file is for")
     return 0
-
-
-def _files() -> Iterator[tuple[str, str]]:
-    """Paths below the new folder, with slashes, and texts."""
-    for folder, prefix in ((ROOT / "commands/new/starter", ""), (ROOT / "training/recipes", "recipes/")):
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".yaml", ".md"):
-                yield prefix + path.relative_to(folder).as_posix(), path.read_text(encoding="utf-8")
-    yield "conf/train.yaml", _root((config_folder() / "train.yaml").read_text(encoding="utf-8"))
-
-
-def _root(shipped: str) -> str:
-    """The shipped root configuration, with the model of the copy."""
-    return shipped.replace("  - model: llama_debug\n", f"  - model: {MODEL}\n")
-
-
-def _make_folder(folder: Path, made: list[Path]) -> None:
-    """The folder with its parents; those that were not there are added to `made`."""
-    if not folder.is_dir():
-        _make_folder(folder.parent, made)
-        folder.mkdir()
-        made.append(folder)
-
-
-def _remove(made: list[Path]) -> None:
-    for path in reversed(made):
-        with suppress(OSError):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

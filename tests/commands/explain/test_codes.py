@@ -9,7 +9,6 @@ import pytest
 
 from parallelizer.commands.explain.codes import explain_code, list_codes, nearest_codes
 from parallelizer.commands.main import main
-from parallelizer.diagnostics.codes.all_codes import CODES, FAMILIES
 
 Captured = pytest.CaptureFixture[str]
 
@@ -65,15 +64,6 @@ def test_files_are_shown_as_they_stand_in_the_section_and_in_json_with_every_lin
     assert code["example"]["files"]["plan.yaml"].count("fsdp") == 1001
 
 
-def test_every_code_is_listed_in_one_line_under_its_family(capsys: Captured) -> None:
-    assert main(["explain"]) == 0
-    out = capsys.readouterr().out
-    for family in FAMILIES:
-        assert not family.codes or f"\n{family.name}: " in f"\n{out}"
-    for code in CODES.values():
-        assert f"  {code.name} " in out
-
-
 def test_the_list_fits_a_narrow_terminal() -> None:
     stream = io.StringIO()
     list_codes(stream, 60)
@@ -91,26 +81,3 @@ def test_the_list_fits_a_narrow_terminal() -> None:
 )
 def test_the_nearest_codes_are_named(word: str, near: str) -> None:
     assert near in nearest_codes(word)
-
-
-def test_a_word_that_is_nothing(capsys: Captured) -> None:
-    assert main(["explain", "unmached-glob"]) == 1
-    printed = capsys.readouterr()
-    assert (
-        printed.out == ""
-        and "error[unknown-code]" in printed.err
-        and "did you mean unmatched-glob?" in printed.err
-    )
-    assert main(["explain", "--json", "unmached-glob"]) == 1
-    [found] = json.loads(capsys.readouterr().out)["diagnostics"]
-    assert found["code"] == "unknown-code"
-
-
-def test_codes_in_json(capsys: Captured) -> None:
-    assert main(["explain", "--json", "unknown-axis"]) == 0
-    [code] = json.loads(capsys.readouterr().out)["codes"]
-    assert (code["code"], code["family"], code["severity"]) == ("unknown-axis", "language", "error")
-    assert code["example"]["files"]["plan.yaml"] and "validate" in code["example"]["command"]
-    assert code["example"]["output"].startswith("error[unknown-axis]: ") and code["fix"] and code["why"]
-    assert main(["explain", "--json"]) == 0
-    assert {c["code"] for c in json.loads(capsys.readouterr().out)["codes"]} == set(CODES)

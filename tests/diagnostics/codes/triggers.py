@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from omegaconf import OmegaConf
@@ -18,8 +19,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.child import WorldError
-from parallelizer.commands import main as cli
-from parallelizer.commands import verify as command
+from parallelizer.commands import plan, verify
 from parallelizer.commands.explain import codes
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.origins import Origins
@@ -72,16 +72,12 @@ def raised(call: Callable[[], Any]) -> Found:
 
 def verified(error: Exception) -> Found:
     """What `verify` says when its proof ends with an error."""
-
-    def setup() -> Any:
-        raise error
-
     arguments = argparse.Namespace(
         matrix=False, full_mesh=False, seed=0, force=False, dtype="float64", json=True, write=None
     )
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        command.run(arguments, setup)
+    with contextlib.redirect_stdout(printed), mock.patch.object(verify, "read_setup", side_effect=error):
+        verify.run(arguments)
     found = json.loads(printed.getvalue())["diagnostics"]
     return [Diagnostic(d["code"], d["message"], None, d["help"], d["severity"]) for d in found]
 
@@ -108,7 +104,7 @@ def exported() -> Found:
 
 def not_locked() -> Found:
     arguments = argparse.Namespace(lock="plan.lock", locked=None)
-    return raised(lambda: cli._lock(arguments, None, None, None, None))  # type: ignore[arg-type]
+    return raised(lambda: plan._lock(arguments, None, None, None, None))  # type: ignore[arg-type]
 
 
 def optimizer() -> Found:

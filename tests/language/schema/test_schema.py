@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.commands.main import main
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Findings, PlanError
@@ -333,15 +332,7 @@ def test_an_axis_may_take_what_the_others_leave(tmp_path: Path) -> None:
     assert PRESET.is_valid({"mesh": {"dp_shard": -1, "tp": 2}})
 
 
-# --- the command, and what is committed ----------------------------------------------------------
-
-
-def test_the_command_prints_both_and_they_are_schemas(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, made in (([], plan_schema(STYLES)), (["--preset"], preset_schema(STYLES))):
-        assert main(["schema", *arguments]) == 0
-        printed = json.loads(capsys.readouterr().out)
-        assert printed == made
-        jsonschema.Draft7Validator.check_schema(printed)
+# --- what is committed ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "made"), [("plan", plan_schema), ("preset", preset_schema)])
@@ -359,32 +350,6 @@ def test_shipped_files_name_their_schema(path: Path) -> None:
     assert found is not None, first
     wanted = "plan" if path.parent.name == "plans" else "preset"
     assert (path.parent / found[1]).resolve() == ROOT / "docs" / "schema" / f"{wanted}.json"
-
-
-def test_a_style_of_ones_own_is_in_the_schema(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "styles_of_schema_test.py").write_text(
-        "from parallelizer.language.styles import StyleDeclaration, OptionKind, declare\n"
-        "declare(StyleDeclaration('scaled', 'io', 'tp', 'scale outputs', {'by': OptionKind('int', 'the factor')}))\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = dict(STYLES)
-    try:
-        assert main(["schema", "imports=[styles_of_schema_test]"]) == 0
-    finally:
-        STYLES.clear()
-        STYLES.update(before)
-    own = jsonschema.Draft7Validator(json.loads(capsys.readouterr().out))
-    assert own.is_valid({"rules": {"a": {"style": "scaled", "by": 3}}})
-    assert not own.is_valid({"rules": {"a": {"style": "scaled", "by": "x"}}})
-    assert not PLAN.is_valid({"rules": {"a": {"style": "scaled", "by": 3}}})
-
-
-def test_imports_that_fail_are_a_diagnostic(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["schema", "imports=[nowhere_to_be_found]"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "" and "import-failed" in printed.err
 
 
 def test_every_kind_of_option_has_a_schema() -> None:

@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.child import in_children
-from parallelizer.commands.main import main
 from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.configuration.compose import compose_config
@@ -99,16 +98,6 @@ def test_a_shipped_plan_places_and_sends_the_same(preset: str, plan: str) -> Non
     assert {m.split(".")[0] for m in imports(code)} - sys.stdlib_module_names == expected
     assert ("imports its runtime from the package parallelizer" in " ".join(code.split())) == split
     assert private_names(code) == set()
-
-
-def test_the_command_prints_the_file_and_nothing_else(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "parallel=fsdp2_tp2", "train.seq_len=64"]) == 0
-    out = capfd.readouterr().out
-    compile(out, "parallel.py", "exec")
-    assert "Written by `python -m parallelizer export parallel=fsdp2_tp2 train.seq_len=64`." in out
-    assert main(["export", "parallel=fsdp2_tp3"]) == 1
-    captured = capfd.readouterr()
-    assert captured.out == "" and "error[unknown-preset]" in captured.err
 
 
 def test_the_code_runs_where_this_package_is_not_installed(tmp_path: Path) -> None:

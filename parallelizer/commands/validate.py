@@ -1,0 +1,59 @@
+"""`validate`: what is wrong with a plan and its configuration. Exit status 0 when nothing is an error, else 1."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.json_output import add_json_option, print_json
+from parallelizer.commands.setup_options import add_setup_options, read_setup
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+
+if TYPE_CHECKING:
+    from parallelizer.configuration.setup import Setup
+
+NAME = "validate"
+DOC = "find every mistake in the plan and the configuration"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The setup's options, `--json` and `--quick`."""
+    add_setup_options(parser)
+    add_json_option(parser)
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="stop before a model is built; with paths of plan files, read these alone",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Validate what the arguments name, and print what is found. Returns the exit status."""
+    if arguments.quick:
+        from parallelizer.commands import validate_files as quick
+
+        return quick.run(arguments)
+    import_torch()
+    from parallelizer.configuration.validate import validate
+    from parallelizer.report.documents import validate_document
+
+    setup: Setup | None = None
+    try:
+        setup = read_setup(arguments)
+        found = validate(setup)
+    except PlanError as error:
+        found = error.diagnostics
+    if arguments.json:
+        print_json(validate_document(found))
+    else:
+        show_diagnostics.write(found, sys.stderr)
+        if setup is not None and not has_errors(found):
+            unfollowed = any(d.code == "trace-failed" for d in found)
+            verdict = (
+                "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
+            )
+            print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
+    return 1 if has_errors(found) else 0
