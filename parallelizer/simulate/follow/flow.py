@@ -44,7 +44,7 @@ from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of,
 from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.styles.sharded_logits import is_sharded, plain, taken_sharded
 from parallelizer.styles.sizes import TENSOR_AXES
 
@@ -175,7 +175,7 @@ class _Step:
         fake = torch_private.FakeTensors()
         with fake:
             allocate(self.model, "cpu")
-            batch = shard_batch({k: torch.empty_like(v) for k, v in whole.items()}, self.program.plan, mesh)
+            batch = shard_tokens({k: torch.empty_like(v) for k, v in whole.items()}, self.program.plan, mesh)
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor, name.rpartition(".")[0])
