@@ -42,7 +42,9 @@ def test_one_parameter_that_differs_is_named() -> None:
         model = built(seed=0)
         with torch.no_grad():
             model[1].bias[3] += dist.get_rank() * 1e-7
-        with pytest.raises(ValueError, match=r"the ranks of dp_shard hold different values in 1\.bias\. Build"):
+        with pytest.raises(
+            ValueError, match=r"the ranks of dp_shard hold different values in 1\.bias\. Build"
+        ):
             pz.parallelize(model, plan(RULES), mesh)
         pz.parallelize(model, plan(RULES), mesh, check_values=False)
 
