@@ -36,12 +36,11 @@ def measure(setup: Setup, folder: str, rounds: int) -> tuple[Times, int]:
     model = pz.apply(setup.compile(setup.build_model()), setup.build_model(), mesh)
     pz.materialize(model, device=setup.device, seed=0)
     optimizer, loss = setup.build_optimizer(model), setup.loss()
-    work, index = setup.workload, pz.batch_rank(mesh)[0]
+    work = setup.workload
     tokens = torch.randint(
         0, 256, (work.batch_size, work.seq_len + 1), generator=torch.Generator().manual_seed(1)
     )
-    rows = slice(*(work.batch_size // pz.batch_rank(mesh)[1] * i for i in (index, index + 1)))
-    batch = {"input_ids": tokens[rows, :-1].contiguous(), "labels": tokens[rows, 1:].contiguous()}
+    batch = {"input_ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
     batch = pz.shard_batch(batch, setup.plan, mesh, device=setup.device)
     checkpoints = Checkpoints(folder, keep_last=1)
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.runtime.mean_loss import mean_loss as mean_loss
     from parallelizer.runtime.parallelize import parallelize as parallelize
     from parallelizer.runtime.redistribution import redistribute as redistribute
+    from parallelizer.runtime.shard_batch import shard_batch as shard_batch
     from parallelizer.runtime.state import restore_buffers as restore_buffers
     from parallelizer.runtime.state_dict import load_whole_state_dict as load_whole_state_dict
     from parallelizer.runtime.state_dict import whole_state_dict as whole_state_dict
@@ -48,7 +49,6 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.runtime.step import train_step as train_step
     from parallelizer.styles.application import Application as Application
     from parallelizer.styles.application import Program as Program
-    from parallelizer.styles.context_parallel.buffers import shard_batch as shard_batch
     from parallelizer.styles.context_parallel.buffers import unshard as unshard
     from parallelizer.styles.context_parallel.public import context_parallel as context_parallel
     from parallelizer.styles.context_parallel.public import shard_buffers as shard_buffers
@@ -93,7 +93,7 @@ _WHERE = {
     "save_checkpoint": "runtime.checkpoint.saving",
     "save_pretrained": "hugging_face.saving",
     "seed_ranks": "styles.random_numbers",
-    "shard_batch": "styles.context_parallel.buffers",
+    "shard_batch": "runtime.shard_batch",
     "shard_buffers": "styles.context_parallel.public",
     "style": "styles.registry",
     "train_step": "runtime.step",

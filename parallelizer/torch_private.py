@@ -104,6 +104,13 @@ def twin(
     return made
 
 
+def version(tensor: torch.Tensor) -> int:
+    """How many operations have changed a tensor in place. Torch's own checks of backward stand on it, and its notes on
+    autograd describe it; it has no public name.
+    """
+    return tensor._version
+
+
 def map_pending(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
     """Replace the tensors of collectives that are under way, which torch hands out as a class of their own, in a tree of
     arguments. Waits for a public name of the class.

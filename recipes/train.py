@@ -79,7 +79,7 @@ def train(job: training.Job) -> training.Result:
         if report.validation_loss is None:  # no step was left to train
             report.validation_loss = pz.evaluate(model, batches.validation(), loss).item()
         if settings.save is not None:
-            pz.save_pretrained(model, settings.save)
+            pz.save_pretrained(model, settings.save, replace=job.saved_before)
             job.note_saved()
     return report.result()
 

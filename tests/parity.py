@@ -153,7 +153,7 @@ def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
         dict(zip(rows, parts, strict=True))
         for parts in zip(*(v.chunk(case.accumulate) for v in rows.values()), strict=True)
     ]
-    parts = [pz.shard_batch(part, case.plan, mesh) for part in cuts]
+    parts = [pz.shard_batch(part, case.plan, mesh, rows="local") for part in cuts]
     losses, norms, gradients = [], [], {}
     with keep_float64():
         for step in range(2):
@@ -165,7 +165,7 @@ def sharded(case: Case, mesh: DeviceMesh) -> Outcome:
                     model, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
                 )
         with torch.no_grad():
-            local = pz.shard_batch(rows, case.plan, mesh)
+            local = pz.shard_batch(rows, case.plan, mesh, rows="local")
             logits = model.eval()(**{k: v for k, v in local.items() if k != "labels"})
             logits = pz.unshard(logits, mesh) if case.plan.batch else plain(logits)
     pz.restore_buffers(model)

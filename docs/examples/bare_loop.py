@@ -31,10 +31,11 @@ def train(axes: Mapping[str, int]) -> list[float]:
     pz.materialize(model, device="cpu", seed=task.SEED)
     optimizer = torch.optim.AdamW(pz.parameter_groups(model.parameters()), lr=task.RATE)
 
-    part, parts = pz.batch_rank(mesh)  # which rows of the global batch are this rank's
     losses = []
     for step in range(task.STEPS):
-        batch = pz.shard_batch(task.batch(step, part, parts), plan, mesh)  # of these rows, its tokens
+        batch = pz.shard_batch(
+            task.batch(step), plan, mesh
+        )  # this rank's rows of the global batch, and its tokens
         logits = model(batch["input_ids"])
         total = pz.cross_entropy(logits, batch["labels"])  # summed; a DTensor, sharded by vocabulary
         loss = pz.mean_loss(total, (batch["labels"] != -100).sum(), model)  # the mean over all ranks' tokens

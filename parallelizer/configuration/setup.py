@@ -81,7 +81,7 @@ class Setup:
         from hydra.utils import instantiate
         from torch import nn
 
-        from parallelizer.runtime.constructor_values import watched
+        from parallelizer.runtime.constructor_values import accept, watched
 
         arguments = {k: v for k, v in self.model.items() if k not in MODEL_KEYS}
         try:
@@ -92,6 +92,8 @@ class Setup:
         if not isinstance(model, nn.Module):
             message = f"{arguments.get('_target_')} makes a {type(model).__name__}, not a torch.nn.Module"
             raise self._error("model-build", message, "model._target_", "name the model's class")
+        if self.model.get("initialize") == "modules":
+            accept(model)
         return model
 
     def loss(self) -> Callable[..., Any]:

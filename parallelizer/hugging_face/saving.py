@@ -51,22 +51,23 @@ Box = Sequence[tuple[int, int]]
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 
 
-def save_pretrained(model: nn.Module, folder: str | Path) -> None:
+def save_pretrained(model: nn.Module, folder: str | Path, *, replace: bool = False) -> None:
     """Write a transformers model, parallel or not, as a folder that `from_pretrained` loads.
 
     What was loaded from a folder is saved as it lay there: the same files, keys, layout and dtypes, with its other files
     (configuration, tokenizer) copied; tensors of it that the model does not use are carried over. Another model is saved
     under transformers' own keys in files of up to 5 GB, in the dtype of its parameters, with its configuration.
 
-    Collective where ranks are initialised. Raises PlanError on every rank, with nothing left behind, when the folder is
-    there already or cannot be written.
+    With `replace`, a folder of that name in which a model lies is replaced once the new one is whole.
+    Collective where ranks are initialised. Raises PlanError on every rank, with nothing left behind and what was there
+    untouched, when the folder is there already or cannot be written.
     """
     target = Path(folder)
     restore_buffers(model)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a unit stays gathered after an evaluation, cast to the dtype that it computes in
-    layout = together(lambda: check_savable(model, target, pretrained_of(model)))
+    layout = together(lambda: check_savable(model, target, pretrained_of(model), replace=replace))
     state = state_of(model)
     writer = int(state.mesh.mesh.min()) if state is not None else 0
     leads = not dist.is_initialized() or dist.get_rank() == writer
@@ -74,7 +75,7 @@ def save_pretrained(model: nn.Module, folder: str | Path) -> None:
         beside = together(lambda: _begin(model, layout, target, cleaning) if leads else None)
         files = None if beside is None else _Files(layout, beside, target)
         _stream(model, layout, writer, files)
-        together(lambda: _finish(files, beside, target) if files and beside else None)
+        together(lambda: _finish(files, beside, target, replace) if files and beside else None)
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,16 @@ class Layout:
         return self.pretrained.checkpoint
 
 
-def check_savable(model: nn.Module, folder: str | Path, pretrained: Pretrained | None) -> Layout:
-    """How a model, on meta or not, parallel or not, will be saved. `pretrained` is what it was or will be loaded from.
+def check_savable(
+    model: nn.Module, folder: str | Path, pretrained: Pretrained | None, *, replace: bool = False
+) -> Layout:
+    """How a model, on meta or not, parallel or not, will be saved. `pretrained` is what it was or will be loaded from, and
+    with `replace` a model that lies there already is no hindrance.
 
     Raises PlanError when it cannot be: worth knowing before anything is trained for it.
     """
     target = Path(folder)
-    _check_target(target)
+    _check_target(target, replace)
     if not is_model(model):
         message = (
             f"{type(model).__name__} is no model of transformers, and has no form that from_pretrained loads"
@@ -124,9 +128,10 @@ def check_savable(model: nn.Module, folder: str | Path, pretrained: Pretrained |
     return Layout(made, True)
 
 
-def _check_target(target: Path) -> None:
+def _check_target(target: Path, replace: bool) -> None:
     """Raises PlanError when nothing can be saved under this name."""
-    if target.exists() or target.is_symlink():
+    is_model_folder = (target / "config.json").is_file() and not target.is_symlink()
+    if (target.exists() or target.is_symlink()) and not (replace and is_model_folder):
         raise _unwritable(target, "it is there already", "name a new folder, or remove this one")
     parent = next(p for p in target.absolute().parents if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -323,11 +328,21 @@ def _carry_over(layout: Layout, writer: Writer) -> None:
                 writer.write(stored_file.path.name, entry, indices, block)
 
 
-def _finish(files: _Files, beside: Path, target: Path) -> None:
+def _finish(files: _Files, beside: Path, target: Path, replace: bool) -> None:
     files.close()
     with _in_words(target):
-        _check_target(target)
-        os.rename(beside, target)
+        _check_target(target, replace)
+        if not target.exists():
+            os.rename(beside, target)
+            return
+        old = beside.with_suffix(".old")
+        os.rename(target, old)
+        try:
+            os.rename(beside, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

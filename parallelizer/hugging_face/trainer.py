@@ -35,7 +35,7 @@ from parallelizer.runtime.gradients import clip_grad_norm_
 from parallelizer.runtime.mean_loss import mean_loss
 from parallelizer.runtime.state import ParallelState, state_of
 from parallelizer.runtime.step import forward
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.styles.sharded_logits import cross_entropy
 
 FOLDER = "parallelizer"
@@ -150,7 +150,7 @@ class ParallelTrainer(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """This rank's tokens, where the model computes."""
         whole = self._shifted(super()._prepare_inputs(inputs))
-        return shard_batch(whole, self.parallel.program.plan, self.parallel.mesh)
+        return shard_tokens(whole, self.parallel.program.plan, self.parallel.mesh)
 
     def compute_loss(
         self,

@@ -26,7 +26,7 @@ from parallelizer.runtime.state import restore_buffers
 from parallelizer.runtime.state_dict import whole_tensor
 from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
-from parallelizer.styles.context_parallel.buffers import shard_batch, unshard
+from parallelizer.styles.context_parallel.buffers import shard_tokens, unshard
 from parallelizer.styles.context_parallel.order import order_of
 
 STEPS = 2
@@ -175,7 +175,7 @@ def rank_parts(
     for part in range(parts):
         first = (part * ranks + index) * rows
         local = {k: v[first : first + rows] for k, v in batch.items()}
-        result.append(shard_batch(local, plan, mesh))
+        result.append(shard_tokens(local, plan, mesh))
     return result
 
 

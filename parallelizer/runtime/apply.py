@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.compiler.observe.families import family_of
 from parallelizer.language.plan import full_name
 from parallelizer.mesh import data_groups, describe, with_shard_axis
+from parallelizer.runtime.constructor_values import look
 from parallelizer.runtime.exception_notes import add_notes
 from parallelizer.runtime.state import ParallelState, remember
 from parallelizer.styles.application import Application, Live, Program
@@ -33,6 +34,7 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         raise ValueError(f"the program was compiled for {program.mesh}, the DeviceMesh is {describe(mesh)}")
     if program.of_slot("fsdp"):
         mesh = with_shard_axis(mesh)
+    look(model)
     modules = dict(model.named_modules())
     tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]
     sequence = CurrentOrder(static_order(program.plan.balance, program.mesh.sizes["cp"]))

@@ -6,7 +6,9 @@ GPT-2's does to the projections of each residual branch, would be lost without a
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +18,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from parallelizer import torch_private
 from parallelizer.compiler.observe.families import initializer_of
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import full_name
 
 _OWN = frozenset({"reset_parameters", "_reset_parameters"})
 """Methods in which a module fills what is its own."""
@@ -32,20 +36,43 @@ _FILLS = frozenset({
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
-_places: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_places: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
+"""Of models that were looked at: where the constructor fills parameters itself; None where it does not."""
 
 
 def watched(build: Callable[[], Any]) -> Any:
     """What `build()` returns; of a module it is remembered whether its constructor fills parameters itself."""
     with _Watch() as watch:
         model = build()
-    if watch.place is not None and isinstance(model, nn.Module) and initializer_of(model) is None:
-        _places[model] = watch.place
+    if isinstance(model, nn.Module):
+        _places[model] = watch.place if initializer_of(model) is None else None
     return model
 
 
+def look(model: nn.Module) -> None:
+    """Remember whether the constructor of a model on meta, that nobody watched, fills parameters itself.
+
+    To be called before anything changes the model. Each operation in place counts a version of its parameter, on meta
+    too: a parameter with more versions than its module's `reset_parameters()` gives it was filled by somebody else.
+    `.data` counts no versions; where a constructor uses it, the source of its class says so.
+    """
+    if model in _places:
+        return
+    place = None
+    if initializer_of(model) is None:
+        place = _filled_twice(model) or _fills_data(model)
+    _places[model] = place
+
+
+def accept(model: nn.Module) -> None:
+    """From now on it is taken as meant that what the model's constructor fills is left to `reset_parameters()`."""
+    _places[model] = None
+
+
 def filled_at(model: nn.Module) -> str | None:
-    """Where (`file:line`) the constructor of a model that was `watched` fills parameters itself; None if it does not."""
+    """Where (`file:line`, or the name of a parameter) the constructor of a model that was `watched`, or looked at, fills
+    parameters itself; None if it does not.
+    """
     return _places.get(model)
 
 
@@ -87,6 +114,67 @@ def told(model: nn.Module, chosen: str | None) -> tuple[Diagnostic, ...]:
         )
     message = f"every rank builds the model whole, {size(held)}, to take its slices of the values: {why}"
     return (Diagnostic("built-whole", message, None, advice, "warning"),)
+
+
+def _filled_twice(model: nn.Module) -> str | None:
+    """The name of a parameter on meta that was filled more often than its module does by itself."""
+    versions: dict[int, int] = {}
+    filled: dict[int, int] = {}
+    names: dict[int, str] = {}
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not any(p.is_meta for p in own.values()) or not callable(
+            getattr(module, "reset_parameters", None)
+        ):
+            continue
+        for name, times in _own_versions(module).items():
+            number = id(own[name])
+            names.setdefault(number, full_name(path, name))
+            versions[number] = torch_private.version(own[name])
+            filled[number] = max(times, filled.get(number, 0))  # a tied one may be another module's too
+    return next((names[n] for n in versions if versions[n] > filled[n]), None)
+
+
+def _own_versions(module: nn.Module) -> dict[str, int]:
+    """How often `reset_parameters()` changes each of a module's own parameters. The module stays as it is."""
+
+    def anew(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="meta")
+
+    made = torch_private.twin(
+        module, type(module), parameter=lambda p: nn.Parameter(anew(p), p.requires_grad), buffer=anew
+    )
+    try:
+        with torch.device("meta"):
+            made.reset_parameters()  # type: ignore[operator]
+    except Exception:  # somebody's method; `materialize` runs it again, where it counts
+        return {}
+    return {n: torch_private.version(p) for n, p in made.named_parameters(recurse=False)}
+
+
+_DATA = re.compile(r"\.data\s*(\[.*\]\s*=[^=]|=[^=]|\.\w+_\()")
+"""An assignment to `.data`, or a method of it that works in place."""
+
+
+def _fills_data(model: nn.Module) -> str | None:
+    """Where (`file:line`) a constructor fills parameters through `.data`: itself, or in a method that it names."""
+    for kind in {type(module): None for module in model.modules()}:
+        if kind.__module__.partition(".")[0] == "torch" or "__init__" not in vars(kind):
+            continue
+        for name, method in vars(kind).items():
+            function = getattr(method, "__func__", method)
+            if not inspect.isfunction(function) or name in _OWN:
+                continue
+            if name != "__init__" and name not in kind.__init__.__code__.co_names:
+                continue
+            try:
+                lines, first = inspect.getsourcelines(function)
+            except (OSError, TypeError):  # no file: typed in at a prompt
+                continue
+            for offset, line in enumerate(lines):
+                if _DATA.search(line.partition("#")[0]):
+                    return f"{function.__code__.co_filename}:{first + offset}"
+    return None
 
 
 class _Watch(TorchFunctionMode):

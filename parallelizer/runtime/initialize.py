@@ -25,6 +25,7 @@ from parallelizer.compiler.observe.families import initializer_of
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import full_name
 from parallelizer.mesh import cut_all
+from parallelizer.runtime.constructor_values import filled_at, look
 from parallelizer.runtime.state import state_of
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
@@ -52,10 +53,23 @@ def materialize(
     modules cannot fill themselves, or whose constructor does more. It costs each rank the memory of the whole model for
     that time. With `skip_saved` only modules with buffers that a state dict leaves out
     are filled: a checkpoint has all else.
-    No communication. Raises PlanError when a module has values of its own and no initializer, with the model
-    still on meta, or an initializer that leaves some of them as they were.
+    No communication. Raises PlanError, with the model still on meta, when neither is given and a module has values of its
+    own and no initializer, or the model's constructor fills parameters that its modules fill too, as in
+    `self.apply(self._init_weights)`: its values would be lost. Raises PlanError as well when an initializer leaves some
+    values as they were.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
+    look(model)
+    if initializer is None and whole is None and not skip_saved and (place := filled_at(model)) is not None:
+        message = (
+            f"the constructor of {type(model).__name__} fills parameters itself ({place}), and its modules' "
+            "reset_parameters() would fill them otherwise"
+        )
+        help_text = (
+            "pass whole=, a function that builds the model: whole=lambda: MyModel(...); or initializer=, which "
+            "fills one module"
+        )
+        raise PlanError([Diagnostic("no-initializer", message, None, help_text)])
     initializer = initializer or initializer_of(model)
     if initializer is None and whole is None:
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]

@@ -9,11 +9,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.language.fold import fold_paths
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Plan, StyleDefaults
 from parallelizer.language.workload import Workload
-from parallelizer.mesh import rename_axes
+from parallelizer.mesh import describe, rename_axes
 from parallelizer.runtime.apply import apply
+from parallelizer.runtime.equal_values import unequal_over
 
 
 def parallelize(
@@ -25,17 +27,37 @@ def parallelize(
     workload: Workload | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
     redistribute: str = "greedy",
+    check_values: bool = True,
 ) -> nn.Module:
-    """Load, compile and apply a plan in one call: a plan by name, path or as loaded.
+    """Load, compile and apply a plan in one call: a plan by name, path or as loaded. Collective: every rank calls it.
 
     `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`: see
     `rename_axes`, which does it once for all functions.
     `redistribute` is how DTensors of several axes move in `train_step` and `evaluate`: `greedy` or `min-cost`.
-    Raises PlanError, with the model untouched, when anything that was written is wrong.
+    A model that has values must have the same on every rank, as if each rank had built it from one seed or read one file:
+    a checksum of each parameter and buffer is compared between the ranks first. `check_values=False` leaves that out.
+    Raises PlanError when anything that was written is wrong, and ValueError, on every rank, when ranks hold different
+    values; the model is untouched then.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)
     program = compile_plan(
         loaded, model, ours, workload=workload, defaults=defaults, redistribute=redistribute
     )
+    if check_values:
+        _check_values(model, ours)
     return apply(program, model, ours)
+
+
+def _check_values(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Raise ValueError, on every rank, where ranks hold different values: replicas would differ, and shards not fit."""
+    held = {n: t for n, t in (*model.named_parameters(), *model.named_buffers()) if not t.is_meta}
+    unequal = unequal_over(held, mesh, [a for a, size in describe(mesh).sizes.items() if size > 1])
+    if unequal is None:
+        return
+    named = ", ".join(fold_paths(unequal.names)[:3]) or "some parameters"
+    raise ValueError(
+        f"the ranks of {unequal.axis} hold different values in {named}. Build the model after "
+        "torch.manual_seed(seed) with one seed for all ranks, read the same file on every rank, or build it on "
+        "meta and call parallelizer.materialize(model, seed=seed)"
+    )

@@ -13,6 +13,7 @@ from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.phase import phase
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
+from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.random_state import RandomState
 from parallelizer.runtime.redistribution import redistribute
 from parallelizer.runtime.state import (
@@ -23,12 +24,12 @@ from parallelizer.runtime.state import (
     restore_buffers,
     state_of,
 )
-from parallelizer.styles.sharded_logits import plain, taken_sharded
+from parallelizer.styles.sharded_logits import taken_sharded
 
 Batch = Mapping[str, torch.Tensor]
-Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
+Loss = Callable[[torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor | float]]
 """From the model's output and the batch to (sum of the local tokens' losses, what they weigh: their
-number). Where a plan leaves the output sharded, a DTensor, `F.cross_entropy` takes it as it is.
+number, which may be a plain number). Where a plan leaves the output sharded, a DTensor, `F.cross_entropy` takes it as it is.
 """
 
 
@@ -98,7 +99,7 @@ def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Te
             output = forward(model, part)
         with taken_sharded(output):
             with phase("loss"), noted_loss(output):
-                total, weight = map(plain, loss(output, part))
+                total, weight = loss_sums(loss, output, part)
             del output
             with phase("backward"), noted_backward():
                 (total * SCALE).backward()
@@ -177,7 +178,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
         for batch in batches:
             output = forward(model, batch)
             with taken_sharded(output), noted_loss(output):
-                total, weight = map(plain, loss(output, batch))
+                total, weight = loss_sums(loss, output, batch)
             del output
             sums = torch.stack([total.to(_wide(total)), weight.to(_wide(total))])
             totals = sums if totals is None else totals + sums

@@ -125,6 +125,8 @@ def following(
                 alone = flow.failure is None or in_children([(runs_alone, *given)])[0]
             except WorldError as error:
                 return None, broken_off(error).diagnostics
+            except PlanError as error:
+                return None, error.diagnostics
             return flow, check_followed(Followed(program, model, flow, alone))
 
         yield finish

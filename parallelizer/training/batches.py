@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.language.plan import Plan
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import batch_rank
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.training.data.source import Source
 from parallelizer.training.settings import Settings
 
@@ -62,7 +62,7 @@ class Batches:
         return [self._local(batch) for batch in batches]
 
     def _local(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return shard_batch(self.workload.renamed(batch), self.plan, self.mesh, device=self.device)
+        return shard_tokens(self.workload.renamed(batch), self.plan, self.mesh, device=self.device)
 
 
 def local_device(kind: str) -> torch.device:

@@ -308,7 +308,7 @@ FAULTS = (
     Fault(
         "labels not permuted with the tokens",
         ("parallel=cp2",),
-        replaced(observe, "shard_batch", _plain_labels),
+        replaced(observe, "shard_tokens", _plain_labels),
         "output",
         "backward",
         "cp",

@@ -15,6 +15,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.runtime.constructor_values import (
     filled_at,
+    look,
     needs_whole,
     told,
     watched,
@@ -100,6 +101,76 @@ def test_a_constructor_that_fills_parameters_is_seen_where_it_does(build: type[n
 )
 def test_what_modules_make_of_their_own_is_no_reason(build: Callable[[], nn.Module]) -> None:
     assert filled_at(on_meta(build)) is None
+
+
+def looked_at(build: Callable[[], nn.Module]) -> nn.Module:
+    """As somebody's own Python builds it: nobody has watched the constructor."""
+    with torch.device("meta"):
+        model = build()
+    look(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "where"),
+    [(Scaled, "0.weight"), (InPlace, "weight"), (ByData, f"{__file__}:")],
+)
+def test_a_constructor_that_nobody_watched_is_seen_too(build: type[nn.Module], where: str) -> None:
+    assert (filled_at(looked_at(build)) or "").startswith(where)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Tidy,
+        lambda: nn.LSTM(4, 4),
+        lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to(torch.bfloat16),
+        lambda: nn.Embedding(4, 4, padding_idx=0),
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    ],
+)
+def test_what_modules_make_of_their_own_is_no_reason_where_nobody_watched(
+    build: Callable[[], nn.Module],
+) -> None:
+    assert filled_at(looked_at(build)) is None
+
+
+@pytest.mark.parametrize("build", [Scaled, ByData])
+@pytest.mark.ranks
+@pytest.mark.parametrize("parallel", [False, True])
+def test_materialize_refuses_to_lose_what_a_constructor_fills(build: type[nn.Module], parallel: bool) -> None:
+    with torch.device("meta"):
+        model = build()
+    if parallel:
+        run_ranks(_refused, 2, build)
+    else:
+        with pytest.raises(PlanError, match="fills parameters itself") as raised:
+            pz.materialize(model, device="cpu", seed=0)
+        assert "whole=" in (raised.value.diagnostics[0].help or "")
+        assert all(p.is_meta for p in model.parameters())
+        pz.materialize(model, device="cpu", seed=0, whole=build)
+        assert not any(p.is_meta for p in model.parameters())
+
+
+def _refused(build: Callable[[], nn.Module]) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(build())
+    mesh = pz.build_mesh(Mesh({"dp_shard": 2}), "cpu")
+    pz.parallelize(model, plan("rules: {'': fsdp}"), mesh)
+    with pytest.raises(PlanError, match="fills parameters itself"):
+        pz.materialize(model, device="cpu", seed=0)
+
+
+def test_an_initializer_that_is_given_is_taken_for_meant() -> None:
+    with torch.device("meta"):
+        model = Scaled()
+    pz.materialize(
+        model,
+        device="cpu",
+        seed=0,
+        initializer=lambda m: [nn.init.ones_(p) for p in m.parameters(False)] and None,
+    )
+    assert model[0].weight.sum() == model[0].weight.numel()
 
 
 def test_modules_that_hold_something_and_cannot_fill_it_are_named() -> None:

@@ -32,7 +32,7 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
         why.append(f"cp*tp={cut}" if cp > 1 else f"tp={tp}")
         axes.append("tp")
     if cp > 1 and work.seq_len % parts and work.seq_len > 0 and _padded(state):
-        # As `shard_batch` does it, whether or not tp cuts the sequence again.
+        # As `shard_tokens` does it, whether or not tp cuts the sequence again.
         length = -(-work.seq_len // (whole := math.lcm(2 * cp, cp * tp))) * whole
         yield Diagnostic(
             "sequence-padded",

@@ -197,12 +197,12 @@ def _calls_of(
     model: nn.Module, work: Workload, rows: int = 1, plan: Plan | None = None
 ) -> dict[str, list[AttentionCall]] | None:
     """The calls of each module in one forward, which may leave things behind in the model; None when it does not run."""
-    from parallelizer.styles.context_parallel.buffers import shard_batch
+    from parallelizer.styles.context_parallel.buffers import shard_tokens
 
     calls = _Calls(model)
     example: Mapping[str, torch.Tensor] = work.example(rows, work.seq_len, "meta")
     try:
-        batch = inputs_of(model, shard_batch(example, plan, None) if plan is not None else example)
+        batch = inputs_of(model, shard_tokens(example, plan, None) if plan is not None else example)
         with torch.no_grad(), redirect_stdout(sys.stderr), calls:  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):

@@ -47,7 +47,7 @@ IMPORTS: Mapping[str, Sequence[str]] = {
 """What the lines of styles may name of torch. Copies bring their own imports."""
 
 RUNTIME: Mapping[str, Sequence[str]] = {
-    "parallelizer.styles.context_parallel.buffers": ("LocalBuffers", "shard_batch"),
+    "parallelizer.styles.context_parallel.buffers": ("LocalBuffers", "shard_tokens"),
     "parallelizer.styles.context_parallel.exported": ("buffers", "current_order"),
     "parallelizer.styles.context_parallel.intercept": ("ContextOptions", "wrap"),
     "parallelizer.styles.context_parallel.split_sequence": ("SplitSequence",),
@@ -411,7 +411,7 @@ def _batch_function(program: Program) -> list[str]:
         "",
         "def local_batch(batch: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, torch.Tensor]:",
         '    """This rank\'s tokens of a batch of whole sequences."""',
-        "    return shard_batch(batch, SEQUENCE, mesh)",
+        "    return shard_tokens(batch, SEQUENCE, mesh)",
         "",
     ]
 

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from parallelizer.compiler.observe import phase
 from parallelizer.language.plan import full_name
+from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.state import kept_buffers
 from parallelizer.runtime.step import Batch, Loss, accumulate
 from parallelizer.torch_private import tree_leaves, tree_map_tensors
@@ -87,7 +88,7 @@ class _Lookout:
         """The same loss, looked at; a part ends with its backward, which follows."""
 
         def looked(output: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-            total, weight = loss(output, batch)
+            total, weight = loss_sums(loss, output, batch)
             self._see("loss", "", _kind(total.detach()))
             if total.requires_grad:
                 total.register_hook(self._end_of_part)

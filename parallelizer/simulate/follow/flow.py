@@ -26,12 +26,13 @@ from parallelizer.compiler.observe.flex_attention import FlexAttention
 from parallelizer.compiler.observe.phase import current as current_phase
 from parallelizer.compiler.observe.phase import phase
 from parallelizer.compiler.observe.running_module import Running
-from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.diagnostics.diagnostic import PlanError, Span
 from parallelizer.language.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import Loss, forward
 from parallelizer.simulate.collectives import axes_by_ranks
 from parallelizer.simulate.fake_world import enter_fake_world, remedy
@@ -44,8 +45,8 @@ from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of,
 from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
-from parallelizer.styles.context_parallel.buffers import shard_batch
-from parallelizer.styles.sharded_logits import is_sharded, plain, taken_sharded
+from parallelizer.styles.context_parallel.buffers import shard_tokens
+from parallelizer.styles.sharded_logits import is_sharded, taken_sharded
 from parallelizer.styles.sizes import TENSOR_AXES
 
 FOLLOWED = ("params", "io", "attention")
@@ -147,6 +148,8 @@ def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -
     step = _Step(program, model, flow)
     try:
         step.run(workload, max(1, rows), loss)
+    except PlanError:  # a loss of another form: that is no plan's fault
+        raise
     except (Exception, SystemExit) as error:  # whatever torch, or the model, raises
         flow.failure = step.failure(error)
     return flow
@@ -175,7 +178,7 @@ class _Step:
         fake = torch_private.FakeTensors()
         with fake:
             allocate(self.model, "cpu")
-            batch = shard_batch({k: torch.empty_like(v) for k, v in whole.items()}, self.program.plan, mesh)
+            batch = shard_tokens({k: torch.empty_like(v) for k, v in whole.items()}, self.program.plan, mesh)
             for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
                 if isinstance(tensor, DTensor):
                     varying.sharded(tensor, name.rpartition(".")[0])
@@ -193,7 +196,7 @@ class _Step:
             self.flow.sharded_output = is_sharded(output)
             with taken_sharded(output):
                 with self._staged("loss"):
-                    total, _ = map(plain, loss(output, batch))
+                    total, _ = loss_sums(loss, output, batch)
                 self.flow.wholes = wholes.reaching(total)
                 self.flow.loss = {a: m for a, m in varying.tags(total).items() if a in TENSOR_AXES}
                 with self._staged("backward"):

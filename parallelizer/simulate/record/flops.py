@@ -12,9 +12,9 @@ from parallelizer.child import WorldError, in_children
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import Loss, forward
 from parallelizer.styles.application import Program
-from parallelizer.styles.sharded_logits import plain
 
 
 def step_flops(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> int | None:
@@ -56,7 +56,7 @@ def _of_one_sequence(model: nn.Module, workload: Workload, loss: Loss) -> int | 
             batch = {k: torch.empty_like(v) for k, v in workload.example(1, workload.seq_len).items()}
         # Written out, attention is two products of matrices; the CPU's kernel is no operator that is counted.
         with sdpa_kernel(SDPBackend.MATH), fake, FlopCounterMode(display=False) as counter:
-            total, _ = map(plain, loss(forward(model, batch), batch))
+            total, _ = loss_sums(loss, forward(model, batch), batch)
             total.backward()
     except (Exception, SystemExit):  # whatever the model raises
         return None

@@ -41,7 +41,7 @@ from parallelizer.simulate.record.rank_classes import RankClass
 from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
 from parallelizer.simulate.trace_failed import broken_off, explained
 from parallelizer.styles.application import Program
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 
 OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -248,7 +248,7 @@ def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[st
     parts = []
     for index in range(workload.accumulate):
         whole = workload.example(rows, workload.seq_len, "cpu", seed=index)
-        parts.append(shard_batch(whole, program.plan, mesh))
+        parts.append(shard_tokens(whole, program.plan, mesh))
     return parts
 
 

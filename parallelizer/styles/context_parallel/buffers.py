@@ -45,7 +45,7 @@ def _check_names(batch: Mapping[str, Tensor], plan: Plan) -> None:
         )
 
 
-def shard_batch(
+def shard_tokens(
     batch: Mapping[str, Tensor],
     plan: Plan,
     mesh: DeviceMesh | None,
@@ -56,8 +56,8 @@ def shard_batch(
     """This context-parallel rank's tokens of a batch: the entries that the plan's `buffers.batch` lists,
     split along their dimension in the order that the plan's `balance` says; the rest as they are.
 
-    `batch` holds whole sequences, the same on every rank of `cp`. An entry made by `positions` is the global
-    position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
+    `batch` holds this data rank's rows as whole sequences, the same on every rank of `cp`. An entry made by `positions` is
+    the global position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
     documents, bool [batch, 1, local sequence, sequence]; both also without context parallelism, and without a mesh. Where
     an entry has a `pad`, a length that does not divide is padded, and `unshard` leaves the padding out. With `device`, what
     is returned lies there; the tensors know how they were dealt out, and copies of them do not. `axes` renames the axes of a

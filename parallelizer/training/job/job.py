@@ -20,7 +20,7 @@ from parallelizer.training.data.position import DataPosition
 from parallelizer.training.data.source import Source
 from parallelizer.training.guards import Guards
 from parallelizer.training.keep.checkpoints import RunCheckpoints, place_of
-from parallelizer.training.keep.saved import note_saved
+from parallelizer.training.keep.saved import note_saved, wrote
 from parallelizer.training.settings import Settings
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.reporting import Reporting
@@ -82,9 +82,16 @@ class Job:
             done=done,
         )
 
+    @property
+    def saved_before(self) -> bool:
+        """Whether this very run, before it went on, has saved its model in `train.save`: then that is replaced."""
+        if self.folder is None or self.settings.save is None:
+            return False
+        return wrote(self.folder, Path(self.settings.save))
+
     def note_saved(self) -> None:
         """Note in the output folder that the trained model is in the folder `train.save`: the same command, started
-        again, then finds its own model there and does not refuse the folder.
+        again, then finds its own model there and does not refuse the folder; with more steps, it replaces the model.
         """
         if _leads() and self.folder is not None and self.settings.save is not None:
             note_saved(self.folder, Path(self.settings.save), self.settings.steps)

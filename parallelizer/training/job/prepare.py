@@ -21,7 +21,7 @@ from parallelizer.training.data.entries import check_entries, check_vocabulary
 from parallelizer.training.data.position import DataPosition, position_of
 from parallelizer.training.job.job import Job
 from parallelizer.training.keep.checkpoints import check_start, place_of, record_of
-from parallelizer.training.keep.saved import has_saved
+from parallelizer.training.keep.saved import has_saved, wrote
 from parallelizer.training.settings import Settings, read_settings
 from parallelizer.training.trackers import missing
 
@@ -39,7 +39,7 @@ def prepare(config: DictConfig, origins: Origins, folder: Path | None) -> Job:
     program = setup.compile(model)
     if folder is not None and settings.save is not None and _is_finished(folder, settings):
         settings = replace(settings, save=None)
-    weights = _weights(setup, settings, model, looks=folder is not None)
+    weights = _weights(setup, settings, model, folder)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
     if config.dry_run:
@@ -62,9 +62,9 @@ def _is_finished(folder: Path, settings: Settings) -> bool:
     return done >= settings.steps and has_saved(folder, Path(settings.save or ""), settings.steps)
 
 
-def _weights(setup: Setup, settings: Settings, model: torch.nn.Module, *, looks: bool) -> Path | None:
+def _weights(setup: Setup, settings: Settings, model: torch.nn.Module, folder: Path | None) -> Path | None:
     """The folder of pretrained weights, if there is one, whose files fit the model as far as their headers tell; and
-    for a rank that `looks` whether the trained model can be saved where it should be. Raises PlanError.
+    for a run that writes into `folder` whether the trained model can be saved where it should be. Raises PlanError.
     """
     weights = weights_folder(setup.model, setup.origins) if settings.pretrained else None
     if weights is None and settings.save is None:
@@ -73,8 +73,8 @@ def _weights(setup: Setup, settings: Settings, model: torch.nn.Module, *, looks:
     from parallelizer.hugging_face.weights import look_up
 
     found = None if weights is None else look_up(model, weights)
-    if settings.save is not None and looks:
-        check_savable(model, settings.save, found)
+    if settings.save is not None and folder is not None:
+        check_savable(model, settings.save, found, replace=wrote(folder, Path(settings.save)))
     return weights
 
 

@@ -14,8 +14,11 @@ from parallelizer.training.settings import Settings
 SECTIONS = ("model", "parallel", "optim", "train", "plan", "rules")
 """What makes a run what it is, of its configuration. (What differs in the data is looked at elsewhere.)"""
 
-LEFT_OUT = frozenset(one.name for one in keys_of(Settings) if one.section == "train") - {"train.seed"}
-"""Keys that change no number of a step."""
+LEFT_OUT = frozenset(one.name for one in keys_of(Settings) if one.section == "train") - {
+    "train.seed",
+    "train.steps",
+}
+"""Keys that change no number of a step. (Over `train.steps` the learning rate is scheduled.)"""
 
 MOST = 6
 """Differences that are named."""
@@ -39,7 +42,8 @@ def _values(then: Any, now: Any) -> Iterator[str]:
     before, after = _flat(then), _flat(now)
     for key in dict.fromkeys((*before, *after)):
         if written[0].get(key) != written[1].get(key) and before.get(key) != after.get(key):
-            yield f"{key} {before.get(key, '-')} -> {after.get(key, '-')}"
+            scheduled = " (over which the learning rate is scheduled)" if key == "train.steps" else ""
+            yield f"{key} {before.get(key, '-')} -> {after.get(key, '-')}{scheduled}"
 
 
 def _texts(then: Record, now: Record) -> Iterator[str]:

@@ -21,7 +21,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Plan
 from parallelizer.runtime.state import restore_buffers
 from parallelizer.runtime.step import forward
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.training.data.tokenizer import Tokenizer
 
 LEAST = 64
@@ -61,8 +61,8 @@ class TextLogits:
         ids = torch.tensor([[*tokens, *behind]])
         places = torch.arange(ids.shape[1]).unsqueeze(0)
         fill = {n: places if what == "positions" else torch.zeros_like(ids) for n, what in self.fill.items()}
-        batch = shard_batch({self.tokens: ids, **fill}, self.plan, self.mesh, device=self.device)
-        local = shard_batch({self.tokens: places, **fill}, self.plan, self.mesh)[self.tokens][0]
+        batch = shard_tokens({self.tokens: ids, **fill}, self.plan, self.mesh, device=self.device)
+        local = shard_tokens({self.tokens: places, **fill}, self.plan, self.mesh)[self.tokens][0]
         output = forward(self.model, batch)
         restore_buffers(self.model)
         here = (local == count - 1).nonzero().flatten().tolist()

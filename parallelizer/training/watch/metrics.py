@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,8 @@ from types import TracebackType
 class MetricsWriter:
     """Appends to `path`, whose folder must exist. Others can read a line once `write` has returned.
 
-    A run that goes on behind `done` steps writes the later ones anew, and what stands there of them goes.
+    A run that goes on behind `done` steps writes the later ones anew, and what stands there of them goes. With `done=None`
+    the run begins: a file of another run that is there is kept as `metrics.1.jsonl`, or under the next free number.
 
     Floats are written so that they read back to the same bits; those that are not finite as Python's `json`
     writes them: NaN, Infinity.
@@ -20,6 +22,8 @@ class MetricsWriter:
     def __init__(self, path: str | Path, *, done: int | None = None) -> None:
         if done is not None:
             _keep(Path(path), done)
+        else:
+            _put_aside(Path(path))
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(
@@ -40,6 +44,13 @@ class MetricsWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _put_aside(path: Path) -> None:
+    """Rename what another run has written, so that a file holds one run."""
+    if path.is_file() and path.stat().st_size:
+        names = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in itertools.count(1))
+        path.rename(next(name for name in names if not name.exists()))
 
 
 def _keep(path: Path, done: int) -> None:

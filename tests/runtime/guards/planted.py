@@ -59,7 +59,7 @@ def parts_of(mesh: DeviceMesh, plan: Plan | str = "llama", accumulate: int = 1, 
         dict(zip(rows, parts, strict=True))
         for parts in zip(*(t.chunk(accumulate) for t in rows.values()), strict=True)
     ]
-    return [pz.shard_batch(part, loaded(plan), mesh) for part in cuts]
+    return [pz.shard_batch(part, loaded(plan), mesh, rows="local") for part in cuts]
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

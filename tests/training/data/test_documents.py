@@ -19,7 +19,7 @@ from parallelizer.losses import IGNORED
 from parallelizer.proof.prove import prove
 from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.step import forward
-from parallelizer.styles.context_parallel.buffers import shard_batch
+from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.training.data import text
 from parallelizer.training.data.documents import told_apart
 from parallelizer.training.job.prepare import prepare
@@ -86,7 +86,7 @@ def test_a_packed_batch_s_loss_is_the_mean_over_its_documents_run_one_by_one(
     whole = packed(tmp_path)
     whole["labels"][:, -1] = IGNORED  # the next token is in no row
     with torch.no_grad():
-        total, count = setup.loss()(forward(model, shard_batch(whole, setup.plan, None)), whole)
+        total, count = setup.loss()(forward(model, shard_tokens(whole, setup.plan, None)), whole)
         losses = []
         for ids in whole["input_ids"].split(1):
             ends = [0, *((ids[0] == 0).nonzero().flatten() + 1).tolist(), ids.shape[1]]

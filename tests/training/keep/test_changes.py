@@ -16,8 +16,13 @@ def record(*overrides: str, text: str = "rules: {}") -> dict[str, Any]:
     return {"config": OmegaConf.to_yaml(config), "plan": {"name": "llama", "files": files}}
 
 
-def test_nothing_is_said_of_the_same_run_with_more_steps_and_other_habits() -> None:
-    other = record("train.steps=900", "train.checkpoint_every=7", "train.log_every=5", "train.profile=3:5")
+def test_more_steps_are_told_because_the_learning_rate_is_another_from_then_on() -> None:
+    line = told(record("train.steps=60"), record("train.steps=900"))
+    assert line == "other than then: train.steps 60 -> 900 (over which the learning rate is scheduled)"
+
+
+def test_nothing_is_said_of_the_same_run_with_other_habits() -> None:
+    other = record("train.checkpoint_every=7", "train.log_every=5", "train.profile=3:5")
     assert told(record(), other) is None
 
 

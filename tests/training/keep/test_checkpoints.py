@@ -200,7 +200,8 @@ def test_what_differs_from_the_checkpoint_is_told_in_a_line(here: Path) -> None:
     [line] = [line for line in again.out.splitlines() if line.startswith("other than then")]
     assert "mesh tp=2 -> dp_shard=2" in line and "-> 0.0001" in line
     same = typed(*RUN, "parallel=fsdp2", "train.steps=6", "optim.lr=1e-4", cwd=here)
-    assert "going on behind step 5" in same.out and "other than then" not in same.out
+    assert "going on behind step 5" in same.out
+    assert "other than then: train.steps 5 -> 6 (over which the learning rate is scheduled)\n" in same.out
 
 
 def test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_again(tmp_path: Path) -> None:
@@ -214,7 +215,10 @@ def test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_ag
     assert again.status == 0, again.err
     assert "no step was left to train" in again.out
     assert "model saved in tuned, by the run that ended before" in again.out
-    more = typed(*run, "train.steps=3", cwd=tmp_path)  # which would save another model there
-    assert more.status == 1 and "error[weights-unwritable]" in more.err
+    before = (tmp_path / "tuned" / "model.safetensors").read_bytes()
+    more = typed(*run, "train.steps=3", cwd=tmp_path)  # its own model, trained further
+    assert more.status == 0 and "model saved in tuned\n" in more.out, more.err
+    assert (tmp_path / "tuned" / "model.safetensors").read_bytes() != before
+    assert [path.name for path in tmp_path.glob(".tuned*")] == []
     other = typed(*run, "hydra.run.dir=other", cwd=tmp_path)
     assert other.status == 1 and "error[weights-unwritable]" in other.err

@@ -29,12 +29,20 @@ def test_a_line_can_be_read_before_the_file_is_closed(tmp_path: Path) -> None:
         metrics.write(step=2, loss=0.0, grad_norm=0.0, tokens_per_second=0.0)
 
 
-def test_a_second_writer_goes_on_where_the_first_ended(tmp_path: Path) -> None:
-    for step in (1, 2):
+def test_a_file_holds_one_run_and_those_before_it_are_kept_beside_it(tmp_path: Path) -> None:
+    for run in (1, 2, 3):
         with MetricsWriter(tmp_path / "metrics.jsonl") as metrics:
-            metrics.write(step=step, loss=0.0, grad_norm=0.0, tokens_per_second=0.0)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+            for step in (1, 2):
+                metrics.write(step=step, loss=float(run), grad_norm=0.0, tokens_per_second=0.0)
+    held = {
+        path.name: [(line["step"], line["loss"]) for line in map(json.loads, path.read_text().splitlines())]
+        for path in tmp_path.iterdir()
+    }
+    assert held == {
+        "metrics.1.jsonl": [(1, 1.0), (2, 1.0)],
+        "metrics.2.jsonl": [(1, 2.0), (2, 2.0)],
+        "metrics.jsonl": [(1, 3.0), (2, 3.0)],
+    }
 
 
 @given(loss=st.floats())

@@ -1,0 +1,62 @@
+"""What a loss function returns, as the two tensors that a step adds up."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.styles.sharded_logits import plain
+
+WANTED = "return (sum of the losses of the batch's tokens, number of those tokens)"
+
+
+def loss_sums(
+    loss: Callable[..., Any], output: torch.Tensor, batch: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Call the loss: the sum of the local tokens' losses and what they weigh, both plain tensors of one number, []. A
+    number that is no tensor is made one, so that a count may be a Python int. Collective where they are DTensors.
+
+    Raises PlanError (`wrong-loss`), at the line of the function, for a result of another form.
+    """
+    result = loss(output, batch)
+    if not isinstance(result, (tuple, list)):
+        raise _wrong(loss, f"returns {_said(result)}, and not two values")
+    if len(result) != 2:
+        raise _wrong(loss, f"returns {len(result)} values, and not two")
+    total, weight = result
+    if not isinstance(total, torch.Tensor) or total.numel() != 1:
+        raise _wrong(loss, f"returns {_said(total)} as the sum, and not a tensor of one number")
+    if isinstance(weight, (int, float)):
+        weight = torch.tensor(weight, device=total.device)
+    if not isinstance(weight, torch.Tensor) or weight.numel() != 1:
+        raise _wrong(loss, f"returns {_said(weight)} as the number of tokens, and not one number")
+    return plain(total).reshape(()), plain(weight).reshape(())
+
+
+def _said(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return "one number" if value.numel() == 1 else f"a tensor of shape {list(value.shape)}"
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _wrong(loss: Callable[..., Any], what: str) -> PlanError:
+    function = inspect.unwrap(getattr(loss, "func", loss))
+    function = function if inspect.isroutine(function) else type(function).__call__
+    name = getattr(function, "__qualname__", type(loss).__name__)
+    span = None
+    try:
+        lines, first = inspect.getsourcelines(function)
+        file = inspect.getsourcefile(function)
+        # Behind decorators stands the line of the `def`.
+        offset = next((i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "lambda"))), 0)
+        if file:
+            near = os.path.relpath(file)
+            span = Span(file if near.startswith("..") else near, first + offset)
+    except (OSError, TypeError):  # no file: typed in at a prompt, or not Python
+        pass
+    return PlanError([Diagnostic("wrong-loss", f"the loss {name} {what}", span, WANTED)])
