@@ -103,7 +103,7 @@ def test_both_kinds_of_attention_are_seen_with_and_without_context_parallelism(
     command = HEADS.command.replace("parallel=tp2", f"parallel={preset}")
     plan = HEADS.files["plan.yaml"] if preset == "tp2" else CONTEXT
     files = {**HEADS.files, "plan.yaml": plan, "heads.py": code}
-    with found(replace(HEADS, command=command, files=files), followed=True) as all_of_it:
+    with found(replace(HEADS, command=command, files=files)) as all_of_it:
         [one] = [d for d in all_of_it if d.severity == "error"]
     assert one.code == "attention-shape" and one.span is not None
     rows = 32 if preset == "tp2" else 16
