@@ -26,7 +26,7 @@ NARROWEST = 0.06
 
 
 @dataclass(frozen=True)
-class Column:
+class ChartColumn:
     """A stretch of the course, from `left` to `right` in parts of the width, and its fullest moment."""
 
     left: float
@@ -70,7 +70,7 @@ def stretches(course: Sequence[Point]) -> list[Stretch]:
     ]
 
 
-def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
+def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[ChartColumn]:
     """About `limit` columns. Each stands for its fullest moment, so that no maximum is lost or blurred.
 
     Columns end where a layer ends: equal layers look equal, instead of beating against columns that cut them
@@ -89,7 +89,7 @@ def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
             cuts = [i * len(run) // count for i in range(count + 1)]
             for a, b in itertools.pairwise(cuts):
                 fullest = max(run[a:b], key=lambda p: p.total)
-                found.append(Column(part.left + step * (at + a), part.left + step * (at + b), fullest))
+                found.append(ChartColumn(part.left + step * (at + a), part.left + step * (at + b), fullest))
             at += len(run)
     return found
 
@@ -102,7 +102,7 @@ def layer_of(module: str) -> str:
     return ".".join(parts[: number + 1]) if number is not None else parts[0]
 
 
-def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
+def area(shown: Sequence[ChartColumn], kinds: Sequence[str], top: int) -> Markup:
     """Columns stacked by kind, the first kind lowest, up to `top` bytes. Decoration: what it shows is said
     beside it.
     """
@@ -114,7 +114,7 @@ def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
     return _svg(paths)
 
 
-def _steps(shown: Sequence[Column], heights: Sequence[int], top: int) -> str:
+def _steps(shown: Sequence[ChartColumn], heights: Sequence[int], top: int) -> str:
     """The outline of a staircase over the ground line."""
     parts = [f"M0 {HEIGHT}"]
     last = HEIGHT

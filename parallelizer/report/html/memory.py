@@ -10,7 +10,7 @@ from typing import Any
 from parallelizer.diagnostics.units import size
 from parallelizer.report.capacity import NOT_COUNTED, capacity
 from parallelizer.report.html.charts import (
-    Column,
+    ChartColumn,
     Stretch,
     area,
     axis_label,
@@ -81,7 +81,9 @@ def numbers(trace: Trace) -> dict[str, Any]:
     return {"kinds": KINDS, "phases": list(phases), "modules": list(modules), "rows": rows}
 
 
-def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+def _chart(
+    usage: Usage, parts: Sequence[Stretch], shown: Sequence[ChartColumn], kinds: Sequence[str]
+) -> Markup:
     top = max(1, round(usage.peak * 1.02))
     at = next(c for c in shown if c.point.total == usage.peak)
     place = 50 * (at.left + at.right)
@@ -140,7 +142,7 @@ def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kind
     )
 
 
-def _at_peak(usage: Usage, shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+def _at_peak(usage: Usage, shown: Sequence[ChartColumn], kinds: Sequence[str]) -> Markup:
     rows = []
     for kind in reversed(kinds):
         held = usage.at_peak.get(kind, 0)

@@ -17,7 +17,7 @@ from parallelizer.report.html.charts import Bar, axis_label, edges, layer_of, mi
 from parallelizer.report.html.markup import Child, Markup, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.html.table import css_class, swatch, table
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 
 BARS = 12
@@ -60,7 +60,7 @@ def section(trace: Trace, sources: Sources) -> Markup:
     return join(strip, _folded(layers, axes), _totals(trace.ledger, sources))
 
 
-def axes_of(ledger: Iterable[Entry]) -> list[str]:
+def axes_of(ledger: Iterable[Collective]) -> list[str]:
     """The axes that something is sent over, innermost first; one that is no axis of the mesh last."""
 
     def depth(axis: str) -> int:
@@ -70,7 +70,7 @@ def axes_of(ledger: Iterable[Entry]) -> list[str]:
     return sorted({e.axis for e in ledger}, key=lambda axis: (-depth(axis), axis))
 
 
-def by_layer(ledger: Iterable[Entry]) -> dict[str, Layer]:
+def by_layer(ledger: Iterable[Collective]) -> dict[str, Layer]:
     """What each layer sends, in order of first appearance. Forward includes the loss, backward all that
     follows.
     """
@@ -188,7 +188,7 @@ def _folded(layers: Mapping[str, Layer], axes: Sequence[str]) -> Markup:
     )
 
 
-def _totals(ledger: Iterable[Entry], sources: Sources) -> Markup:
+def _totals(ledger: Iterable[Collective], sources: Sources) -> Markup:
     sums: dict[tuple[str, str, str], _Sum] = {}
     for e in ledger:
         s = sums.setdefault((e.phase, e.axis, e.kind), _Sum())

@@ -27,7 +27,7 @@ from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
-class Entry:
+class Collective:
     """One collective on one rank.
 
     `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what
@@ -63,7 +63,7 @@ class Entry:
         return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
 
 
-def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def totals(entries: Iterable[Collective]) -> list[dict[str, Any]]:
     """Counts and bytes by phase, axis and kind, in order of first appearance."""
     sums: dict[tuple[str, str, str], dict[str, Any]] = {}
     for e in entries:
@@ -92,7 +92,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, program: Program, mesh: DeviceMesh, running: Running) -> None:
         super().__init__()
         self.running = running
-        self.entries: list[Entry] = []
+        self.entries: list[Collective] = []
         self.axes = axes_by_ranks(mesh)
         self.rules = _Rules(program)
         self.unit: str | None = None
@@ -173,7 +173,7 @@ class Ledger(TorchDispatchMode):
         if unit and phase.current() in ("forward", "backward"):
             self.ahead[len(self.entries)] = False
         self.entries.append(
-            Entry(
+            Collective(
                 phase.current(),
                 kind,
                 axis,

@@ -39,7 +39,7 @@ from parallelizer.language.load import load_plan
 from parallelizer.language.plan import AXES, Mesh
 from parallelizer.report.html import charts, memory, mesh, traffic
 from parallelizer.report.html import page as html
-from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.simulate.record.ledger import Collective, totals
 from parallelizer.simulate.record.memory import CATEGORIES, Point, Usage
 from parallelizer.simulate.record.trace import Trace, trace
 from parallelizer.styles.application import Program
@@ -139,13 +139,15 @@ def _point(total: int, phase: str = "forward", module: str = "") -> Point:
     return Point(phase, module, total, dict.fromkeys(CATEGORIES, 0) | {"activations": total})
 
 
-def _trace(course: list[Point], ledger: tuple[Entry, ...] = ()) -> Trace:
+def _trace(course: list[Point], ledger: tuple[Collective, ...] = ()) -> Trace:
     top = max(course, key=lambda p: p.total)
     return Trace(0, ledger, Usage(top.total, top.phase, top.module, top.by_category, tuple(course)))
 
 
-def _entry(module: str, axis: str = "tp", phase: str = "forward", sent: int = 7, rule: Any = None) -> Entry:
-    return Entry(phase, "all_gather", axis, 2, 2 * sent, sent, "float32", module, rule, False)
+def _entry(
+    module: str, axis: str = "tp", phase: str = "forward", sent: int = 7, rule: Any = None
+) -> Collective:
+    return Collective(phase, "all_gather", axis, 2, 2 * sent, sent, "float32", module, rule, False)
 
 
 # The page as a document
