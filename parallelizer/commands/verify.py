@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
     from parallelizer.configuration.validate import validating
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
+    from parallelizer.report.documents import verify_document
     from parallelizer.report.text import proof as show
     from parallelizer.runtime.launch.failures import LaunchError
 
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace, setup: Callable[[], Setup]) -> int:
         said = f"the unsharded run failed: {_line(str(error), last=True)}"
         return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
     if arguments.json:
-        json.dump(show.verify_document(proof, found), sys.stdout, indent=1)
+        json.dump(verify_document(proof, found), sys.stdout, indent=1)
         sys.stdout.write("\n")
     else:
         show_diagnostics.write(found, sys.stderr)
@@ -138,7 +139,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 
 
 def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:
-    from parallelizer.report.text.proof import verify_document
+    from parallelizer.report.documents import verify_document
 
     if as_json:
         json.dump(verify_document(None, found), sys.stdout, indent=1)

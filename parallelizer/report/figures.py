@@ -7,7 +7,7 @@ perhaps empty: of a parameter only the name, of a collective its phase, axis and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -15,11 +15,12 @@ from torch import nn
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.workload import Workload
-from parallelizer.simulate.record.ledger import Collective, totals
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.report.rows.parameters import shape
+from parallelizer.report.rows.paths import ROOT
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
-
-ROOT = "(root)"
 
 Fields = Mapping[str, str]
 
@@ -92,12 +93,12 @@ def _parameters(program: Program, model: nn.Module, rank: int) -> Section:
 
 def _totals(ledger: Iterable[Collective]) -> Section:
     return {
-        FigureSubject(f"{row['phase']} {row['axis']} {row['kind']}"): {
-            "calls": str(row["count"]),
-            "payload": str(row["payload_bytes"]),
-            "sent": str(row["wire_bytes"]),
+        FigureSubject(f"{row.phase} {row.axis} {row.kind}"): {
+            "calls": str(row.count),
+            "payload": str(row.payload_bytes),
+            "sent": str(row.wire_bytes),
         }
-        for row in totals(ledger)
+        for row in collective_rows(ledger)
     }
 
 
@@ -133,11 +134,6 @@ def _classes(trace: Trace) -> Section:
         }
         for c in trace.classes
     }
-
-
-def shape(sizes: Sequence[int]) -> str:
-    """`256x64`, or `scalar`."""
-    return "x".join(map(str, sizes)) or "scalar"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import torch
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.language.glob import GlobError, parse_glob
-from parallelizer.report.figures import ROOT, Change, Fields, Figures, FigureSubject, changes, folded
+from parallelizer.report.figures import Change, Fields, Figures, FigureSubject, changes, folded
+from parallelizer.report.rows.paths import ROOT
 
 FIRST_LINE = "# parallelizer lock 1"
 EXPLANATION = (

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parallelizer.simulate.record.ledger import Collective, totals
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.simulate.record.ledger import Collective
 from tests.simulate.closed_forms import HEAD, KV_HEADS, WIDTH, Case, Sums, expected
 from tests.simulate.setups import setup_of, traced
 
@@ -19,8 +20,8 @@ def ledger(case: Case, rank: int = 0, *, fold: bool = False) -> tuple[Collective
 
 def sums(entries: tuple[Collective, ...]) -> Sums:
     return {
-        (row["phase"], row["axis"], row["kind"]): (row["count"], row["payload_bytes"], row["wire_bytes"])
-        for row in totals(entries)
+        (row.phase, row.axis, row.kind): (row.count, row.payload_bytes, row.wire_bytes)
+        for row in collective_rows(entries)
     }
 
 

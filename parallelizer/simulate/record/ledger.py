@@ -5,7 +5,6 @@ the real world.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,27 +60,6 @@ class Collective:
         """One entry of the documented form."""
         rule = {"key": self.rule[0], "file": self.rule[1], "line": self.rule[2]} if self.rule else None
         return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
-
-
-def totals(entries: Iterable[Collective]) -> list[dict[str, Any]]:
-    """Counts and bytes by phase, axis and kind, in order of first appearance."""
-    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for e in entries:
-        row = sums.setdefault(
-            (e.phase, e.axis, e.kind),
-            {
-                "phase": e.phase,
-                "axis": e.axis,
-                "kind": e.kind,
-                "count": 0,
-                "payload_bytes": 0,
-                "wire_bytes": 0,
-            },
-        )
-        row["count"] += 1
-        row["payload_bytes"] += e.payload_bytes
-        row["wire_bytes"] += e.wire_bytes
-    return list(sums.values())
 
 
 class Ledger(TorchDispatchMode):

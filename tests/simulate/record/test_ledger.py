@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ledger_truth import predicted_ledgers
 from parallelizer.configuration.setup import Setup
 from parallelizer.runtime.redistribution import wire_bytes
-from parallelizer.simulate.record.ledger import Collective, totals
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.styles.context_parallel.choice import Heads, sent
 from tests.chosen import chosen
 from tests.simulate.real_ledger import real_ledgers
@@ -147,23 +147,6 @@ def entry(phase: str, kind: str, payload: int, axis: str = "tp") -> Collective:
     return Collective(
         phase, kind, axis, 2, payload, payload // 2, "float32", "a.b", ("a.*", "plan.yaml", 3), False
     )
-
-
-def test_totals_are_by_phase_axis_and_kind_in_order() -> None:
-    entries = [
-        entry("forward", "all_gather", 8),
-        entry("forward", "all_reduce", 2),
-        entry("forward", "all_gather", 4),
-        entry("backward", "all_gather", 6),
-        entry("forward", "all_gather", 10, "cp"),
-    ]
-    assert [tuple(row.values()) for row in totals(entries)] == [
-        ("forward", "tp", "all_gather", 2, 12, 6),
-        ("forward", "tp", "all_reduce", 1, 2, 1),
-        ("backward", "tp", "all_gather", 1, 6, 3),
-        ("forward", "cp", "all_gather", 1, 10, 5),
-    ]
-    assert list(totals(entries)[0]) == ["phase", "axis", "kind", "count", "payload_bytes", "wire_bytes"]
 
 
 def test_an_entry_in_the_document_names_the_rule() -> None:
