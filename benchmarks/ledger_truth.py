@@ -18,7 +18,7 @@ import torch
 
 from parallelizer.child import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import CHECKPOINT, llama
@@ -39,7 +39,7 @@ def cases() -> Iterator[tuple[str, Setup]]:
         yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
 
 
-def predicted_ledgers(setup: Setup) -> list[tuple[Entry, ...]]:
+def predicted_ledgers(setup: Setup) -> list[tuple[Collective, ...]]:
     """What the fake world says of each rank."""
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
@@ -51,7 +51,7 @@ def predicted_ledgers(setup: Setup) -> list[tuple[Entry, ...]]:
     ]
 
 
-def equal_entries(predicted: tuple[Entry, ...], real: tuple[Entry, ...]) -> tuple[int, int]:
+def equal_entries(predicted: tuple[Collective, ...], real: tuple[Collective, ...]) -> tuple[int, int]:
     """How many entries are equal, in order, and how many there are on the longer side."""
     return sum(p == r for p, r in zip(predicted, real, strict=False)), max(len(predicted), len(real))
 

@@ -70,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.configuration.validate import validating
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
+    from parallelizer.report.documents import verify_document
     from parallelizer.report.text import proof as show
     from parallelizer.runtime.launch.failures import LaunchError
 
@@ -113,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         said = f"the unsharded run failed: {_line(str(error), last=True)}"
         return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
     if arguments.json:
-        print_json(show.verify_document(proof, found))
+        print_json(verify_document(proof, found))
     else:
         show_diagnostics.write(found, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
@@ -137,7 +138,7 @@ def _misused(arguments: argparse.Namespace) -> str | None:
 
 
 def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:
-    from parallelizer.report.text.proof import verify_document
+    from parallelizer.report.documents import verify_document
 
     if as_json:
         print_json(verify_document(None, found))

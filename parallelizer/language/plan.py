@@ -20,6 +20,16 @@ REDISTRIBUTE = ("greedy", "min-cost")
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Every axis a mesh may have, outermost first: neighbouring ranks differ in `tp`."""
 
+AXIS_MEANINGS = {
+    "pp": "pipeline stages",
+    "dp_replicate": "replicas of everything",
+    "dp_shard": "shards of parameters, gradients and optimizer state",
+    "cp": "parts of each sequence",
+    "ep": "expert shards",
+    "tp": "slices of each layer",
+}
+"""What the ranks along an axis are, or have."""
+
 DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 """Axes whose ranks see different tokens, so that gradients must be summed over them."""
 

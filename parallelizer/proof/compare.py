@@ -45,7 +45,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProofVerdict:
     """Every comparison, the constant of the rule, and what replicas should hold alike and do not."""
 
     differences: tuple[Difference, ...]
@@ -76,7 +76,7 @@ def judge(
     mesh: Mesh,
     tokens: int,
     dtype: torch.dtype,
-) -> Verdict:
+) -> ProofVerdict:
     """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
 
     n is the number of terms in the longest sum behind a quantity: the tokens of the global batch times the
@@ -116,7 +116,7 @@ def judge(
         differences += [
             Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()
         ]
-    return Verdict(tuple(differences), constant, tuple(unequal(ranks)))
+    return ProofVerdict(tuple(differences), constant, tuple(unequal(ranks)))
 
 
 def _check_calibration(needed: float, what: str, name: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelizer.language.plan import Mesh, Rule
-from parallelizer.proof.compare import Difference, Verdict
+from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.observe import Observation
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.order import Order, static_order
@@ -36,7 +36,7 @@ class Comparison:
     program: Program
     reference: Observation
     ranks: Sequence[Observation]
-    verdict: Verdict
+    verdict: ProofVerdict
 
     @property
     def mesh(self) -> Mesh:

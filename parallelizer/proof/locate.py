@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parallelizer.proof.compare import Verdict
+from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Comparison, Divergence, at_step, found
 from parallelizer.proof.locate_outputs import output_gradients, outputs
 from parallelizer.proof.locate_parameters import buffers, gradients, initial_values, states, updates
@@ -15,7 +15,7 @@ from parallelizer.styles.application import Program
 
 
 def locate(
-    program: Program, reference: Observation, ranks: Sequence[Observation], verdict: Verdict
+    program: Program, reference: Observation, ranks: Sequence[Observation], verdict: ProofVerdict
 ) -> Divergence | None:
     """The first difference between the reference and the ranks; None when nothing differs."""
     return next(_all(Comparison(program, reference, ranks, verdict)), None)

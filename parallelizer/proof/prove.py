@@ -21,7 +21,7 @@ from parallelizer.child import in_children
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.language.plan import Mesh, Option, StyleDefaults
-from parallelizer.proof.compare import Difference, Verdict, judge, unequal
+from parallelizer.proof.compare import Difference, ProofVerdict, judge, unequal
 from parallelizer.proof.divergence import Divergence, governing_rule
 from parallelizer.proof.locate import locate
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
@@ -55,7 +55,7 @@ class Proof:
     plan: str
     mesh: Mesh
     dtype: str
-    verdict: Verdict
+    verdict: ProofVerdict
     losses: tuple[float, float]
     divergence: Divergence | None = None
     unequal: tuple[str, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,11 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelizer.language.plan import Rule
+    from parallelizer.proof.compare import Difference
+    from parallelizer.proof.divergence import Divergence
+    from parallelizer.proof.prove import Proof
+    from parallelizer.report.explanation import Answer, Explanation
     from parallelizer.simulate.record.trace import Trace
     from parallelizer.styles.application import Program
 
@@ -37,7 +44,7 @@ def plan_document(
     trace.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
-    from parallelizer.simulate.record.ledger import totals
+    from parallelizer.report.rows.collectives import collective_rows
 
     return {
         "world_size": program.mesh.world_size,
@@ -53,7 +60,7 @@ def plan_document(
                 "slot": a.slot,
                 "style": a.style,
                 "axis": "+".join(a.axes) or None,
-                "rule": {"key": a.rule.key, "file": a.rule.span.file, "line": a.rule.span.line},
+                "rule": _rule(a.rule),
             }
             for a in program
         ],
@@ -68,7 +75,7 @@ def plan_document(
             }
             for s in parameter_shards(program, model, rank)
         ],
-        "collectives": totals(trace.ledger) if trace else [],
+        "collectives": [row.as_json() for row in collective_rows(trace.ledger)] if trace else [],
         "ledger": [e.as_json() for e in trace.ledger] if trace else [],
         "memory": _memory(trace) if trace else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
@@ -84,3 +91,150 @@ def _memory(trace: Trace) -> dict[str, Any]:
     """What lives at the peak, by kind; the kinds add up to it."""
     usage = trace.memory
     return {**usage.at_peak, "peak": usage.peak, "peak_phase": usage.phase, "peak_module": usage.module}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {"key": rule.key, "file": rule.span.file, "line": rule.span.line}
+
+
+def explain_document(answer: Answer) -> dict[str, Any]:
+    """What `explain PATH --json` prints: every module or parameter by itself."""
+    return {
+        "path": answer.word,
+        "mesh": dict(answer.setup.mesh.sizes),
+        "explanations": [_explanation(explanation) for explanation in answer.explanations],
+        "diagnostics": [d.as_json() for d in in_order(answer.diagnostics)],
+    }
+
+
+def _explanation(one: Explanation) -> dict[str, Any]:
+    from parallelizer.compiler.wording import dims
+
+    return {
+        "module": one.module,
+        "parameter": one.parameter,
+        "type": one.kind,
+        "rules": [
+            {
+                **_rule_in_full(m.rule),
+                "slots": [
+                    {
+                        "slot": slot,
+                        "outcome": outcome if isinstance(outcome, str) else "loses",
+                        "to": None if isinstance(outcome, str) else _rule_in_full(outcome),
+                    }
+                    for slot, outcome in m.outcomes
+                ],
+            }
+            for m in one.rules
+        ],
+        "slots": [
+            {
+                "slot": f.slot,
+                "style": f.style,
+                "axis": "+".join(f.axes) or None,
+                "rule": _rule_in_full(f.rule),
+                "effect": f.effect,
+                "reason": f.reason or None,
+                "options": [
+                    {
+                        "name": v.name,
+                        "value": v.text,
+                        "source": v.source,
+                        "layouts": v.layouts or None,
+                        "file": v.span.file if v.span else None,
+                        "line": v.span.line if v.span else None,
+                    }
+                    for v in f.values
+                ],
+                "tensors": list(f.flows),
+                "notes": list(f.notes),
+            }
+            for f in one.slots
+        ],
+        "units": [{"module": u.module, "rule": _rule_in_full(u.rule)} for u in one.units],
+        "parameters": [
+            {
+                "name": s.name,
+                "dtype": s.dtype,
+                "global_shape": list(s.global_shape),
+                "local_shape": list(s.local_shape),
+                "placements": dict(s.placements),
+                "dimensions": dims(s),
+                "bytes": s.bytes,
+                "reason": s.reason,
+            }
+            for s in one.parameters
+        ],
+    }
+
+
+def _rule_in_full(rule: Rule) -> dict[str, Any]:
+    return {**_rule(rule), "column": rule.span.column}
+
+
+def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
+    """What `verify --json` prints, as docs/proving.md says. Without a proof, because the plan was refused or a
+    rank failed, the diagnostics alone.
+    """
+    from parallelizer.report.rows.proof import error_rows, loss_error
+
+    found = [d.as_json() for d in in_order(diagnostics)]
+    if proof is None:
+        return {"passed": False, "proven": None, "verdict": False, "diagnostics": found}
+    worst = next(iter(proof.worst(1)), None)
+    reference, sharded = proof.losses
+    return {
+        "passed": proof.passed,
+        "proven": proof.proven,
+        "verdict": proof.is_verdict,
+        "ranks": proof.mesh.world_size,
+        "mesh": dict(proof.mesh.sizes),
+        "dtype": proof.dtype,
+        "shrunk": list(proof.changes),
+        "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant} if proof.is_verdict else None,
+        "loss": {
+            "reference": _number(reference),
+            "sharded": _number(sharded),
+            "relative_error": _number(loss_error(proof)),
+        },
+        "parameters": [
+            {
+                "name": row.name,
+                "gradient_error": None if row.gradient is None else _number(row.gradient),
+                "update_error": _number(row.update),
+            }
+            for row in error_rows(proof)
+        ],
+        "worst": _worst(worst, proof.is_verdict) if worst else None,
+        "unequal": list(proof.unequal),
+        "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
+        "diagnostics": found,
+    }
+
+
+def _worst(difference: Difference, judged: bool) -> dict[str, Any]:
+    """Without a verdict no bound is meant."""
+    return {
+        "name": difference.name,
+        "what": difference.what,
+        "step": difference.step,
+        "error": _number(difference.error),
+        "bound": _number(difference.bound) if judged else None,
+        "share": _number(difference.share) if judged else None,
+    }
+
+
+def _divergence(found: Divergence) -> dict[str, Any]:
+    return {
+        "module": found.module,
+        "phase": found.phase,
+        "axis": found.axis,
+        "rule": _rule(found.rule) if found.rule else None,
+        "description": found.description,
+    }
+
+
+def _number(value: float) -> float:
+    """JSON has no infinity: what is missing or not finite is as wrong as a number can be."""
+    return value if math.isfinite(value) else sys.float_info.max

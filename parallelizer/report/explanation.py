@@ -30,12 +30,10 @@ from parallelizer.language.parse_rule import slot_of
 from parallelizer.language.plan import AXES, SLOTS, Option, Rule, StyleDefaults, StyleUse, full_name
 from parallelizer.language.styles import STYLES
 from parallelizer.language.suggest import suggest
+from parallelizer.report.rows.paths import ROOT
 from parallelizer.styles.application import Application, Program, Slot
 from parallelizer.styles.conversions import conversions
 from parallelizer.styles.tied_parameters import parameter_names
-
-ROOT = "(root)"
-"""How the root module is shown, whose path is empty; it is accepted back."""
 
 
 @dataclass(frozen=True)

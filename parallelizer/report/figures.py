@@ -7,7 +7,7 @@ perhaps empty: of a parameter only the name, of a collective its phase, axis and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -15,17 +15,18 @@ from torch import nn
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.workload import Workload
-from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.report.rows.parameters import shape
+from parallelizer.report.rows.paths import ROOT
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
-
-ROOT = "(root)"
 
 Fields = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Subject:
+class FigureSubject:
     """What figures are about. `path` is None where there is no path, and empty for the root module."""
 
     title: str
@@ -37,7 +38,7 @@ class Subject:
         )
 
 
-Section = Mapping[Subject, Fields]
+Section = Mapping[FigureSubject, Fields]
 Figures = Mapping[str, Section]
 """Sections by name: plan, parameters, collectives, collectives by module, memory, and rank classes where ranks
 differ."""
@@ -58,24 +59,24 @@ def figures(program: Program, model: nn.Module, trace: Trace, workload: Workload
 def _plan(program: Program, model: nn.Module, trace: Trace, workload: Workload) -> Section:
     sizes = {axis: str(size) for axis, size in program.mesh.sizes.items() if size > 1}
     return {
-        Subject("plan"): {"name": program.plan.name},
-        Subject("model"): {
+        FigureSubject("plan"): {"name": program.plan.name},
+        FigureSubject("model"): {
             "class": type(model).__name__,
             "parameters": str(sum(p.numel() for p in model.parameters())),
         },
-        Subject("mesh"): {**sizes, "ranks": str(program.mesh.world_size)},
-        Subject("step"): {
+        FigureSubject("mesh"): {**sizes, "ranks": str(program.mesh.world_size)},
+        FigureSubject("step"): {
             "sequences": str(workload.batch_size),
             "tokens": str(workload.seq_len),
             "parts": str(workload.accumulate),
         },
-        Subject("rank"): {"number": str(trace.rank)},
+        FigureSubject("rank"): {"number": str(trace.rank)},
     }
 
 
 def _parameters(program: Program, model: nn.Module, rank: int) -> Section:
     return {
-        Subject("", shard.name): {
+        FigureSubject("", shard.name): {
             "dtype": shard.dtype,
             "global": shape(shard.global_shape),
             "local": shape(shard.local_shape),
@@ -90,21 +91,23 @@ def _parameters(program: Program, model: nn.Module, rank: int) -> Section:
     }
 
 
-def _totals(ledger: Iterable[Entry]) -> Section:
+def _totals(ledger: Iterable[Collective]) -> Section:
     return {
-        Subject(f"{row['phase']} {row['axis']} {row['kind']}"): {
-            "calls": str(row["count"]),
-            "payload": str(row["payload_bytes"]),
-            "sent": str(row["wire_bytes"]),
+        FigureSubject(f"{row.phase} {row.axis} {row.kind}"): {
+            "calls": str(row.count),
+            "payload": str(row.payload_bytes),
+            "sent": str(row.wire_bytes),
         }
-        for row in totals(ledger)
+        for row in collective_rows(ledger)
     }
 
 
-def _by_module(ledger: Iterable[Entry]) -> Section:
-    found: dict[Subject, list[Entry]] = {}
+def _by_module(ledger: Iterable[Collective]) -> Section:
+    found: dict[FigureSubject, list[Collective]] = {}
     for entry in ledger:
-        found.setdefault(Subject(f"{entry.phase} {entry.axis} {entry.kind}", entry.module), []).append(entry)
+        found.setdefault(FigureSubject(f"{entry.phase} {entry.axis} {entry.kind}", entry.module), []).append(
+            entry
+        )
     return {
         subject: {
             "calls": str(len(entries)),
@@ -117,25 +120,20 @@ def _by_module(ledger: Iterable[Entry]) -> Section:
 
 def _memory(trace: Trace) -> Section:
     memory = trace.memory
-    held = {Subject(kind): {"bytes": str(size)} for kind, size in memory.at_peak.items() if size}
+    held = {FigureSubject(kind): {"bytes": str(size)} for kind, size in memory.at_peak.items() if size}
     where = {"phase": memory.phase or "none", "module": memory.module or ROOT}
-    return {**held, Subject("peak"): {"bytes": str(memory.peak), **where}}
+    return {**held, FigureSubject("peak"): {"bytes": str(memory.peak), **where}}
 
 
 def _classes(trace: Trace) -> Section:
     return {
-        Subject(f"like rank {c.rank}"): {
+        FigureSubject(f"like rank {c.rank}"): {
             "ranks": str(c.ranks),
             "parameters": str(c.parameters_bytes),
             "peak": "untraced" if c.peak is None else str(c.peak),
         }
         for c in trace.classes
     }
-
-
-def shape(sizes: Sequence[int]) -> str:
-    """`256x64`, or `scalar`."""
-    return "x".join(map(str, sizes)) or "scalar"
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ def changes(before: Figures, after: Figures) -> list[Change]:
     found: list[Change] = []
     for name in dict.fromkeys([*before, *after]):
         old, new = before.get(name, {}), after.get(name, {})
-        groups: dict[tuple[object, ...], list[Subject]] = {}
+        groups: dict[tuple[object, ...], list[FigureSubject]] = {}
         for subject in dict.fromkeys([*old, *new]):
             a, b = _difference(old.get(subject), new.get(subject))
             if a != b:
@@ -180,7 +178,7 @@ def _frozen(fields: Fields | None) -> object:
     return None if fields is None else tuple(fields.items())
 
 
-def folded(subjects: Iterable[Subject]) -> list[str]:
+def folded(subjects: Iterable[FigureSubject]) -> list[str]:
     """Subjects as text, the paths under one title folded into few globs."""
     by_title: dict[str, list[str]] = {}
     lines: list[str] = []

@@ -16,7 +16,8 @@ import torch
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.language.glob import GlobError, parse_glob
-from parallelizer.report.figures import ROOT, Change, Fields, Figures, Subject, changes, folded
+from parallelizer.report.figures import Change, Fields, Figures, FigureSubject, changes, folded
+from parallelizer.report.rows.paths import ROOT
 
 FIRST_LINE = "# parallelizer lock 1"
 EXPLANATION = (
@@ -70,7 +71,7 @@ def text(figures: Figures) -> str:
     lines = [FIRST_LINE, EXPLANATION, f"# torch {_torch()}"]
     for name, section in figures.items():
         lines += ["", f"[{name}]"]
-        groups: dict[tuple[str, str], list[Subject]] = {}
+        groups: dict[tuple[str, str], list[FigureSubject]] = {}
         for subject, fields in section.items():
             groups.setdefault((subject.title, _fields(fields)), []).append(subject)
         for (_, fields_text), subjects in groups.items():
@@ -136,8 +137,8 @@ def _read(file: str | Path) -> list[str]:
 
 
 def _parse(lines: Sequence[str], file: str) -> Figures:
-    sections: dict[str, dict[Subject, Fields]] = {}
-    section: dict[Subject, Fields] | None = None
+    sections: dict[str, dict[FigureSubject, Fields]] = {}
+    section: dict[FigureSubject, Fields] | None = None
     name = ""
     for number, line in enumerate(lines, 1):
         line = line.strip()
@@ -171,16 +172,16 @@ def _malformed(file: str, number: int, line: str) -> PlanError:
     )
 
 
-def _subjects(written: str, words: int | None) -> Iterator[Subject]:
+def _subjects(written: str, words: int | None) -> Iterator[FigureSubject]:
     if words is None:
-        yield Subject(written)
+        yield FigureSubject(written)
         return
     *title, glob = written.split(" ", words)
     if glob == ROOT:
-        yield Subject(" ".join(title), "")
+        yield FigureSubject(" ".join(title), "")
         return
     for path in parse_glob(glob).alternatives:
-        yield Subject(" ".join(title), _ESCAPED.sub(r"\1", path))
+        yield FigureSubject(" ".join(title), _ESCAPED.sub(r"\1", path))
 
 
 def differences(locked: Figures, now: Figures) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
-from parallelizer.proof.compare import Difference, Verdict, judge, unequal
+from parallelizer.proof.compare import Difference, ProofVerdict, judge, unequal
 from parallelizer.proof.observe import Observation
 from parallelizer.proof.rounding import nudge_size
 
@@ -38,7 +38,7 @@ def observation(change: Callable[[Observation], None] | None = None) -> Observat
 
 def verdict(
     change: Callable[[Observation], None] | None = None, other: Callable[[Observation], None] | None = None
-) -> Verdict:
+) -> ProofVerdict:
     ranks = [observation(change), observation()]
     return judge(observation(), observation(other), observation(), ranks, ONE, 48, torch.float64)
 
@@ -115,7 +115,7 @@ def test_a_calibrating_run_that_is_another_computation_proves_nothing(factor: fl
 
 
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:
-    found = Verdict(
+    found = ProofVerdict(
         (
             Difference("gradient", "a", 0, 1e-3, 1),
             Difference("gradient", "a", 1, 1e-2, 1),

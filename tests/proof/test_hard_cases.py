@@ -16,7 +16,7 @@ from parallelizer.losses import cross_entropy
 from parallelizer.models.llama import Llama
 from parallelizer.proof import observe
 from parallelizer.proof.prove import Proof
-from parallelizer.report.text.proof import verify_document
+from parallelizer.report.documents import verify_document
 from parallelizer.testing import assert_equivalent
 from tests.proof import faults, subjects
 

@@ -14,7 +14,8 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof import prove as module
 from parallelizer.proof.locate import locate
 from parallelizer.proof.prove import Proof, prove, prove_subject
-from parallelizer.report.text.proof import text, verify_document, write
+from parallelizer.report.documents import verify_document
+from parallelizer.report.text.proof import text, write
 from tests.chosen import a_fifth, chosen
 from tests.proof import seeds, subjects
 

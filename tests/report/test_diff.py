@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from parallelizer.commands.main import main
 from parallelizer.report import diff
-from parallelizer.report.figures import Figures, Subject, changes
+from parallelizer.report.figures import Figures, FigureSubject, changes
 from tests.report.test_lock import LEDGER, PLAN, USAGE, entry, example
 
 # --- what a side stands for ----------------------------------------------------------------------------
@@ -90,9 +90,12 @@ def test_no_subject_stands_beside_blanks() -> None:
     """Equal changes are told together, and each line has what it is about."""
     names = ("forward tp all_gather", "backward tp all_gather", "loss tp all_reduce")
     fields = {"payload": "8", "sent": "4"}
-    one: Figures = {"plan": {}, "collectives": {Subject(n): dict(fields) for n in names}}
+    one: Figures = {"plan": {}, "collectives": {FigureSubject(n): dict(fields) for n in names}}
     gone: Figures = {"plan": {}, "collectives": {}}
-    halved: Figures = {"plan": {}, "collectives": {Subject(n): {"payload": "4", "sent": "2"} for n in names}}
+    halved: Figures = {
+        "plan": {},
+        "collectives": {FigureSubject(n): {"payload": "4", "sent": "2"} for n in names},
+    }
     lines = [" ".join(line.split()) for line in printed(one, gone, 100).splitlines()]
     assert all(f"{n} sent 4 B - gone" in lines for n in names)
     lines = [" ".join(line.split()) for line in printed(one, halved, 100).splitlines()]
@@ -132,7 +135,7 @@ def test_the_document_has_every_change_as_numbers() -> None:
 
 
 def test_a_section_that_is_on_no_side_is_said_to_be_empty() -> None:
-    empty: Figures = {"plan": {Subject("plan"): {"name": "a"}}, "collectives": {}}
+    empty: Figures = {"plan": {FigureSubject("plan"): {"name": "a"}}, "collectives": {}}
     assert "collectives\n  nothing on either side" in printed(empty, empty, 100)
 
 

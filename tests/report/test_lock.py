@@ -21,8 +21,8 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.language.workload import Workload
 from parallelizer.report import lock
-from parallelizer.report.figures import Figures, Subject, changes, figures
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.report.figures import Figures, FigureSubject, changes, figures
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import Usage
 from parallelizer.simulate.record.rank_classes import RankClass
 from parallelizer.simulate.record.trace import Trace
@@ -43,8 +43,8 @@ def model(layers: int = 4) -> nn.Module:
     return nn.Sequential(*(Block() for _ in range(layers)))
 
 
-def entry(module: str, payload: int = 1024, kind: str = "all_gather", phase: str = "forward") -> Entry:
-    return Entry(phase, kind, "tp", 2, payload, payload // 2, "float32", module, None, False)
+def entry(module: str, payload: int = 1024, kind: str = "all_gather", phase: str = "forward") -> Collective:
+    return Collective(phase, kind, "tp", 2, payload, payload // 2, "float32", module, None, False)
 
 
 PLAN = "version: 1\nrules:\n  '*.up': colwise\n  '*.down': rowwise\n"
@@ -56,7 +56,7 @@ USAGE = Usage(1000, "backward", "2.up", {"parameters": 600, "activations": 400, 
 
 
 def example(
-    plan: str = PLAN, layers: int = 4, ledger: tuple[Entry, ...] = LEDGER, usage: Usage = USAGE
+    plan: str = PLAN, layers: int = 4, ledger: tuple[Collective, ...] = LEDGER, usage: Usage = USAGE
 ) -> Figures:
     built = model(layers)
     program = compiled(plan, lambda: built, Mesh({"tp": 2}))
@@ -145,7 +145,7 @@ values = st.sampled_from(["float32", "12", "8x8", "dp_shard=shard(0) tp=replicat
     )
 )
 def test_any_module_names_survive(section: dict[str, dict[str, str]]) -> None:
-    written = {"parameters": {Subject("", path): fields for path, fields in section.items()}}
+    written = {"parameters": {FigureSubject("", path): fields for path, fields in section.items()}}
     assert lock._parse(lock.text(written).splitlines(), "a.lock") == written
 
 

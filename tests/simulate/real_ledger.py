@@ -10,24 +10,24 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
-from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.trace import local_parts
 from tests.ranks import run_ranks
 
 
-def real_ledgers(setups: Sequence[Setup]) -> list[list[tuple[Entry, ...]]]:
+def real_ledgers(setups: Sequence[Setup]) -> list[list[tuple[Collective, ...]]]:
     """The second step's entries of each setup, rank by rank. All have one number of ranks and run in one
     start of them.
     """
 
-    def worker() -> list[tuple[Entry, ...]]:
+    def worker() -> list[tuple[Collective, ...]]:
         return [_second_step(setup) for setup in setups]
 
     by_rank = run_ranks(worker, setups[0].mesh.world_size)
     return [[ledgers[i] for ledgers in by_rank] for i in range(len(setups))]
 
 
-def _second_step(setup: Setup) -> tuple[Entry, ...]:
+def _second_step(setup: Setup) -> tuple[Collective, ...]:
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
     mesh = build_mesh(setup.mesh, "cpu")

@@ -8,23 +8,24 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.simulate.record.ledger import Collective
 from tests.simulate.closed_forms import HEAD, KV_HEADS, WIDTH, Case, Sums, expected
 from tests.simulate.setups import setup_of, traced
 
 
-def ledger(case: Case, rank: int = 0, *, fold: bool = False) -> tuple[Entry, ...]:
+def ledger(case: Case, rank: int = 0, *, fold: bool = False) -> tuple[Collective, ...]:
     return traced(setup_of(*case.overrides()), rank, fold=fold).ledger
 
 
-def sums(entries: tuple[Entry, ...]) -> Sums:
+def sums(entries: tuple[Collective, ...]) -> Sums:
     return {
-        (row["phase"], row["axis"], row["kind"]): (row["count"], row["payload_bytes"], row["wire_bytes"])
-        for row in totals(entries)
+        (row.phase, row.axis, row.kind): (row.count, row.payload_bytes, row.wire_bytes)
+        for row in collective_rows(entries)
     }
 
 
-def of(entries: tuple[Entry, ...], **facts: object) -> list[Entry]:
+def of(entries: tuple[Collective, ...], **facts: object) -> list[Collective]:
     """The entries that are so."""
     return [e for e in entries if all(getattr(e, name) == value for name, value in facts.items())]
 

@@ -47,6 +47,7 @@ def _explain_path(arguments: argparse.Namespace) -> int:
     import_torch()
     from parallelizer.commands.explain import codes
     from parallelizer.report.diff import check_rank
+    from parallelizer.report.documents import explain_document
     from parallelizer.report.explanation import explain
     from parallelizer.report.text import explanation as show_explain
 
@@ -55,7 +56,7 @@ def _explain_path(arguments: argparse.Namespace) -> int:
         check_rank(arguments.rank, setup.mesh)
         if arguments.json:
             answer = explain(setup, arguments.word, arguments.rank)
-            print_json(show_explain.document(answer))
+            print_json(explain_document(answer))
         else:
             answer = show_explain.explain_path(setup, arguments.word, sys.stdout, rank=arguments.rank)
             sys.stdout.flush()

@@ -14,7 +14,7 @@ from parallelizer.language.glob import MAX_LENGTH
 from parallelizer.language.parse_plan import KEYS, MADE_BUFFERS
 from parallelizer.language.parse_rule import MAX_RULES
 from parallelizer.language.placement import RESERVED
-from parallelizer.language.plan import AXES, SLOTS
+from parallelizer.language.plan import AXES, AXIS_MEANINGS, SLOTS
 from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
 from parallelizer.language.schema.schema_patterns import (
     FLOW,
@@ -41,14 +41,6 @@ from parallelizer.language.styles import StyleDeclaration
 
 DIALECT = "http://json-schema.org/draft-07/schema#"
 
-_MEANINGS = {
-    "pp": "pipeline stages",
-    "dp_replicate": "replicas of everything",
-    "dp_shard": "shards of parameters, gradients and optimizer state",
-    "cp": "parts of each sequence",
-    "ep": "expert shards",
-    "tp": "slices of each layer",
-}
 _SLOTS = {
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
@@ -120,7 +112,7 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
     sizes = {
         axis: {
             **or_interpolated({"type": "integer", "minimum": 1}, {"const": -1}),
-            "description": f"{_MEANINGS[axis]}; -1 is what the others leave of the ranks",
+            "description": f"{AXIS_MEANINGS[axis]}; -1 is what the others leave of the ranks",
         }
         for axis in AXES
     }
@@ -178,7 +170,7 @@ def _definitions(styles: Mapping[str, StyleDeclaration]) -> Schema:
             [*_PLACEMENTS, "shard(1) -> replicate", "replicate -> shard(1)"],
             "A placement, or two with an arrow between: how it is, and how it is wanted.",
         ),
-        "axis": one_of({axis: _MEANINGS[axis] for axis in AXES}),
+        "axis": one_of({axis: AXIS_MEANINGS[axis] for axis in AXES}),
         "slot": one_of({slot: _SLOTS.get(slot, slot) for slot in SLOTS}),
         "style-name": {
             "type": "string",

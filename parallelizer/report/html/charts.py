@@ -8,10 +8,11 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from parallelizer.report.html.markup import Markup, tag
 from parallelizer.report.html.table import css_class
+from parallelizer.report.rows.layers import layer_of
+from parallelizer.report.rows.memory import phase_runs
 from parallelizer.simulate.record.memory import Point
 
 WIDTH, HEIGHT = 6000, 1000
@@ -26,7 +27,7 @@ NARROWEST = 0.06
 
 
 @dataclass(frozen=True)
-class Column:
+class ChartColumn:
     """A stretch of the course, from `left` to `right` in parts of the width, and its fullest moment."""
 
     left: float
@@ -45,20 +46,11 @@ class Stretch:
 
 
 def stretches(course: Sequence[Point]) -> list[Stretch]:
-    """The phases of a course in order. What happens between two phases belongs to the one before, at the
-    start to the first.
+    """The phases of a course in order, as `phase_runs` tells them apart.
 
     Widths are in proportion to the number of points, with a least one.
     """
-    runs: list[tuple[str, list[Point]]] = []
-    for phase, group in itertools.groupby(course, lambda p: p.phase):
-        points = list(group)
-        if runs and phase in ("", runs[-1][0]):
-            runs[-1][1].extend(points)
-        elif runs and not runs[-1][0]:
-            runs[-1] = (phase, runs[-1][1] + points)
-        else:
-            runs.append((phase, points))
+    runs = phase_runs(course)
     least = min(NARROWEST, 0.5 / len(runs))
     shares = [len(points) / len(course) for _, points in runs]
     room = 1 - least * sum(share < least for share in shares)
@@ -70,7 +62,7 @@ def stretches(course: Sequence[Point]) -> list[Stretch]:
     ]
 
 
-def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
+def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[ChartColumn]:
     """About `limit` columns. Each stands for its fullest moment, so that no maximum is lost or blurred.
 
     Columns end where a layer ends: equal layers look equal, instead of beating against columns that cut them
@@ -89,20 +81,12 @@ def columns(parts: Sequence[Stretch], limit: int = COLUMNS) -> list[Column]:
             cuts = [i * len(run) // count for i in range(count + 1)]
             for a, b in itertools.pairwise(cuts):
                 fullest = max(run[a:b], key=lambda p: p.total)
-                found.append(Column(part.left + step * (at + a), part.left + step * (at + b), fullest))
+                found.append(ChartColumn(part.left + step * (at + a), part.left + step * (at + b), fullest))
             at += len(run)
     return found
 
 
-@lru_cache(maxsize=4096)
-def layer_of(module: str) -> str:
-    """`layers.7` of `layers.7.attention.wq`: a path up to its first number, or its first name."""
-    parts = module.split(".")
-    number = next((i for i, p in enumerate(parts) if p.isdigit()), None)
-    return ".".join(parts[: number + 1]) if number is not None else parts[0]
-
-
-def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
+def area(shown: Sequence[ChartColumn], kinds: Sequence[str], top: int) -> Markup:
     """Columns stacked by kind, the first kind lowest, up to `top` bytes. Decoration: what it shows is said
     beside it.
     """
@@ -114,7 +98,7 @@ def area(shown: Sequence[Column], kinds: Sequence[str], top: int) -> Markup:
     return _svg(paths)
 
 
-def _steps(shown: Sequence[Column], heights: Sequence[int], top: int) -> str:
+def _steps(shown: Sequence[ChartColumn], heights: Sequence[int], top: int) -> str:
     """The outline of a staircase over the ground line."""
     parts = [f"M0 {HEIGHT}"]
     last = HEIGHT

@@ -10,7 +10,7 @@ from typing import Any
 from parallelizer.diagnostics.units import size
 from parallelizer.report.capacity import NOT_COUNTED, capacity
 from parallelizer.report.html.charts import (
-    Column,
+    ChartColumn,
     Stretch,
     area,
     axis_label,
@@ -21,7 +21,9 @@ from parallelizer.report.html.charts import (
 )
 from parallelizer.report.html.markup import Markup, join, tag
 from parallelizer.report.html.table import table
-from parallelizer.simulate.record.memory import CATEGORIES, Point, Usage
+from parallelizer.report.rows.memory import highest_by_phase, memory_rows
+from parallelizer.report.rows.paths import ROOT
+from parallelizer.simulate.record.memory import CATEGORIES, Usage
 from parallelizer.simulate.record.trace import Trace
 
 MEANING = {
@@ -61,7 +63,7 @@ def section(trace: Trace, hardware: Mapping[str, Any]) -> Markup:
 
 def peak_place(usage: Usage) -> str:
     """Where the peak lies: phase and module."""
-    return f"{usage.phase or 'between phases'}, {usage.module or '(root)'}"
+    return f"{usage.phase or 'between phases'}, {usage.module or ROOT}"
 
 
 def numbers(trace: Trace) -> dict[str, Any]:
@@ -81,7 +83,9 @@ def numbers(trace: Trace) -> dict[str, Any]:
     return {"kinds": KINDS, "phases": list(phases), "modules": list(modules), "rows": rows}
 
 
-def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+def _chart(
+    usage: Usage, parts: Sequence[Stretch], shown: Sequence[ChartColumn], kinds: Sequence[str]
+) -> Markup:
     top = max(1, round(usage.peak * 1.02))
     at = next(c for c in shown if c.point.total == usage.peak)
     place = 50 * (at.left + at.right)
@@ -140,17 +144,15 @@ def _chart(usage: Usage, parts: Sequence[Stretch], shown: Sequence[Column], kind
     )
 
 
-def _at_peak(usage: Usage, shown: Sequence[Column], kinds: Sequence[str]) -> Markup:
+def _at_peak(usage: Usage, shown: Sequence[ChartColumn], kinds: Sequence[str]) -> Markup:
     rows = []
-    for kind in reversed(kinds):
-        held = usage.at_peak.get(kind, 0)
-        most = max(c.point.by_category.get(kind, 0) for c in shown)
-        share = tag("span", class_=kind, style=f"width:{100 * held / max(usage.peak, 1):.1f}%")
+    for row in memory_rows(usage, reversed(kinds), [c.point for c in shown]):
+        width = f"width:{100 * row.held / max(usage.peak, 1):.1f}%"
         rows.append([
-            [tag("span", class_=f"swatch {kind}"), kind],
-            [size(held), tag("span", share, class_="share")],
-            size(most),
-            tag("span", MEANING.get(kind, ""), class_="quiet"),
+            [tag("span", class_=f"swatch {row.kind}"), row.kind],
+            [size(row.held), tag("span", tag("span", class_=row.kind, style=width), class_="share")],
+            size(row.most),
+            tag("span", MEANING.get(row.kind, ""), class_="quiet"),
         ])  # fmt: skip
     rows.append(["all", [size(usage.peak)], size(usage.peak), Markup()])
     heads = ["kind", "#at peak", "#most", "*what it is"]
@@ -158,14 +160,8 @@ def _at_peak(usage: Usage, shown: Sequence[Column], kinds: Sequence[str]) -> Mar
 
 
 def _by_phase(parts: Sequence[Stretch]) -> Markup:
-    """Phases that come again, with every part of a batch, together."""
-    highest: dict[str, Point] = {}
-    for part in parts:
-        top = max(part.points, key=lambda p: p.total)
-        if part.phase not in highest or top.total > highest[part.phase].total:
-            highest[part.phase] = top
+    highest = highest_by_phase((part.phase, part.points) for part in parts)
     rows = [
-        [phase or "no phase", size(p.total), tag("code", p.module or "(root)")]
-        for phase, p in highest.items()
+        [phase or "no phase", size(p.total), tag("code", p.module or ROOT)] for phase, p in highest.items()
     ]
     return table("How high each phase goes", ["phase", "#highest", "in"], rows, cards=False)

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelizer.diagnostics.units import size
-from parallelizer.language.plan import AXES, FOLDED, Mesh
+from parallelizer.language.plan import AXES, AXIS_MEANINGS, FOLDED, Mesh
 from parallelizer.report.html.markup import Markup, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.html.table import css_class, swatch, table
+from parallelizer.report.rows.mesh_axes import axis_rows, group_of, rank_at, sent_over
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
 
@@ -20,12 +21,8 @@ ALL = 16
 MOST = 24
 
 MEANING = {
-    "pp": "pipeline stages",
-    "dp_replicate": "replicas of everything",
-    "dp_shard": "shards of parameters, gradients and optimizer state",
-    "cp": "parts of each sequence",
+    **AXIS_MEANINGS,
     "ep": "shares of the experts",
-    "tp": "slices of each layer",
     FOLDED: "what fsdp shards over: both axes as one",
 }
 
@@ -52,17 +49,10 @@ def shown_nodes(mesh: Mesh, node: int, rank: int) -> list[int]:
     where = mesh.coordinate(rank)
     for ends in ((0, 1, -1), (0, -1)):
         picks = [sorted({e % mesh.sizes[a] for e in ends} | {where[a]}) for a in AXES]
-        nodes = {_rank(mesh, at) // node for at in itertools.product(*picks)}
+        nodes = {rank_at(mesh, at) // node for at in itertools.product(*picks)}
         if len(nodes) <= MOST:
             break
     return sorted(nodes)
-
-
-def _rank(mesh: Mesh, where: Sequence[int]) -> int:
-    number = 0
-    for axis, index in zip(AXES, where, strict=True):
-        number = number * mesh.sizes[axis] + index
-    return number
 
 
 def picture(mesh: Mesh, node: int, rank: int) -> Markup:
@@ -143,14 +133,10 @@ def _cell(mesh: Mesh, rank: int, own: Mapping[str, int], axes: Sequence[str], in
 
 def _axes(program: Program, trace: Trace | None, node: int, rank: int, sources: Sources) -> Markup:
     mesh = program.mesh
-    groups: list[tuple[str, ...]] = [(a,) for a in AXES if mesh.sizes[a] > 1]
-    if len(mesh.fsdp_axes) > 1:
-        groups.append(mesh.fsdp_axes)
     rows = []
-    for group in groups:
-        name = "+".join(group)
-        ranks, count = _group(mesh, group, rank), f"{mesh.size(*group):,}"
-        sent = sum(e.wire_bytes for e in trace.ledger if e.axis == name) if trace else None
+    for row in axis_rows(mesh):
+        name, count = row.name, f"{row.size:,}"
+        ranks = group_of(mesh, row.axes, rank)
         rows.append(
             [
                 [
@@ -162,7 +148,7 @@ def _axes(program: Program, trace: Trace | None, node: int, rank: int, sources: 
                     MEANING[name],
                     tag("span", f"{_listed(ranks)}, {_reach(ranks, node)}", class_="quiet block"),
                 ],
-                _sent(mesh, name, sent),
+                _sent(mesh, name, sent_over(trace, name) if trace else None),
             ]
         )
     heads = ["axis", f"splits into; rank {rank} talks to", "#sent"]
@@ -175,13 +161,6 @@ def _sent(mesh: Mesh, name: str, sent: int | None) -> str:
     if not sent and len(mesh.fsdp_axes) > 1 and name in mesh.fsdp_axes:
         return "folded"
     return size(sent) if sent else "nothing"
-
-
-def _group(mesh: Mesh, axes: Sequence[str], rank: int) -> list[int]:
-    """The ranks that differ from `rank` on `axes` alone, itself too."""
-    own = mesh.coordinate(rank)
-    choices = [range(mesh.sizes[a]) if a in axes else (own[a],) for a in AXES]
-    return [_rank(mesh, where) for where in itertools.product(*choices)]
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from parallelizer.report.html import memory, mesh, traffic
 from parallelizer.report.html import program as plan
 from parallelizer.report.html.markup import Child, Markup, data, join, tag
 from parallelizer.report.html.sources import Sources
+from parallelizer.report.rows.parameters import parameter_total
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
 
@@ -157,14 +157,11 @@ def _header(
     rank: int,
 ) -> Markup:
     sizes, world = program.mesh.sizes, program.mesh.world_size
-    whole, held = (
-        sum(math.prod(s.global_shape) for s in shards),
-        sum(math.prod(s.local_shape) for s in shards),
-    )
+    total = parameter_total(shards)
     axes = " × ".join(f"{n:,} {a}" for a, n in sizes.items() if n > 1) or "no axis above 1"
     facts: list[tuple[str, Child, str | None]] = [
         ("Ranks", f"{world:,}", axes),
-        ("Parameters", _count(whole), f"{_count(held)} on rank {rank}, {size(sum(s.bytes for s in shards))}"),
+        ("Parameters", _count(total.whole), f"{_count(total.held)} on rank {rank}, {size(total.bytes)}"),
     ]
     if trace is not None:
         fit = capacity(trace, hardware)

@@ -4,18 +4,17 @@ the rules' text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
 from parallelizer.compiler.parameter_shards import ParameterShard
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.units import size
-from parallelizer.language.fold import fold_paths
-from parallelizer.language.plan import full_name
 from parallelizer.report.html.markup import Markup, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.html.table import table
-from parallelizer.report.text.plan import dealt_out
+from parallelizer.report.rows.buffers import buffer_rows, dealt_out
+from parallelizer.report.rows.modules import module_rows
+from parallelizer.report.rows.parameters import mesh_axes, parameter_rows, shape, uses_by_name
 from parallelizer.styles.application import Program
 
 
@@ -55,39 +54,22 @@ def _search() -> Markup:
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What parameters have in common, the styles on them with their rules, and the names."""
-
-    shard: ParameterShard
-    uses: tuple[tuple[str, Span], ...]
-    names: list[str] = field(default_factory=list)
-
-
 def _parameters(program: Program, shards: Sequence[ParameterShard], sources: Sources) -> Markup:
-    uses: dict[str, list[tuple[str, Span]]] = {}
-    for a in program.of_slot("params", "fsdp"):
-        for name in a.params:
-            uses.setdefault(full_name(a.module, name), []).append((a.style, a.rule.span))
-    grouped: dict[tuple[object, ...], _Row] = {}
-    for s in shards:
-        by = tuple(uses.get(s.name, ()))
-        key = (s.dtype, s.global_shape, s.local_shape, tuple(s.placements.items()), s.reason, by)
-        grouped.setdefault(key, _Row(s, by)).names.append(s.name)
-    axes = list(shards[0].placements) if shards else []
+    uses, axes = uses_by_name(program), mesh_axes(shards)
     heads = ["parameter", "#count", *axes, "global", "local", "#bytes", "*style and rule"]
     reasons = any(s.reason for s in shards)
     rows = []
-    for row in grouped.values():
+    for row in parameter_rows(shards, apart=lambda shard: uses.get(shard.name, ())):
         shard = row.shard
+        by = [_use(style, span, sources) for style, span in uses.get(shard.name, ())]
         rows.append([
-            _names(row.names),
+            _paths(row.paths),
             f"{len(row.names):,}",
             *(_placement(shard.placements.get(axis, "replicate")) for axis in axes),
             _shape(shard.global_shape),
             _shape(shard.local_shape),
-            size(shard.bytes * len(row.names)),
-            [_use(style, span, sources) for style, span in row.uses] or _quiet("no style"),
+            size(row.bytes),
+            by or _quiet("no style"),
             *([_quiet(shard.reason or "")] if reasons else []),
         ])  # fmt: skip
     heads += ["*whole because"] if reasons else []
@@ -96,26 +78,16 @@ def _parameters(program: Program, shards: Sequence[ParameterShard], sources: Sou
 
 def _modules(program: Program, sources: Sources) -> Markup | None:
     """Styles that do not show in the parameters' table."""
-    groups: dict[tuple[str, str, str, Span], list[str]] = {}
-    for a in program:
-        if a.slot == "params":
-            continue
-        flows = [
-            f"{option} {', '.join(f'{k}: {f}' if k else str(f) for k, f in a.options[option].items())}"
-            for option in ("input", "output")
-            if a.options.get(option)
-        ]
-        groups.setdefault((a.style, "+".join(a.axes), "; ".join(flows), a.rule.span), []).append(a.module)
-    rows = [
-        [
-            _names(modules),
-            f"{len(modules):,}",
-            axes,
+    rows = []
+    for row in module_rows(program):
+        flows = "; ".join(f"{option} {', '.join(flows)}" for option, flows in row.flows)
+        rows.append([
+            _paths(row.paths),
+            f"{len(row.modules):,}",
+            row.axis,
             tag("code", flows) if flows else Markup(),
-            _use(style, span, sources),
-        ]
-        for (style, axes, flows, span), modules in groups.items()
-    ]
+            _use(row.style, row.span, sources),
+        ])  # fmt: skip
     heads = ["module", "#count", "axis", "*layouts", "*style and rule"]
     return (
         table("Modules that a style acts on beside their parameters", heads, rows, searched=True)
@@ -125,20 +97,11 @@ def _modules(program: Program, sources: Sources) -> Markup | None:
 
 
 def _buffers(program: Program, sources: Sources) -> Markup | None:
-    plan, cp = program.plan, program.mesh.sizes["cp"]
-    entries = [("batch", b) for b in plan.batch.values()] + [("model", b) for b in plan.buffers.values()]
-    if cp == 1 or not entries:
+    found = buffer_rows(program)
+    if not found:
         return None
-    rows = [
-        [
-            tag("code", b.name),
-            whose,
-            f"made: {b.make}" if b.make else f"dimension {b.dim}",
-            sources.link(b.span),
-        ]
-        for whose, b in entries
-    ]
-    caption = f"Tensors split over cp={cp}, {dealt_out(program)}"
+    rows = [[tag("code", row.name), row.owner, row.split, sources.link(row.span)] for row in found]
+    caption = f"Tensors split over cp={program.mesh.sizes['cp']}, {dealt_out(program)}"
     return table(caption, ["buffer", "of the", "split", "rule"], rows)
 
 
@@ -165,9 +128,9 @@ def _notes(program: Program, sources: Sources) -> dict[tuple[str, int], str]:
     return notes
 
 
-def _names(names: Sequence[str]) -> list[Markup]:
+def _paths(globs: Iterable[str]) -> list[Markup]:
     """Folded paths, one a line; the script unfolds them again to search."""
-    return [tag("code", glob or "(root)", class_="path") for glob in fold_paths(names)]
+    return [tag("code", glob, class_="path") for glob in globs]
 
 
 def _use(style: str, span: Span, sources: Sources) -> Markup:
@@ -178,8 +141,8 @@ def _placement(placement: str) -> Markup:
     return _quiet("whole") if placement == "replicate" else tag("code", placement)
 
 
-def _shape(shape: tuple[int, ...]) -> Markup:
-    return tag("code", " × ".join(map(str, shape)) or "scalar")
+def _shape(sizes: tuple[int, ...]) -> Markup:
+    return tag("code", shape(sizes, " × "))
 
 
 def _quiet(text: str) -> Markup:

@@ -4,20 +4,19 @@ kind.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.units import size
-from parallelizer.language.fold import fold_paths
-from parallelizer.language.plan import AXES
-from parallelizer.report.html.charts import Bar, axis_label, edges, layer_of, mirrored, ticks
+from parallelizer.report.html.charts import Bar, axis_label, edges, mirrored, ticks
 from parallelizer.report.html.markup import Child, Markup, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.html.table import css_class, swatch, table
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.report.rows.layers import Layer, axes_of, by_layer, layer_rows
+from parallelizer.report.rows.paths import ROOT
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 
 BARS = 12
@@ -25,30 +24,6 @@ BARS = 12
 
 LABELLED = 0.15
 """Part of the width that a stretch of layers needs for its label."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What one layer sends: bytes in forward and in backward, and the number of collectives, by axis."""
-
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
-    count: Counter[str] = field(default_factory=Counter)
-
-    def key(self) -> tuple[object, ...]:
-        """Equal for layers that send the same."""
-        return tuple(tuple(sorted(c.items())) for c in (self.up, self.down, self.count))
-
-
-@dataclass
-class _Sum:
-    """What some collectives add up to. `rules` counts them by key and place."""
-
-    count: int = 0
-    payload: int = 0
-    sent: int = 0
-    overlapped: int = 0
-    rules: Counter[tuple[str, Span]] = field(default_factory=Counter)
 
 
 def section(trace: Trace, sources: Sources) -> Markup:
@@ -60,41 +35,15 @@ def section(trace: Trace, sources: Sources) -> Markup:
     return join(strip, _folded(layers, axes), _totals(trace.ledger, sources))
 
 
-def axes_of(ledger: Iterable[Entry]) -> list[str]:
-    """The axes that something is sent over, innermost first; one that is no axis of the mesh last."""
-
-    def depth(axis: str) -> int:
-        first = axis.partition("+")[0]
-        return AXES.index(first) if first in AXES else -1
-
-    return sorted({e.axis for e in ledger}, key=lambda axis: (-depth(axis), axis))
-
-
-def by_layer(ledger: Iterable[Entry]) -> dict[str, Layer]:
-    """What each layer sends, in order of first appearance. Forward includes the loss, backward all that
-    follows.
-    """
-    layers: dict[str, Layer] = {}
-    for entry in ledger:
-        layer = layers.setdefault(layer_of(entry.module), Layer())
-        (layer.up if entry.phase in ("forward", "loss") else layer.down)[entry.axis] += entry.wire_bytes
-        layer.count[entry.axis] += 1
-    return layers
-
-
 def numbers(trace: Trace) -> dict[str, Any]:
     """What the script reads: layers by name, and which of a few patterns each has; by axis bytes up, bytes
     down, and count.
     """
     layers, axes = by_layer(trace.ledger), axes_of(trace.ledger)
-    patterns: dict[tuple[object, ...], int] = {}
-    sent: list[list[list[int]]] = []
-    which = []
-    for layer in layers.values():
-        number = patterns.setdefault(layer.key(), len(patterns))
-        if number == len(sent):
-            sent.append([[layer.up[a], layer.down[a], layer.count[a]] for a in axes])
-        which.append(number)
+    rows = layer_rows(layers)
+    row_of = {name: number for number, row in enumerate(rows) for name in row.names}
+    sent = [[[row.layer.up[a], row.layer.down[a], row.layer.count[a]] for a in axes] for row in rows]
+    which = [row_of[name] for name in layers]
     return {"axes": axes, "names": list(layers), "which": which, "sent": sent}
 
 
@@ -157,28 +106,24 @@ def _labels(names: Sequence[str]) -> list[Markup]:
 
 def _folded(layers: Mapping[str, Layer], axes: Sequence[str]) -> Markup:
     """Layers that send the same in one row."""
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for name, layer in layers.items():
-        groups.setdefault(layer.key(), []).append(name)
-    most = max(1, *(layer.up.total() + layer.down.total() for layer in layers.values()))
+    most = max(1, *(layer.total for layer in layers.values()))
     rows: list[list[Child]] = []
-    for names in groups.values():
-        layer = layers[names[0]]
-        sent = {a: layer.up[a] + layer.down[a] for a in axes}
+    for row in layer_rows(layers):
+        layer = row.layer
         bar = [
-            tag("span", class_=css_class(a), style=f"width:{100 * sent[a] / most:.2f}%")
+            tag("span", class_=css_class(a), style=f"width:{100 * layer.sent(a) / most:.2f}%")
             for a in axes
-            if sent[a]
+            if layer.sent(a)
         ]
-        paths = [tag("code", glob or "(root)", class_="path") for glob in fold_paths(names)]
+        paths = [tag("code", glob, class_="path") for glob in row.paths]
         by_axis = [
-            [size(sent[a]), tag("span", f"in {layer.count[a]:,}", class_="quiet block")]
+            [size(layer.sent(a)), tag("span", f"in {layer.count[a]:,}", class_="quiet block")]
             if layer.count[a]
             else ""
             for a in axes
         ]
         rows.append(
-            [paths, f"{len(names):,}", tag("span", bar, class_="stack"), *by_axis, size(sum(sent.values()))]
+            [paths, f"{len(row.names):,}", tag("span", bar, class_="stack"), *by_axis, size(layer.total)]
         )
     return table(
         "Sent for each layer in forward and backward, by axis and in how many collectives; layers that send the same in one row",
@@ -188,25 +133,17 @@ def _folded(layers: Mapping[str, Layer], axes: Sequence[str]) -> Markup:
     )
 
 
-def _totals(ledger: Iterable[Entry], sources: Sources) -> Markup:
-    sums: dict[tuple[str, str, str], _Sum] = {}
-    for e in ledger:
-        s = sums.setdefault((e.phase, e.axis, e.kind), _Sum())
-        s.count, s.overlapped = s.count + 1, s.overlapped + e.overlapped
-        s.payload, s.sent = s.payload + e.payload_bytes, s.sent + e.wire_bytes
-        if e.rule:
-            s.rules[e.rule[0], Span(e.rule[1], e.rule[2])] += 1
+def _totals(ledger: Iterable[Collective], sources: Sources) -> Markup:
     rows = []
-    for (phase, axis, kind), s in sums.items():
-        issued = (
-            "ahead" if s.overlapped == s.count else f"{s.overlapped:,} ahead" if s.overlapped else "blocking"
-        )
+    for row in collective_rows(ledger):
+        issued = "ahead" if row.ahead == row.count else f"{row.ahead:,} ahead" if row.ahead else "blocking"
         rules = sources.links(
-            (at, f"{key or '(root)'}: {n:,} of {s.count:,}") for (key, at), n in s.rules.most_common()
+            (Span(file, line), f"{key or ROOT}: {n:,} of {row.count:,}")
+            for (key, file, line), n in row.rules.most_common()
         )
         rows.append([
-            phase or "no phase", [swatch(axis), tag("code", axis)], tag("code", kind), f"{s.count:,}", size(s.payload),
-            size(s.sent), issued, rules or tag("span", "no rule", class_="quiet"),
+            row.phase or "no phase", [swatch(row.axis), tag("code", row.axis)], tag("code", row.kind), f"{row.count:,}",
+            size(row.payload_bytes), size(row.wire_bytes), issued, rules or tag("span", "no rule", class_="quiet"),
         ])  # fmt: skip
     return table(
         "Totals; payload is the whole tensor, sent what this rank puts on the wire; fsdp issues ahead of the need",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
+from parallelizer.report.rows.rank_classes import rank_class_rows
 from parallelizer.report.text import tables
 from parallelizer.report.text.tables import Column
 from parallelizer.simulate.record.rank_classes import RankClass
@@ -26,9 +27,9 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
         screen.print(Text.assemble(("ranks", "bold"), f"  all {ranks:,} hold and do the same"))
         screen.print()
         return
-    groups = _together(classes)
-    if len(groups) == 1:
-        among = ", ".join(f"{c.rank:,}" for c in classes[:4]) + (", ..." if len(classes) > 4 else "")
+    found = rank_class_rows(classes)
+    if len(found) == 1:
+        among = _listed(found[0].like)
         said = (
             f"  all {ranks:,} need the same; {len(classes):,} kinds compute differently, like ranks {among}"
         )
@@ -37,14 +38,13 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
         return
     rows = [
         [
-            ", ".join(f"{c.rank:,}" for c in alike[:4]) + (", ..." if len(alike) > 4 else ""),
-            f"{sum(c.ranks for c in alike):,}",
-            size(first.parameters_bytes),
-            "not traced" if first.peak is None else size(first.peak),
-            "-" if first.sent_bytes is None else size(first.sent_bytes),
+            _listed(row.like),
+            f"{row.ranks:,}",
+            size(row.parameters_bytes),
+            "not traced" if row.peak is None else size(row.peak),
+            "-" if row.sent_bytes is None else size(row.sent_bytes),
         ]
-        for alike in groups
-        for first in alike[:1]
+        for row in found
     ]
     rest = len(rows) - MANY
     if rest > 1:
@@ -63,8 +63,5 @@ def write(classes: Iterable[RankClass], screen: Console) -> None:
     screen.print()
 
 
-def _together(classes: Iterable[RankClass]) -> list[list[RankClass]]:
-    groups: dict[tuple[int | None, ...], list[RankClass]] = {}
-    for one in classes:
-        groups.setdefault((one.parameters_bytes, one.peak, one.sent_bytes), []).append(one)
-    return list(groups.values())
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(f"{rank:,}" for rank in ranks[:4]) + (", ..." if len(ranks) > 4 else "")

@@ -11,10 +11,11 @@ from rich.text import Text
 from parallelizer.compiler.parameter_shards import ParameterShard
 from parallelizer.compiler.wording import dims, place
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Span, in_order
-from parallelizer.language.fold import fold_paths
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import Rule
-from parallelizer.report.explanation import ROOT, Answer, Explanation, Filled, Matched, explain
+from parallelizer.report.explanation import Answer, Explanation, Filled, Matched, explain
+from parallelizer.report.rows.parameters import parameter_rows, shape
+from parallelizer.report.rows.paths import shown_paths
 from parallelizer.report.text import tables
 from parallelizer.report.text.tables import Column
 
@@ -41,16 +42,6 @@ def explain_path(
         rest = sum(map(len, groups[MOST:]))
         screen.print(f"\n... and {rest:,} more that are laid out otherwise: take a narrower glob")
     return answer
-
-
-def document(answer: Answer) -> dict[str, Any]:
-    """What `explain PATH --json` prints: every module or parameter by itself."""
-    return {
-        "path": answer.word,
-        "mesh": dict(answer.setup.mesh.sizes),
-        "explanations": [_as_json(explanation) for explanation in answer.explanations],
-        "diagnostics": [d.as_json() for d in in_order(answer.diagnostics)],
-    }
 
 
 def _alike(explanations: Sequence[Explanation]) -> list[list[Explanation]]:
@@ -87,11 +78,10 @@ def _hashable(value: Any) -> tuple[object, ...]:
 
 def _write(group: Sequence[Explanation], setup: Setup, rank: int, screen: Console) -> None:
     one = group[0]
-    names = fold_paths([e.path for e in group])
     what = one.kind if one.parameter is None else f"a parameter of {one.kind}"
     count = f"{len(group):,} alike, each " if len(group) > 1 else ""
-    for name in names:
-        screen.print(Text(name or ROOT, "bold"), soft_wrap=True)
+    for name in shown_paths(e.path for e in group):
+        screen.print(Text(name, "bold"), soft_wrap=True)
     screen.print(f"  {count}{what}; plan {setup.plan.name} on {setup.mesh}")
     screen.print()
     _rules(one.rules, screen)
@@ -160,23 +150,24 @@ def _slot(filled: Filled, screen: Console) -> None:
 
 
 def _parameters(group: Sequence[Explanation], rank: int, screen: Console) -> None:
-    shards: dict[tuple[object, ...], list[ParameterShard]] = {}
-    for shard in (s for one in group for s in one.parameters):
-        key = (shard.dtype, shard.global_shape, shard.local_shape, *shard.placements.items(), shard.reason)
-        shards.setdefault(key, []).append(shard)
-    if not shards:
+    found = parameter_rows(shard for one in group for shard in one.parameters)
+    if not found:
         return
     columns = [Column("parameter", wrap="path"), Column("global"), Column("local"), Column("dimensions")]
     rows = [
-        ["\n".join(fold_paths([s.name for s in alike])), _shape(first.global_shape), _shape(first.local_shape), _dims(first)]
-        for alike in shards.values()
-        for first in alike[:1]
-    ]  # fmt: skip
+        [
+            "\n".join(row.paths),
+            shape(row.shard.global_shape),
+            shape(row.shard.local_shape),
+            _dims(row.shard),
+        ]
+        for row in found
+    ]
     title = Text.assemble(("parameters", "bold"), f" of rank {rank}, with the axes that shard each dimension")
     tables.write(screen, title, columns, rows)
     units = dict.fromkeys((unit.module, place(unit.rule.span)) for one in group for unit in one.units)
     if units:
-        named = ", ".join(path or ROOT for path in fold_paths(module for module, _ in units))
+        named = ", ".join(shown_paths(module for module, _ in units))
         by = ", ".join(dict.fromkeys(rule for _, rule in units))
         screen.print(f"  sharded and gathered by fsdp with {named}, by {by}", soft_wrap=True)
 
@@ -184,71 +175,3 @@ def _parameters(group: Sequence[Explanation], rank: int, screen: Console) -> Non
 def _dims(shard: ParameterShard) -> str:
     whole = f"  whole: {shard.reason}" if shard.reason else ""
     return f"({', '.join(dims(shard))})" + whole
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape)) or "scalar"
-
-
-def _as_json(one: Explanation) -> dict[str, Any]:
-    return {
-        "module": one.module,
-        "parameter": one.parameter,
-        "type": one.kind,
-        "rules": [
-            {
-                **_rule_json(m.rule),
-                "slots": [
-                    {
-                        "slot": slot,
-                        "outcome": outcome if isinstance(outcome, str) else "loses",
-                        "to": None if isinstance(outcome, str) else _rule_json(outcome),
-                    }
-                    for slot, outcome in m.outcomes
-                ],
-            }
-            for m in one.rules
-        ],
-        "slots": [
-            {
-                "slot": f.slot,
-                "style": f.style,
-                "axis": "+".join(f.axes) or None,
-                "rule": _rule_json(f.rule),
-                "effect": f.effect,
-                "reason": f.reason or None,
-                "options": [
-                    {
-                        "name": v.name,
-                        "value": v.text,
-                        "source": v.source,
-                        "layouts": v.layouts or None,
-                        "file": v.span.file if v.span else None,
-                        "line": v.span.line if v.span else None,
-                    }
-                    for v in f.values
-                ],
-                "tensors": list(f.flows),
-                "notes": list(f.notes),
-            }
-            for f in one.slots
-        ],
-        "units": [{"module": u.module, "rule": _rule_json(u.rule)} for u in one.units],
-        "parameters": [
-            {
-                "name": s.name,
-                "dtype": s.dtype,
-                "global_shape": list(s.global_shape),
-                "local_shape": list(s.local_shape),
-                "placements": dict(s.placements),
-                "dimensions": dims(s),
-                "bytes": s.bytes,
-                "reason": s.reason,
-            }
-            for s in one.parameters
-        ],
-    }
-
-
-def _rule_json(rule: Rule) -> dict[str, Any]:
-    return {"key": rule.key, "file": rule.span.file, "line": rule.span.line, "column": rule.span.column}

@@ -1,20 +1,18 @@
-"""A proof for people, and as the JSON document of `verify --json`."""
+"""A proof as text."""
 
 from __future__ import annotations
 
-import math
-import sys
 import textwrap
-from collections.abc import Iterable
-from typing import Any, TextIO
+from typing import TextIO
 
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, in_order
+from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.fold import fold_paths
 from parallelizer.proof.compare import Difference
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.prove import Proof
 from parallelizer.proof.rounding import MARGIN
+from parallelizer.report.rows.proof import loss_error, number_compared
 
 CODE = "not-equal"
 
@@ -64,37 +62,6 @@ def failure(proof: Proof) -> Diagnostic:
     )
 
 
-def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ()) -> dict[str, Any]:
-    """What `verify --json` prints, as docs/proving.md says. Without a proof, because the plan was refused or a
-    rank failed, the diagnostics alone.
-    """
-    found = [d.as_json() for d in in_order(diagnostics)]
-    if proof is None:
-        return {"passed": False, "proven": None, "verdict": False, "diagnostics": found}
-    worst = next(iter(proof.worst(1)), None)
-    reference, sharded = proof.losses
-    return {
-        "passed": proof.passed,
-        "proven": proof.proven,
-        "verdict": proof.is_verdict,
-        "ranks": proof.mesh.world_size,
-        "mesh": dict(proof.mesh.sizes),
-        "dtype": proof.dtype,
-        "shrunk": list(proof.changes),
-        "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant} if proof.is_verdict else None,
-        "loss": {
-            "reference": _number(reference),
-            "sharded": _number(sharded),
-            "relative_error": _number(_loss_error(proof)),
-        },
-        "parameters": _parameters(proof),
-        "worst": _worst(worst, proof.is_verdict) if worst else None,
-        "unequal": list(proof.unequal),
-        "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
-        "diagnostics": found,
-    }
-
-
 def _fitted(line: str, width: int) -> str:
     """The line, or several of them, the second and others indented."""
     indent = " " * (len(line) - len(line.lstrip()))
@@ -123,15 +90,14 @@ def _head(proof: Proof) -> list[str]:
         )
     reference, sharded = proof.losses
     lines.append(
-        f"loss: {reference:.12g} unsharded, {sharded:.12g} sharded, relative error {_loss_error(proof):.2g}"
+        f"loss: {reference:.12g} unsharded, {sharded:.12g} sharded, relative error {loss_error(proof):.2g}"
     )
-    kinds = {
-        what: len({d.name for d in proof.verdict.of(what)})
-        for what in ("gradient", "optimizer state", "buffer")
-    }
+    gradients, states, buffers = (
+        number_compared(proof, what) for what in ("gradient", "optimizer state", "buffer")
+    )
     lines.append(
-        f"compared: {kinds['gradient']} gradients and updates, {kinds['optimizer state']} optimizer states, "
-        f"{kinds['buffer']} buffers, loss, gradient norm and logits, over two steps"
+        f"compared: {gradients} gradients and updates, {states} optimizer states, "
+        f"{buffers} buffers, loss, gradient norm and logits, over two steps"
     )
     lines.append("worst three parameters:")
     worst = proof.worst(3)
@@ -174,58 +140,3 @@ def _over(proof: Proof) -> str:
     if not worst or worst[0].passed:
         return "ranks that should hold the same value hold different bits"
     return f"the {worst[0].what} {worst[0].name} is over its bound".replace("  ", " ")
-
-
-def _loss_error(proof: Proof) -> float:
-    return max((d.error for d in proof.verdict.of("loss") if d.step == 0), default=0.0)
-
-
-def _parameters(proof: Proof) -> list[dict[str, Any]]:
-    gradients, updates = _largest(proof, "gradient"), _largest(proof, "parameter")
-    return [
-        {
-            "name": name,
-            "gradient_error": None if name in proof.frozen else _number(gradients[name]),
-            "update_error": _number(updates[name]),
-        }
-        for name in gradients
-    ]
-
-
-def _largest(proof: Proof, what: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for difference in proof.verdict.of(what):
-        found[difference.name] = max(found.get(difference.name, 0.0), difference.error)
-    return found
-
-
-def _worst(difference: Difference, judged: bool) -> dict[str, Any]:
-    """Without a verdict no bound is meant."""
-    return {
-        "name": difference.name,
-        "what": difference.what,
-        "step": difference.step,
-        "error": _number(difference.error),
-        "bound": _number(difference.bound) if judged else None,
-        "share": _number(difference.share) if judged else None,
-    }
-
-
-def _divergence(found: Divergence) -> dict[str, Any]:
-    rule = (
-        {"key": found.rule.key, "file": found.rule.span.file, "line": found.rule.span.line}
-        if found.rule
-        else None
-    )
-    return {
-        "module": found.module,
-        "phase": found.phase,
-        "axis": found.axis,
-        "rule": rule,
-        "description": found.description,
-    }
-
-
-def _number(value: float) -> float:
-    """JSON has no infinity: what is missing or not finite is as wrong as a number can be."""
-    return value if math.isfinite(value) else sys.float_info.max

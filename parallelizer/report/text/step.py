@@ -13,9 +13,10 @@ from rich.text import Text
 
 from parallelizer.diagnostics.units import size
 from parallelizer.report.capacity import NOT_COUNTED, capacity
+from parallelizer.report.rows.collectives import collective_rows
+from parallelizer.report.rows.memory import memory_rows
 from parallelizer.report.text import classes
 from parallelizer.report.text.tables import Screen, width_of
-from parallelizer.simulate.record.ledger import totals
 from parallelizer.simulate.record.trace import Trace
 
 SIMULATED = "cpu"
@@ -57,17 +58,15 @@ def _collectives(trace: Trace, device: str, console: Console) -> None:
     for name in ("calls", "payload", "sent"):
         if not (narrow and name == "payload"):
             table.add_column(name, justify="right", no_wrap=True)
-    last = ""
-    for row in totals(trace.ledger):
-        phase, last = "" if row["phase"] == last else row["phase"], row["phase"]
-        payload = [] if narrow else [size(row["payload_bytes"])]
-        table.add_row(
-            f"  {phase}", row["axis"], row["kind"], f"{row['count']:,}", *payload, size(row["wire_bytes"])
-        )
+    rows, last = collective_rows(trace.ledger), ""
+    for row in rows:
+        phase, last = "" if row.phase == last else row.phase, row.phase
+        payload = [] if narrow else [size(row.payload_bytes)]
+        table.add_row(f"  {phase}", row.axis, row.kind, f"{row.count:,}", *payload, size(row.wire_bytes))
     console.print(table)
-    ahead = [e for e in trace.ledger if e.overlapped]
-    sent, sent_ahead = (sum(e.wire_bytes for e in entries) for entries in (trace.ledger, ahead))
-    issued = f"FSDP issues {len(ahead):,} of them, {size(sent_ahead)}, beside the computation"
+    sent, ahead = sum(row.wire_bytes for row in rows), sum(row.ahead for row in rows)
+    sent_ahead = sum(row.ahead_bytes for row in rows)
+    issued = f"FSDP issues {ahead:,} of them, {size(sent_ahead)}, beside the computation"
     waited = f"{issued}; {size(sent - sent_ahead)} are waited for." if ahead else "Each is waited for."
     _say(console, f"{_calls(len(trace.ledger))}, this rank sends {size(sent)}. {waited}")
     _say(console, f"The operators are those of {SIMULATED}. {ELSEWHERE}")
@@ -87,11 +86,13 @@ def _memory(trace: Trace, device: str, hardware: Mapping[str, Any], console: Con
     console.print(head + Text(f"{', ' if together else chr(10) + '  '}{place}"))
     block = "█" if console.encoding.startswith("utf") else "#"
     room = max(console.width - 38, 8)
-    for kind, held in sorted(memory.at_peak.items(), key=lambda item: -item[1]):
-        if held:
-            share = held / memory.peak
+    for row in sorted(memory_rows(memory, memory.at_peak), key=lambda row: -row.held):
+        if row.held:
+            share = row.held / memory.peak
             bar = block * max(1, round(room * share))
-            console.print(Text.assemble(f"  {kind:<12}{size(held):>11} {share:>6.1%}  ", (bar, "cyan")))
+            console.print(
+                Text.assemble(f"  {row.kind:<12}{size(row.held):>11} {share:>6.1%}  ", (bar, "cyan"))
+            )
     _fits(trace, hardware, console)
     if device != "cpu" or hardware.get("memory_gib"):
         _say(console, NOT_COUNTED)

@@ -9,7 +9,7 @@ from parallelizer.compiler.observe.module_calls import Journey, Passage
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.checks.traced_step import Traced, modules_text, sent_text, written
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.styles.conversions import Conversion, conversions
 
 
@@ -89,7 +89,7 @@ def _read_before(journey: Journey, passage: Passage) -> bool:
     return any(not inside(module) for module in journey.read_in) or any(p.leaves for p in after)
 
 
-def _cost(traced: Traced, first: Conversion, second: Conversion) -> list[Entry]:
+def _cost(traced: Traced, first: Conversion, second: Conversion) -> list[Collective]:
     """The collectives of two conversions that undo each other: one gathers in forward, the other its gradient
     in backward."""
     gathers = (first, second) if first.kind != "split" else (second, first)

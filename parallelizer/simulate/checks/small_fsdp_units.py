@@ -8,7 +8,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.checks.traced_step import SMALL, Traced, modules_text
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 
 MANY_RANKS, MANY_CALLS = 8, 8
 """Small all-gathers are worth a word from this many ranks and this many calls a step on."""
@@ -17,7 +17,7 @@ MANY_RANKS, MANY_CALLS = 8, 8
 def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
     """Many all-gathers of few bytes over many ranks."""
     units = {a.module: a for a in traced.program.of_slot("fsdp") if a.module}
-    calls: dict[str, list[Entry]] = {}
+    calls: dict[str, list[Collective]] = {}
     for entry in traced.fsdp_gathers():
         if entry.module in units and entry.ranks >= MANY_RANKS:
             calls.setdefault(entry.module, []).append(entry)

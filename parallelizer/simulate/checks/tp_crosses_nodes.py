@@ -14,7 +14,7 @@ from typing import Any
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.language.plan import Mesh
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 
 GB = 1e9
 
@@ -32,7 +32,7 @@ def tp_crosses_nodes(
     mesh: Mesh,
     nodes: Sequence[int],
     hardware: Mapping[str, Any],
-    ledger: Sequence[Entry] = (),
+    ledger: Sequence[Collective] = (),
 ) -> tuple[Diagnostic, ...]:
     """A warning when a group of `tp` has ranks on two nodes, of which `nodes` are the numbers of ranks.
 

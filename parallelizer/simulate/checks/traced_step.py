@@ -12,7 +12,7 @@ from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.units import size
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import folded_name
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.conversions import Conversion
@@ -35,7 +35,7 @@ class Traced:
     optimizer: Mapping[str, object] = field(default_factory=dict)
     optimizer_span: Span | None = None
 
-    def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Entry]:
+    def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Collective]:
         """The collectives of one module in one phase on one axis."""
         return [
             e
@@ -43,7 +43,7 @@ class Traced:
             if (e.phase, e.axis, e.module) == (phase, axis, module) and e.kind in kinds
         ]
 
-    def fsdp_gathers(self) -> list[Entry]:
+    def fsdp_gathers(self) -> list[Collective]:
         """FSDP's all-gathers, each under the unit that it is for."""
         units, axis = {a.module for a in self.program.of_slot("fsdp")}, folded_name(self.program.mesh)
         every = (e for e in self.trace.ledger if e.kind == "all_gather" and e.axis == axis)
@@ -63,7 +63,7 @@ def modules_text(applications: Iterable[Application]) -> str:
     return shown if len(globs) <= 2 else f"{shown} and {len(globs) - 2} more"
 
 
-def sent_text(calls: Sequence[Entry]) -> str:
+def sent_text(calls: Sequence[Collective]) -> str:
     """`4 collectives a step send 8.0 MiB`."""
     return (
         f"{len(calls):,} collective{'' if len(calls) == 1 else 's'} a step send{'s' if len(calls) == 1 else ''} "

@@ -5,7 +5,6 @@ the real world.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +26,7 @@ from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
-class Entry:
+class Collective:
     """One collective on one rank.
 
     `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what
@@ -63,27 +62,6 @@ class Entry:
         return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
 
 
-def totals(entries: Iterable[Entry]) -> list[dict[str, Any]]:
-    """Counts and bytes by phase, axis and kind, in order of first appearance."""
-    sums: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for e in entries:
-        row = sums.setdefault(
-            (e.phase, e.axis, e.kind),
-            {
-                "phase": e.phase,
-                "axis": e.axis,
-                "kind": e.kind,
-                "count": 0,
-                "payload_bytes": 0,
-                "wire_bytes": 0,
-            },
-        )
-        row["count"] += 1
-        row["payload_bytes"] += e.payload_bytes
-        row["wire_bytes"] += e.wire_bytes
-    return list(sums.values())
-
-
 class Ledger(TorchDispatchMode):
     """Records the collectives that run while it is active. `label` must have been called before, on the model
     with its parameters in place: as `apply` made it and with memory.
@@ -92,7 +70,7 @@ class Ledger(TorchDispatchMode):
     def __init__(self, program: Program, mesh: DeviceMesh, running: Running) -> None:
         super().__init__()
         self.running = running
-        self.entries: list[Entry] = []
+        self.entries: list[Collective] = []
         self.axes = axes_by_ranks(mesh)
         self.rules = _Rules(program)
         self.unit: str | None = None
@@ -173,7 +151,7 @@ class Ledger(TorchDispatchMode):
         if unit and phase.current() in ("forward", "backward"):
             self.ahead[len(self.entries)] = False
         self.entries.append(
-            Entry(
+            Collective(
                 phase.current(),
                 kind,
                 axis,

@@ -49,7 +49,7 @@ _WRAPPERS = ("/_compile.py", "/eval_frame.py")
 
 
 @dataclass
-class Block:
+class Allocation:
     """One allocation, held by one storage or by several that a fake operator made out of one. Its category
     may become known only after it was made.
     """
@@ -65,14 +65,14 @@ class Event:
     """A change of the memory in use: `block` grew by `delta` bytes while `module` ran."""
 
     delta: int
-    block: Block
+    block: Allocation
     phase: str
     module: str
 
 
 @dataclass
 class _Tracked:
-    block: Block
+    block: Allocation
     reference: Any = None
 
 
@@ -123,7 +123,7 @@ class MemoryTracker(TorchDispatchMode):
             self.resizable[result.untyped_storage()._cdata] = weakref.ref(result.untyped_storage())
         scratch = self.scratch.bytes_of(func, args, kwargs, result)
         if scratch:
-            block = Block(scratch, "temporaries", phase.current())
+            block = Allocation(scratch, "temporaries", phase.current())
             self._event(scratch, block)
             self._event(-scratch, block)
         return result
@@ -156,7 +156,7 @@ class MemoryTracker(TorchDispatchMode):
             if relabel:
                 known.block.category = category
             return
-        block = Block(storage.nbytes(), category, phase.current())
+        block = Allocation(storage.nbytes(), category, phase.current())
         self.live[key] = _Tracked(block, weakref.ref(storage, lambda _: self._gone(key)))
         self._event(block.bytes, block)
 
@@ -198,7 +198,7 @@ class MemoryTracker(TorchDispatchMode):
             if tracked.block.holders == 0:
                 self._event(-tracked.block.bytes, tracked.block)
 
-    def _event(self, delta: int, block: Block) -> None:
+    def _event(self, delta: int, block: Allocation) -> None:
         if delta:
             self.events.append(Event(delta, block, phase.current(), self.running.current))
 
@@ -260,7 +260,7 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class Change:
+class MemoryChange:
     """An event whose category is final: plain data."""
 
     delta: int
@@ -269,7 +269,7 @@ class Change:
     module: str
 
 
-def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[Change]]:
+def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[MemoryChange]]:
     """What is in use before event `start`, by category, and the changes from there on, with the categories
     known by now.
 
@@ -279,10 +279,10 @@ def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[C
     before = dict.fromkeys(CATEGORIES, 0)
     for event in events[:start]:
         before[event.block.category] += event.delta
-    return before, [Change(e.delta, e.block.category, e.phase, e.module) for e in events[start:]]
+    return before, [MemoryChange(e.delta, e.block.category, e.phase, e.module) for e in events[start:]]
 
 
-def usage(before: Mapping[str, int], changes: Sequence[Change]) -> Usage:
+def usage(before: Mapping[str, int], changes: Sequence[MemoryChange]) -> Usage:
     """Play changes back from what was in use before them."""
     first = Point("", "", sum(before.values()), dict(before))
     course = (first, *_played(before, changes))
@@ -290,7 +290,7 @@ def usage(before: Mapping[str, int], changes: Sequence[Change]) -> Usage:
     return Usage(top.total, top.phase, top.module, top.by_category, course)
 
 
-def _played(before: Mapping[str, int], changes: Sequence[Change]) -> Iterator[Point]:
+def _played(before: Mapping[str, int], changes: Sequence[MemoryChange]) -> Iterator[Point]:
     """What is in use after each change."""
     sums = dict(before)
     total = sum(sums.values())
@@ -300,7 +300,7 @@ def _played(before: Mapping[str, int], changes: Sequence[Change]) -> Iterator[Po
         yield Point(change.phase, change.module, total, dict(sums))
 
 
-def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> list[Change]:
+def outline(short: Sequence[MemoryChange], longer: Sequence[MemoryChange], more: int) -> list[MemoryChange]:
     """The highest point and the end of a stretch of changes, extended in a straight line: `more` times what
     `longer` has more than `short`.
     """
@@ -310,10 +310,10 @@ def outline(short: Sequence[Change], longer: Sequence[Change], more: int) -> lis
     steps = sorted(top.items(), key=lambda x: x[1]) + sorted(
         ((k, end[k] - top[k]) for k in CATEGORIES), key=lambda x: x[1]
     )
-    return [Change(delta, k, short[0].phase, short[0].module) for k, delta in steps if delta]
+    return [MemoryChange(delta, k, short[0].phase, short[0].module) for k, delta in steps if delta]
 
 
-def _top_and_end(changes: Sequence[Change]) -> tuple[Mapping[str, int], Mapping[str, int]]:
+def _top_and_end(changes: Sequence[MemoryChange]) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """What is in use at the highest point and at the end, from nothing."""
     nothing = dict.fromkeys(CATEGORIES, 0)
     course = [Point("", "", 0, nothing), *_played(nothing, changes)]

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.compiler.observe.running_module import Running
-from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import Usage
 from parallelizer.simulate.record.trace import Recipe, Trace, trace
 from parallelizer.styles.application import Program
@@ -32,13 +32,13 @@ class Planned:
     a step which begins without optimizer states.
     """
 
-    ledger: tuple[Entry, ...]
+    ledger: tuple[Collective, ...]
     peak: int
     first_peak: int
 
 
 @dataclass(frozen=True)
-class Difference:
+class CountMismatch:
     """So many collectives were `planned` and so many `counted`; the one at which the two orders first part, if it is
     known, is of `module`, by `rule` (key, file, line).
     """
@@ -125,14 +125,14 @@ def observing(
         observed.running.remove()
 
 
-def of_the_step(entries: Iterable[Entry]) -> list[Entry]:
+def of_the_step(entries: Iterable[Collective]) -> list[Collective]:
     """Those within a phase of the step: `train_step(skip_nonfinite=True)` asks between them whether all ranks have
     finite numbers, which is no part of what is planned.
     """
     return [e for e in entries if e.phase]
 
 
-def differences(planned: Sequence[Entry], counted: Sequence[Entry]) -> list[Difference]:
+def differences(planned: Sequence[Collective], counted: Sequence[Collective]) -> list[CountMismatch]:
     """By phase, axis and kind, where the numbers of collectives are not equal."""
     was, now = _counts(planned), _counts(counted)
     keys = [*was, *(k for k in now if k not in was)]
@@ -140,28 +140,28 @@ def differences(planned: Sequence[Entry], counted: Sequence[Entry]) -> list[Diff
 
 
 def _difference(
-    key: Key, planned: Sequence[Entry], counted: Sequence[Entry], was: int, now: int
-) -> Difference:
+    key: Key, planned: Sequence[Collective], counted: Sequence[Collective], was: int, now: int
+) -> CountMismatch:
     ours, theirs = [e for e in planned if _key(e) == key], [e for e in counted if _key(e) == key]
     modules = Counter(e.module for e in theirs)
     # FSDP's are seen in the module that runs, and planned for the unit: only what is planned elsewhere is told.
     for entry in ours if was > now else ():
         if modules[entry.module] == 0:
-            return Difference(*key, was, now, entry.module, entry.rule)
+            return CountMismatch(*key, was, now, entry.module, entry.rule)
         modules[entry.module] -= 1
     modules = Counter(e.module for e in ours)
     for entry in theirs if now > was else ():
         if modules[entry.module] == 0:
-            return Difference(*key, was, now, entry.module, entry.rule)
+            return CountMismatch(*key, was, now, entry.module, entry.rule)
         modules[entry.module] -= 1
-    return Difference(*key, was, now)
+    return CountMismatch(*key, was, now)
 
 
-def _counts(entries: Iterable[Entry]) -> Counter[Key]:
+def _counts(entries: Iterable[Collective]) -> Counter[Key]:
     return Counter(map(_key, entries))
 
 
-def _key(entry: Entry) -> Key:
+def _key(entry: Collective) -> Key:
     return entry.phase, entry.axis, entry.kind
 
 

@@ -27,9 +27,9 @@ from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
-from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import (
-    Change,
+    MemoryChange,
     MemoryTracker,
     Usage,
     counted_random_states,
@@ -64,9 +64,9 @@ class Recording:
     in order, and the tensors that moved in several hops.
     """
 
-    ledger: tuple[Entry, ...]
+    ledger: tuple[Collective, ...]
     before: Mapping[str, int]
-    changes: tuple[Change, ...]
+    changes: tuple[MemoryChange, ...]
     moves: tuple[Move, ...] = ()
 
 
@@ -78,7 +78,7 @@ class Trace:
     """
 
     rank: int
-    ledger: tuple[Entry, ...]
+    ledger: tuple[Collective, ...]
     memory: Usage
     folded: Run | None = None
     classes: tuple[RankClass, ...] = ()

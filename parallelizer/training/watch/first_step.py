@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.diagnostics.units import size
-from parallelizer.simulate.record.ledger import Entry
-from parallelizer.simulate.record.planned import Difference, Observed, differences, observing, of_the_step
+from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.planned import CountMismatch, Observed, differences, observing, of_the_step
 from parallelizer.styles.application import Program
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.memory import PeakOfStep
@@ -102,8 +102,8 @@ class StepComparison:
     """A step's collectives and those that were planned, and its peak with the one predicted, in bytes."""
 
     step: int
-    planned: Sequence[Entry]
-    counted: Sequence[Entry]
+    planned: Sequence[Collective]
+    counted: Sequence[Collective]
     peaks: tuple[int, int] | None = None
     device: str = "cpu"
 
@@ -126,7 +126,7 @@ class StepComparison:
             found.append(self._above(*self.peaks))
         return found
 
-    def _not_as_planned(self, apart: Sequence[Difference]) -> Diagnostic:
+    def _not_as_planned(self, apart: Sequence[CountMismatch]) -> Diagnostic:
         rule = next((d.rule for d in apart if d.rule is not None), None)
         span = Span(rule[1], rule[2]) if rule is not None else None
         shown = "; ".join(map(str, apart[:4])) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")

@@ -28,7 +28,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.language.yaml_nodes import read_file
 from parallelizer.optim import build_optimizer
-from parallelizer.proof.compare import Verdict
+from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.prove import Proof, check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
@@ -85,7 +85,9 @@ def verified(error: Exception) -> Found:
 def unequal() -> Found:
     """A proof that has failed."""
     where = Divergence("layers.0", "backward", "tp", None, "the gradient of layers.0 differs")
-    return [proof.failure(Proof("llama", Mesh({"tp": 2}), "float64", Verdict((), 0.0), (1.0, 1.0), where))]
+    return [
+        proof.failure(Proof("llama", Mesh({"tp": 2}), "float64", ProofVerdict((), 0.0), (1.0, 1.0), where))
+    ]
 
 
 def exported() -> Found:

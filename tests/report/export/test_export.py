@@ -40,7 +40,7 @@ from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.state import ParallelState, remember
 from parallelizer.runtime.step import train_step
 from parallelizer.simulate.fake_world import enter_fake_world
-from parallelizer.simulate.record.ledger import Entry, Ledger
+from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.trace import local_parts
 from parallelizer.styles.application import Program
 from tests import findings
@@ -62,7 +62,7 @@ PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") i
 QUICK = {("single", "llama"), ("fsdp2_tp2", "llama"), ("cp2_tp2", "llama"), ("hsdp2x16_tp8", "llama_tp")}
 
 Placements = dict[str, tuple[Any, ...]]
-Result = tuple[Placements, tuple[Entry, ...]]
+Result = tuple[Placements, tuple[Collective, ...]]
 
 
 # --- the shipped presets and plans ------------------------------------------------------------------

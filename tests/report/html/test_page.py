@@ -37,9 +37,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, 
 from parallelizer.diagnostics.units import size
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import AXES, Mesh
-from parallelizer.report.html import charts, memory, mesh, traffic
+from parallelizer.report.html import charts, memory, mesh
 from parallelizer.report.html import page as html
-from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import CATEGORIES, Point, Usage
 from parallelizer.simulate.record.trace import Trace, trace
 from parallelizer.styles.application import Program
@@ -139,13 +139,15 @@ def _point(total: int, phase: str = "forward", module: str = "") -> Point:
     return Point(phase, module, total, dict.fromkeys(CATEGORIES, 0) | {"activations": total})
 
 
-def _trace(course: list[Point], ledger: tuple[Entry, ...] = ()) -> Trace:
+def _trace(course: list[Point], ledger: tuple[Collective, ...] = ()) -> Trace:
     top = max(course, key=lambda p: p.total)
     return Trace(0, ledger, Usage(top.total, top.phase, top.module, top.by_category, tuple(course)))
 
 
-def _entry(module: str, axis: str = "tp", phase: str = "forward", sent: int = 7, rule: Any = None) -> Entry:
-    return Entry(phase, "all_gather", axis, 2, 2 * sent, sent, "float32", module, rule, False)
+def _entry(
+    module: str, axis: str = "tp", phase: str = "forward", sent: int = 7, rule: Any = None
+) -> Collective:
+    return Collective(phase, "all_gather", axis, 2, 2 * sent, sent, "float32", module, rule, False)
 
 
 # The page as a document
@@ -487,21 +489,6 @@ def test_ticks_are_round_and_few(top: int, most: int) -> None:
 # Communication
 
 
-def test_what_layers_send_adds_up_to_the_ledger(case: Case) -> None:
-    layers = traffic.by_layer(case.trace.ledger)
-    for axis in ("tp", "cp"):
-        entries = [e for e in case.trace.ledger if e.axis == axis]
-        assert sum(x.up[axis] + x.down[axis] for x in layers.values()) == sum(e.wire_bytes for e in entries)
-        assert sum(x.count[axis] for x in layers.values()) == len(entries)
-    assert {"layers.0", "layers.1", "tok_embeddings"} <= set(layers)
-
-
-def test_the_loss_counts_as_forward_and_what_follows_as_backward() -> None:
-    phases = ("forward", "loss", "backward", "clip", "optimizer")
-    layer = traffic.by_layer(_entry("norm", "tp", phase, 10**i) for i, phase in enumerate(phases))["norm"]
-    assert (layer.up["tp"], layer.down["tp"], layer.count["tp"]) == (11, 11100, 5)
-
-
 def test_the_table_of_totals_is_that_of_the_ledger(case: Case) -> None:
     (table,) = [
         t
@@ -511,9 +498,17 @@ def test_the_table_of_totals_is_that_of_the_ledger(case: Case) -> None:
     shown = [
         [cell.text() for cell in row.all("th") + row.all("td")][:6] for row in table.all("tbody")[0].all("tr")
     ]
+    of = defaultdict(list)
+    for one in case.trace.ledger:
+        of[one.phase, one.axis, one.kind].append(one)
     assert shown == [
-        [t["phase"], t["axis"], t["kind"], f"{t['count']:,}", size(t["payload_bytes"]), size(t["wire_bytes"])]
-        for t in totals(case.trace.ledger)
+        [
+            *key,
+            f"{len(ones):,}",
+            size(sum(one.payload_bytes for one in ones)),
+            size(sum(one.wire_bytes for one in ones)),
+        ]
+        for key, ones in of.items()
     ]
 
 
@@ -531,20 +526,6 @@ def test_many_layers_get_a_bar_each_and_one_row_for_equals(case: Case) -> None:
     assert "layers 0–19" in strip.text()
     (row,) = [r for r in page.all("tr") if "layers.{0..19}" in r.text()]
     assert row.all("td", data_label="all axes")[0].text() == "400.0 MiB"
-
-
-@pytest.mark.parametrize(
-    ("module", "layer"),
-    [
-        ("", ""),
-        ("norm", "norm"),
-        ("layers.7.attention.wq", "layers.7"),
-        ("model.h.0.mlp.experts.3", "model.h.0"),
-        ("a.b", "a"),
-    ],
-)
-def test_a_layer_is_a_path_up_to_its_first_number(module: str, layer: str) -> None:
-    assert charts.layer_of(module) == layer
 
 
 # The mesh

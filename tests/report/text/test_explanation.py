@@ -23,8 +23,9 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import Mesh
 from parallelizer.language.styles import STYLES
+from parallelizer.report.documents import explain_document
 from parallelizer.report.explanation import Answer, explain
-from parallelizer.report.text.explanation import document, explain_path
+from parallelizer.report.text.explanation import explain_path
 from tests.findings import compiled
 
 Captured = pytest.CaptureFixture[str]
@@ -240,7 +241,7 @@ def test_the_json_document(capsys: Captured) -> None:
 
 
 def test_json_and_text_are_of_one_answer() -> None:
-    made = document(answer("layers.0.attention.wq", "parallel=tp2"))
+    made = explain_document(answer("layers.0.attention.wq", "parallel=tp2"))
     values = {o["name"]: o["value"] for o in made["explanations"][0]["slots"][0]["options"]}
     assert values == {"input": "replicate", "output": "shard(-1)", "local": "true", "axis": "tp"}
 

@@ -8,13 +8,13 @@ import re
 import pytest
 
 from parallelizer.report.text import step
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import Usage
 from parallelizer.simulate.record.trace import Trace
 
 
-def entry(phase: str, axis: str, kind: str, sent: int, *, ahead: bool = False) -> Entry:
-    return Entry(phase, kind, axis, 4, 2 * sent, sent, "float32", "layers.0", None, ahead)
+def entry(phase: str, axis: str, kind: str, sent: int, *, ahead: bool = False) -> Collective:
+    return Collective(phase, kind, axis, 4, 2 * sent, sent, "float32", "layers.0", None, ahead)
 
 
 LEDGER = (
@@ -33,7 +33,7 @@ USAGE = Usage(
 
 
 def printed(
-    ledger: tuple[Entry, ...] = LEDGER,
+    ledger: tuple[Collective, ...] = LEDGER,
     usage: Usage = USAGE,
     *,
     width: int = 100,

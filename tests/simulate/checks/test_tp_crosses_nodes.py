@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 
 H100 = {"devices_per_node": 8, "node_gb_per_s": 450, "network_gb_per_s": 50}
 
 
-def entry(axis: str, sent: int) -> Entry:
-    return Entry("forward", "all_reduce", axis, 2, sent, sent, "bfloat16", "layers.0", None, False)
+def entry(axis: str, sent: int) -> Collective:
+    return Collective("forward", "all_reduce", axis, 2, sent, sent, "bfloat16", "layers.0", None, False)
 
 
 @settings(deadline=None)

@@ -20,7 +20,7 @@ from parallelizer.language.workload import Workload
 from parallelizer.runtime.redistribution import wire_bytes
 from parallelizer.simulate.all_checks import check_traced
 from parallelizer.simulate.checks.traced_step import Traced
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import Usage
 from parallelizer.simulate.record.trace import Trace, trace
 from tests.findings import compiled, marked
@@ -117,9 +117,9 @@ class Layers(nn.Module):
         return x
 
 
-def entry(phase: str, module: str, kind: str, payload: int, axis: str = "tp", ranks: int = 2) -> Entry:
+def entry(phase: str, module: str, kind: str, payload: int, axis: str = "tp", ranks: int = 2) -> Collective:
     sent = wire_bytes(kind, payload, ranks)
-    return Entry(
+    return Collective(
         phase,
         kind,
         axis,
@@ -136,7 +136,7 @@ def entry(phase: str, module: str, kind: str, payload: int, axis: str = "tp", ra
 def found_in(
     text: str,
     model: nn.Module,
-    ledger: Sequence[Entry] = (),
+    ledger: Sequence[Collective] = (),
     mesh: Mapping[str, int] | None = None,
     **more: Any,
 ) -> list[Diagnostic]:
@@ -252,7 +252,7 @@ def test_sequence_parallelism_all_on_or_all_off_is_fine(output: str) -> None:
 FSDP = 'version: 1\nrules:\n  layers.*: fsdp\n  "": fsdp\n'
 
 
-def gathers(payload: int, ranks: int, calls: int = 2) -> list[Entry]:
+def gathers(payload: int, ranks: int, calls: int = 2) -> list[Collective]:
     return [
         entry("forward", f"layers.{i}", "all_gather", payload, "dp_shard", ranks)
         for i in range(12)

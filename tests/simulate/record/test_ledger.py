@@ -11,7 +11,7 @@ import pytest
 from benchmarks.ledger_truth import predicted_ledgers
 from parallelizer.configuration.setup import Setup
 from parallelizer.runtime.redistribution import wire_bytes
-from parallelizer.simulate.record.ledger import Entry, totals
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.styles.context_parallel.choice import Heads, sent
 from tests.chosen import chosen
 from tests.simulate.real_ledger import real_ledgers
@@ -22,7 +22,7 @@ Told = tuple[str, str, str, str, str | None, bool]
 """Phase, axis, kind, module, the rule's key, and whether it is overlapped."""
 
 
-def told(entries: tuple[Entry, ...]) -> list[Told]:
+def told(entries: tuple[Collective, ...]) -> list[Told]:
     return [(e.phase, e.axis, e.kind, e.module, e.rule and e.rule[0], e.overlapped) for e in entries]
 
 
@@ -143,33 +143,16 @@ def test_wire_bytes_are_what_the_best_algorithms_send() -> None:
     assert wire_bytes("broadcast", 800, 8) == wire_bytes("send", 800, 8) == 800
 
 
-def entry(phase: str, kind: str, payload: int, axis: str = "tp") -> Entry:
-    return Entry(
+def entry(phase: str, kind: str, payload: int, axis: str = "tp") -> Collective:
+    return Collective(
         phase, kind, axis, 2, payload, payload // 2, "float32", "a.b", ("a.*", "plan.yaml", 3), False
     )
-
-
-def test_totals_are_by_phase_axis_and_kind_in_order() -> None:
-    entries = [
-        entry("forward", "all_gather", 8),
-        entry("forward", "all_reduce", 2),
-        entry("forward", "all_gather", 4),
-        entry("backward", "all_gather", 6),
-        entry("forward", "all_gather", 10, "cp"),
-    ]
-    assert [tuple(row.values()) for row in totals(entries)] == [
-        ("forward", "tp", "all_gather", 2, 12, 6),
-        ("forward", "tp", "all_reduce", 1, 2, 1),
-        ("backward", "tp", "all_gather", 1, 6, 3),
-        ("forward", "cp", "all_gather", 1, 10, 5),
-    ]
-    assert list(totals(entries)[0]) == ["phase", "axis", "kind", "count", "payload_bytes", "wire_bytes"]
 
 
 def test_an_entry_in_the_document_names_the_rule() -> None:
     made = entry("forward", "all_gather", 8).as_json()
     assert made["rule"] == {"key": "a.*", "file": "plan.yaml", "line": 3}
-    assert set(made) == set(Entry.__dataclass_fields__) - {"turn"}
+    assert set(made) == set(Collective.__dataclass_fields__) - {"turn"}
 
 
 REAL = {

@@ -142,12 +142,12 @@ def max_of(changes: list[int]) -> int:
 
 
 def test_the_peak_is_the_first_of_the_highest_points() -> None:
-    from parallelizer.simulate.record.memory import Change
+    from parallelizer.simulate.record.memory import MemoryChange
 
     changes = [
-        Change(5, "activations", "forward", "a"),
-        Change(-5, "activations", "forward", "b"),
-        Change(5, "gradients", "backward", "c"),
+        MemoryChange(5, "activations", "forward", "a"),
+        MemoryChange(-5, "activations", "forward", "b"),
+        MemoryChange(5, "gradients", "backward", "c"),
     ]
     found = usage(dict.fromkeys(CATEGORIES, 0), changes)
     assert (found.peak, found.phase, found.module) == (5, "forward", "a")

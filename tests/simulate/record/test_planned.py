@@ -15,10 +15,10 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.initialize import materialize
 from parallelizer.simulate.record.flops import step_flops
-from parallelizer.simulate.record.ledger import Entry
-from parallelizer.simulate.record.memory import CATEGORIES, Change, usage
+from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.memory import CATEGORIES, MemoryChange, usage
 from parallelizer.simulate.record.planned import (
-    Difference,
+    CountMismatch,
     Planned,
     differences,
     first_peak,
@@ -40,7 +40,7 @@ def planned(setup: Setup) -> Planned:
     return plan_step(setup.compile(model), model, setup.recipe())
 
 
-def first_step(setup: Setup, spoilt: bool = False) -> tuple[list[Entry], int, int, bool]:
+def first_step(setup: Setup, spoilt: bool = False) -> tuple[list[Collective], int, int, bool]:
     """Rank 0's first step as a run takes it: its collectives, all of them, the peak of its memory, and whether the
     model is as it was.
     """
@@ -91,7 +91,7 @@ def test_it_is_under_every_kind_of_parallelism(preset: str) -> None:
     _check(expected, *run_ranks(first_step, setup.mesh.world_size, setup)[0])
 
 
-def _check(expected: Planned, entries: list[Entry], peak: int, counted: int, same: bool) -> None:
+def _check(expected: Planned, entries: list[Collective], peak: int, counted: int, same: bool) -> None:
     found = of_the_step(entries)
     assert found and differences(expected.ledger, found) == []
     assert counted == len(found) + 1  # whether all ranks have finite numbers
@@ -99,14 +99,16 @@ def _check(expected: Planned, entries: list[Entry], peak: int, counted: int, sam
     assert same
 
 
-def entry(phase: str = "forward", axis: str = "tp", kind: str = "all_reduce", module: str = "a") -> Entry:
-    return Entry(phase, kind, axis, 2, 4, 4, "float32", module, (module, "plan.yaml", 3), False)
+def entry(
+    phase: str = "forward", axis: str = "tp", kind: str = "all_reduce", module: str = "a"
+) -> Collective:
+    return Collective(phase, kind, axis, 2, 4, 4, "float32", module, (module, "plan.yaml", 3), False)
 
 
 def test_what_is_missing_is_told_with_the_rule_that_planned_it() -> None:
     ours = [entry(module="a"), entry(module="b"), entry("backward", module="b")]
     [found] = differences(ours, [ours[0], ours[2]])
-    assert found == Difference("forward", "tp", "all_reduce", 2, 1, "b", ("b", "plan.yaml", 3))
+    assert found == CountMismatch("forward", "tp", "all_reduce", 2, 1, "b", ("b", "plan.yaml", 3))
     assert str(found) == "tp all_reduce in forward: 2 planned, 1 counted, first in b (plan.yaml:3: `b`)"
     assert differences(ours, list(reversed(ours))) == []
 
@@ -115,8 +117,8 @@ def test_what_runs_between_the_phases_is_no_part_of_the_step() -> None:
     assert of_the_step([entry(""), entry()]) == [entry()]
 
 
-def change(delta: int, category: str, phase: str) -> Change:
-    return Change(delta, category, phase, "")
+def change(delta: int, category: str, phase: str) -> MemoryChange:
+    return MemoryChange(delta, category, phase, "")
 
 
 def test_the_first_step_has_no_states_and_no_gradients_of_a_step_before() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.simulate.record.ledger import Entry
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.training.watch.first_step import StepComparison
 from tests.recipes.runs import SMALL, metrics, typed
 
@@ -15,8 +15,8 @@ GIB = 1 << 30
 COMPARED = [*SMALL[:-1], "train.compare=true"]
 
 
-def entries(count: int) -> list[Entry]:
-    return [Entry("forward", "all_gather", "tp", 2, 4, 4, "float32", "", None, False)] * count
+def entries(count: int) -> list[Collective]:
+    return [Collective("forward", "all_gather", "tp", 2, 4, 4, "float32", "", None, False)] * count
 
 
 @pytest.mark.parametrize(
