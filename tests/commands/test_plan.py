@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from parallelizer.commands import plan
 from parallelizer.commands.main import main
 
 Captured = pytest.CaptureFixture[str]
@@ -44,3 +46,18 @@ def test_a_plan_that_is_wrong_is_not_printed(capsys: Captured) -> None:
     assert main(["plan", "--json", "plan=lama"]) == 1
     [found] = json.loads(capsys.readouterr().out)["diagnostics"]
     assert found["code"] == "plan-not-found"
+
+
+@pytest.mark.parametrize(
+    ("option", "code"),
+    [("--html", "file-unwritable"), ("--lock", "lock-not-written"), ("--locked", "lock-not-found")],
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    option: str, code: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("the configuration was read")
+
+    monkeypatch.setattr(plan, "read_setup", never)
+    assert main(["plan", option, str(tmp_path / "no" / "x")]) == 1
+    assert f"error[{code}]" in capsys.readouterr().err

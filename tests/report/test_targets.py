@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.commands import main as cli
-from parallelizer.commands.main import main
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.targets import check_targets
-
-Captured = pytest.CaptureFixture[str]
 
 
 def test_a_file_that_can_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,18 +34,3 @@ def test_both_files_are_looked_at(name: str, reason: str, tmp_path: Path) -> Non
     found = caught.value.diagnostics
     assert [d.code for d in found] == ["file-unwritable", "lock-not-written"]
     assert len(found) == 2 and all(reason in d.message and d.help for d in found)
-
-
-@pytest.mark.parametrize(
-    ("option", "code"),
-    [("--html", "file-unwritable"), ("--lock", "lock-not-written"), ("--locked", "lock-not-found")],
-)
-def test_nothing_is_worked_out_first(
-    option: str, code: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def never(*_: object) -> None:
-        raise AssertionError("the configuration was read")
-
-    monkeypatch.setattr(cli, "_setup", never)
-    assert main(["plan", option, str(tmp_path / "no" / "x")]) == 1
-    assert f"error[{code}]" in capsys.readouterr().err
