@@ -10,9 +10,6 @@ ROOT = Path(__file__).resolve().parents[1] / "parallelizer"
 APART = ("models", "recipes", "commands/new/starter")
 """Folders of models and trainings that are somebody's own, and name their classes as they like."""
 
-EXCEPTED = frozenset({"Block", "Change", "Column", "Difference", "Entry", "Subject", "Verdict"})
-"""Names that two files have for now."""
-
 
 def test_no_two_files_define_a_class_of_one_name() -> None:
     """Classes inside functions are seen by nobody else."""
@@ -24,7 +21,7 @@ def test_no_two_files_define_a_class_of_one_name() -> None:
         for name in _classes(ast.parse(path.read_text())):
             if relative not in files.setdefault(name, []):
                 files[name].append(relative)
-    twice = {name: where for name, where in files.items() if len(where) > 1 and name not in EXCEPTED}
+    twice = {name: where for name, where in files.items() if len(where) > 1}
     assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in twice.items())
 
 
