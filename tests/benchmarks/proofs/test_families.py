@@ -1,4 +1,4 @@
-"""A cell of the families' matrix, another every day; `python -m parallelizer verify --matrix families` runs all of it."""
+"""A cell of the families' matrix, another every day; `python -m benchmarks.proofs families` runs all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slice of the matrix, another every day; `python -m parallelizer verify --matrix` runs all of it."""
+"""A slice of the matrix, another every day; `python -m benchmarks.proofs` runs all of it."""
 
 from __future__ import annotations
 
