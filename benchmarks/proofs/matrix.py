@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.render import width_of_terminal
-from parallelizer.language.plan import BATCH_AXES
+from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.proof.prove import prove
 from parallelizer.proof.tiny import shrink, small_mesh
 from parallelizer.runtime.launch.failures import LaunchError
@@ -62,6 +63,12 @@ def presets() -> list[str]:
     return sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 
 
+@cache
+def meshes() -> dict[str, Mesh]:
+    """The shipped presets with their meshes."""
+    return {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
+
+
 def rows() -> list[Row]:
     """Every shipped model under both plans, and the rows that vary the options."""
     return [Row(model, plan) for model in models() for plan in PLANS] + list(OPTIONS)
@@ -71,10 +78,11 @@ def columns(full_mesh: bool = False) -> list[str]:
     """The presets that fit into the ranks of a cell. With the real sizes, those that have an axis above 2: the
     others are what they are in the small matrix.
     """
-    meshes = {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
     if full_mesh:
-        return [p for p, m in meshes.items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS]
-    return [p for p, m in meshes.items() if small_mesh(m).world_size <= RANKS]
+        return [
+            p for p, m in meshes().items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS
+        ]
+    return [p for p, m in meshes().items() if small_mesh(m).world_size <= RANKS]
 
 
 @dataclass
