@@ -153,9 +153,9 @@ def _setup(row: Row, preset: str) -> Setup:
     )
 
 
-def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = None) -> int:
-    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is
-    proven.
+def run(*, full_mesh: bool = False, only: str = "", as_json: bool = False, page: str | None = None) -> int:
+    """Prove every cell, or those with `only` in their names, print the table, and write it into a page where one
+    is named. 0 when every cell is proven.
     """
     from benchmarks.proofs import show
 
@@ -163,7 +163,8 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     if page is not None:
         check_page(page, marker)
     across, cells, known = columns(full_mesh), list[Cell](), Known()
-    every = [(row, preset) for row in rows() for preset in across]
+    every = [(row, preset) for row in rows() for preset in across if only in name_of(row.name, preset)]
+    across = [preset for preset in across if any(preset == of for _, of in every)]
     for number, (row, preset) in enumerate(every, start=1):
         cells.append(prove_cell(row, preset, full_mesh, known))
         progress(cells[-1], f"{number}/{len(every)}")
@@ -202,8 +203,13 @@ def check_page(page: str, marker: str) -> None:
         raise PlanError([Diagnostic("file-unwritable", reason, None, advice)])
 
 
+def name_of(row: str, preset: str) -> str:
+    """What a cell is called."""
+    return f"{row} on {preset}"
+
+
 def progress(cell: Cell, count: str) -> None:
     """Tell of a cell that is done, on stderr."""
     from benchmarks.proofs.show import in_a_word
 
-    print(f"[{count}] {cell.row.name} on {cell.preset}: {in_a_word(cell)}", file=sys.stderr, flush=True)
+    print(f"[{count}] {name_of(cell.row.name, cell.preset)}: {in_a_word(cell)}", file=sys.stderr, flush=True)
