@@ -25,7 +25,7 @@ loops: $(STAMP)  ## loops that are not ours against the recipe's losses
 	$(BIN)/python -m pytest -m "" tests/docs/test_foreign_loops.py
 
 matrix: $(STAMP)  ## every shipped Llama on every preset that fits, proven; written into the docs
-	$(BIN)/python -m parallelizer verify --matrix --write docs/proving.md
+	$(BIN)/python -m benchmarks.proofs --write docs/proving.md
 
 docs: $(STAMP)  ## the pages as a site, site/index.html, that needs no server
 	$(BIN)/python docs/site.py

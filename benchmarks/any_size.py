@@ -1,9 +1,9 @@
 """Time and memory of the dry run, as a whole process with imports, over depth and over ranks.
 
-    python benchmarks/any_size.py [--curve]
+    python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--curve] [--repeats 3]
 
-The first line is Llama 3.1 405B on 16,384 ranks; `--curve` adds depths from 4 to 126 layers and worlds from
-64 to 16,384 ranks.
+The first line is Llama 3.1 405B on 16,384 ranks, if nothing else is said; `--curve` adds depths from 4 to 126 layers
+and worlds from 64 to 16,384 ranks.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def measure(layers: int, world: int) -> tuple[float, float]:
     return time.perf_counter() - begun, max(used.ru_maxrss, children) / 1e3
 
 
-def importing() -> float:
+def importing(repeats: int) -> float:
     """The seconds that `import torch` takes: what to compare machines by."""
     times = []
-    for _ in range(3):
+    for _ in range(repeats):
         begun = time.perf_counter()
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
         times.append(time.perf_counter() - begun)
@@ -68,13 +68,15 @@ def importing() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--curve", action="store_true")
+    parser.add_argument("--layers", type=int, default=126, help="of the model in the first line (126)")
+    parser.add_argument("--ranks", type=int, choices=WORLDS, default=16384, help="of its world (16384)")
+    parser.add_argument("--curve", action="store_true", help="other depths and other worlds too")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
-    cases = [(126, 16384)]
+    cases = [(arguments.layers, arguments.ranks)]
     if arguments.curve:
         cases += [(n, 16384) for n in (4, 8, 16, 32, 64)] + [(126, w) for w in WORLDS if w != 16384]
-    print(f"`import torch` alone takes {importing():.1f} s here")
+    print(f"`import torch` alone takes {importing(arguments.repeats):.1f} s here")
     print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'MB':>6}")
     for layers, world in cases:
         runs = [measure(layers, world) for _ in range(arguments.repeats)]

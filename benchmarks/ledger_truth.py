@@ -32,11 +32,12 @@ VARIANTS = {
 }
 
 
-def cases() -> Iterator[tuple[str, Setup]]:
-    """Every case with its name."""
+def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
+    """Every case with its name, or those whose names contain `only`."""
     for preset, plan, (variant, more) in itertools.product(PRESETS, PLANS, VARIANTS.items()):
         name = f"{preset} {plan} {variant}".strip()
-        yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
+        if only in name:
+            yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
 
 
 def predicted_ledgers(setup: Setup) -> list[tuple[Collective, ...]]:
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     options = parser.parse_args()
     begin, equal, total, whole = time.time(), 0, 0, 0
-    chosen = [(name, setup) for name, setup in cases() if options.only in name]
+    chosen = list(cases(options.only))
     chosen.sort(key=lambda c: c[1].mesh.world_size)
     print(f"{'case':<40}{'ranks':>6}{'entries':>9}{'equal':>9}")
     for ranks, group in itertools.groupby(chosen, key=lambda c: c[1].mesh.world_size):

@@ -1,8 +1,8 @@
 """A picture of the live view, drawn from a real run; what it costs a step; what the comparison of step 1 costs.
 
     python benchmarks/live_view.py --svg docs/live.svg
-    python benchmarks/live_view.py --overhead
-    python benchmarks/live_view.py --comparison
+    python benchmarks/live_view.py --overhead [--draws 500]
+    python benchmarks/live_view.py --comparison [key=value ...]
 
 The picture is the panel as rank 0 leaves it behind, and what the run says around it, recorded by rich's console and
 exported by it. `--overhead` is the processor time that drawing it takes, `--comparison` how long the checks before a run
@@ -141,7 +141,11 @@ def main() -> None:
     parser.add_argument("--comparison", action="store_true")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--draws", type=int, default=500)
-    parser.add_argument("overrides", nargs="*", help=f"of the run in the picture; {' '.join(RUN)} if none")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        help=f"of the run in the picture ({' '.join(RUN)}), or of the one that is compared (six)",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.svg is not None:
@@ -150,7 +154,7 @@ def main() -> None:
         overhead(options.draws)
     if options.comparison:
         large = ["train.seq_len=8192", "train.batch_size=1024"]
-        comparison([
+        comparison([options.overrides] if options.overrides else [
             [], ["parallel=tp2"], ["parallel=fsdp2_tp2"], ["parallel=tp8_cp2"],
             ["model=llama3_8b", "parallel=fsdp8_tp8"],
             ["model=llama3_405b", "parallel=fsdp1024_cp2_tp8", *large],

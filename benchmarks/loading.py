@@ -1,6 +1,7 @@
 """Host memory and time of loading pretrained weights: each rank's slices, against `from_pretrained` in one process.
 
-    python benchmarks/loading.py [--layers 16] [--hidden 2048] [--dtype bfloat16 float32] [--repeats 3] [--keep FOLDER]
+    python benchmarks/loading.py [--layers 16] [--hidden 2048] [--dtype bfloat16 float32] [--repeats 3]
+        [--ways fsdp4 tp2 fsdp2_tp2]
 
 Writes a Llama of random values (by default about 1.9 GB in bfloat16, in files of 500 MB) into a temporary folder, and
 loads it in new processes: by `from_pretrained` in one, and by `load_pretrained` under the plan hf_llama at fsdp4, tp2 and
@@ -166,6 +167,7 @@ def main() -> None:
     )
     parser.add_argument("--stored", default="bfloat16", help="of the files")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="presets that load (all)")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -192,7 +194,7 @@ def compare(here: Path, given: argparse.Namespace) -> None:
     head = f"{names} {'save: peak':>11} {'s':>6} same bytes"
     for dtype in given.dtype:
         print(f"\nloaded as {dtype} (MiB of the highest rank, medians of {given.repeats})\n{head}")
-        runs: dict[str, list[list[dict[str, float]]]] = {way: [] for way in ("from_pretrained", *WAYS)}
+        runs: dict[str, list[list[dict[str, float]]]] = {way: [] for way in ("from_pretrained", *given.ways)}
         for _ in range(given.repeats):
             for way, found in runs.items():
                 found.append(command("--way", way, "--folder", str(folder), "--dtype", dtype))

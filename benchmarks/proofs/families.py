@@ -58,16 +58,19 @@ def _layouts_of(model: str) -> tuple[str, ...]:
     return tuple(from_config(*compose_config([f"model={model}"])).plan.layouts)
 
 
-def run(*, as_json: bool = False, page: str | None = None) -> int:
-    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is proven."""
+def run(*, only: str = "", as_json: bool = False, page: str | None = None) -> int:
+    """Prove every cell, or those with `only` in their names, print the table, and write it into a page where one
+    is named. 0 when every cell is proven.
+    """
     from benchmarks.proofs import show
 
     if page is not None:
         matrix.check_page(page, MARKER)
     cells, known = list[Cell](), Known()
     every = [(model, column) for model in families() for column in COLUMNS]
+    every = [(model, column) for model, column in every if only in matrix.name_of(model, column.name)]
     for number, (model, column) in enumerate(every, start=1):
         cells.append(prove(model, column, known))
         matrix.progress(cells[-1], f"{number}/{len(every)}")
-    across = [column.name for column in COLUMNS]
+    across = [column.name for column in COLUMNS if any(column == of for _, of in every)]
     return matrix.report(cells, across, show.summary(cells), MARKER, as_json=as_json, page=page)

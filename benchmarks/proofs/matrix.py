@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.render import width_of_terminal
-from parallelizer.language.plan import BATCH_AXES
+from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.proof.prove import prove
 from parallelizer.proof.tiny import shrink, small_mesh
 from parallelizer.runtime.launch.failures import LaunchError
@@ -62,6 +63,12 @@ def presets() -> list[str]:
     return sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
 
 
+@cache
+def meshes() -> dict[str, Mesh]:
+    """The shipped presets with their meshes."""
+    return {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
+
+
 def rows() -> list[Row]:
     """Every shipped model under both plans, and the rows that vary the options."""
     return [Row(model, plan) for model in models() for plan in PLANS] + list(OPTIONS)
@@ -71,10 +78,11 @@ def columns(full_mesh: bool = False) -> list[str]:
     """The presets that fit into the ranks of a cell. With the real sizes, those that have an axis above 2: the
     others are what they are in the small matrix.
     """
-    meshes = {p: from_config(*compose_config([f"parallel={p}"])).mesh for p in presets()}
     if full_mesh:
-        return [p for p, m in meshes.items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS]
-    return [p for p, m in meshes.items() if small_mesh(m).world_size <= RANKS]
+        return [
+            p for p, m in meshes().items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS
+        ]
+    return [p for p, m in meshes().items() if small_mesh(m).world_size <= RANKS]
 
 
 @dataclass
@@ -145,9 +153,9 @@ def _setup(row: Row, preset: str) -> Setup:
     )
 
 
-def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = None) -> int:
-    """Prove every cell, print the table, and write it into a page where one is named. 0 when every cell is
-    proven.
+def run(*, full_mesh: bool = False, only: str = "", as_json: bool = False, page: str | None = None) -> int:
+    """Prove every cell, or those with `only` in their names, print the table, and write it into a page where one
+    is named. 0 when every cell is proven.
     """
     from benchmarks.proofs import show
 
@@ -155,7 +163,8 @@ def run(*, full_mesh: bool = False, as_json: bool = False, page: str | None = No
     if page is not None:
         check_page(page, marker)
     across, cells, known = columns(full_mesh), list[Cell](), Known()
-    every = [(row, preset) for row in rows() for preset in across]
+    every = [(row, preset) for row in rows() for preset in across if only in name_of(row.name, preset)]
+    across = [preset for preset in across if any(preset == of for _, of in every)]
     for number, (row, preset) in enumerate(every, start=1):
         cells.append(prove_cell(row, preset, full_mesh, known))
         progress(cells[-1], f"{number}/{len(every)}")
@@ -194,8 +203,13 @@ def check_page(page: str, marker: str) -> None:
         raise PlanError([Diagnostic("file-unwritable", reason, None, advice)])
 
 
+def name_of(row: str, preset: str) -> str:
+    """What a cell is called."""
+    return f"{row} on {preset}"
+
+
 def progress(cell: Cell, count: str) -> None:
     """Tell of a cell that is done, on stderr."""
     from benchmarks.proofs.show import in_a_word
 
-    print(f"[{count}] {cell.row.name} on {cell.preset}: {in_a_word(cell)}", file=sys.stderr, flush=True)
+    print(f"[{count}] {name_of(cell.row.name, cell.preset)}: {in_a_word(cell)}", file=sys.stderr, flush=True)

@@ -48,7 +48,7 @@ def markdown(cells: Sequence[Cell], across: Sequence[str]) -> str:
 
 
 def document(cells: Iterable[Cell]) -> dict[str, Any]:
-    """What `verify --matrix --json` prints."""
+    """What `--json` prints."""
     every = list(cells)
     return {
         "passed": all(c.passed for c in every),

@@ -1,8 +1,10 @@
 """A training loop with nothing around it: forward, loss, backward, clipping, step.
 
-python docs/examples/bare_loop.py                                           # one process
-torchrun --nproc-per-node 4 docs/examples/bare_loop.py cp=2 tp=2            # the same losses
-torchrun --nproc-per-node 4 docs/examples/bare_loop.py dp_shard=2 tp=2      # and again
+    python docs/examples/bare_loop.py                                           # one process
+    torchrun --nproc-per-node 4 docs/examples/bare_loop.py cp=2 tp=2            # the same losses
+    torchrun --nproc-per-node 4 docs/examples/bare_loop.py dp_shard=2 tp=2      # and again
+
+What it trains, rows, seed and sizes of steps, is in task.py beside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The Trainer of transformers on a model that a plan splits: `pip install 'parallelizer[hf]'`.
 
-python docs/examples/hf_trainer.py                                          # one process
-torchrun --nproc-per-node 4 docs/examples/hf_trainer.py dp_shard=2 tp=2     # the same losses
-torchrun --nproc-per-node 4 docs/examples/hf_trainer.py cp=2 tp=2           # and again
+    python docs/examples/hf_trainer.py                                          # one process
+    torchrun --nproc-per-node 4 docs/examples/hf_trainer.py dp_shard=2 tp=2     # the same losses
+    torchrun --nproc-per-node 4 docs/examples/hf_trainer.py cp=2 tp=2           # and again
+
+What it trains, rows, seed and sizes of steps, is in task.py beside it.
 """
 
 from __future__ import annotations

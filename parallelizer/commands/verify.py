@@ -14,8 +14,6 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 NAME = "verify"
 DOC = "prove that the sharded run equals the unsharded one"
 
-MATRICES = ("llama", "families")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The setup's options, `--json`, and those of a proof."""
@@ -32,24 +30,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="float64 (the proof); bfloat16 reports its drift from float32",
     )
     parser.add_argument("--seed", type=_seed, default=0, help="of the initial values and the batches (0)")
-    parser.add_argument(
-        "--matrix",
-        nargs="?",
-        const=MATRICES[0],
-        type=_matrix,
-        metavar="|".join(MATRICES),
-        help="a table of proofs: the shipped Llamas on every preset that fits (llama), or every other shipped family of models",
-    )
-    parser.add_argument("--write", metavar="PAGE", help="the page that --matrix writes its table into")
-
-
-def _matrix(text: str) -> str:
-    """Which matrix."""
-    if "=" in text:
-        raise argparse.ArgumentTypeError("it proves what is shipped, and takes no overrides")
-    if text not in MATRICES:
-        raise argparse.ArgumentTypeError(f"there is no matrix {text!r}; there are {' and '.join(MATRICES)}")
-    return text
 
 
 def _seed(text: str) -> int:
@@ -74,18 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.report.text import proof as show
     from parallelizer.runtime.launch.failures import LaunchError
 
-    if wrong := _misused(arguments):
-        sys.stderr.write(f"parallelizer verify: error: {wrong}\n")
-        return 2
-    if arguments.matrix:
-        from benchmarks.proofs import families, matrix
-
-        try:
-            if arguments.matrix == "families":
-                return families.run(as_json=arguments.json, page=arguments.write)
-            return matrix.run(full_mesh=arguments.full_mesh, as_json=arguments.json, page=arguments.write)
-        except PlanError as error:
-            return _refused(error.diagnostics, arguments.json)
     found: tuple[Diagnostic, ...] = ()
     try:
         asked = read_setup(arguments)
@@ -119,22 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
         show_diagnostics.write(found, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
     return 0 if proof.passed else 1
-
-
-def _misused(arguments: argparse.Namespace) -> str | None:
-    """Options that do not go together, in words."""
-    if not arguments.matrix:
-        return "--write is for --matrix" if arguments.write else None
-    given = {
-        "overrides": bool(arguments.overrides),
-        "--full-mesh": arguments.full_mesh and arguments.matrix == "families",
-        "--force": arguments.force,
-        "--dtype": arguments.dtype != "float64",
-        "--seed": arguments.seed != 0,
-        "--config-dir": arguments.config_dir is not None,
-    }
-    extra = [name for name, is_given in given.items() if is_given]
-    return f"--matrix proves what is shipped, and takes no {' or '.join(extra)}" if extra else None
 
 
 def _refused(found: tuple[Diagnostic, ...], as_json: bool) -> int:

@@ -173,7 +173,7 @@ def _check(reading: Reading) -> None:
         except Exception as error:  # whatever the import of somebody's module raises
             message = f"checks names {quoted(str(name))}, which is no function: {error}"
             span = reading.origins.span(f"checks.{index}") or reading.span("checks")
-            help_text = "name a function that takes a parallelizer.reading.Reading"
+            help_text = "name a function that takes a parallelizer.configuration.reading.Reading"
             reading.findings.error("check-not-found", message, span, help_text)
             continue
         check(reading)

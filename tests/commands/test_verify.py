@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -57,45 +56,11 @@ def test_a_refused_plan_exits_with_1_and_its_diagnostics(
         assert out == "" and "attension" in err
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--write", "docs/proving.md"], "--write is for --matrix"),
-        (["--matrix", "llama", "parallel=tp2"], "takes no overrides"),
-        (["--matrix", "--force", "--seed", "3"], "takes no --force or --seed"),
-    ],
-)
-def test_options_that_do_not_go_together_exit_with_2(
-    options: list[str], words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", *options]) == 2
-    assert words in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("which", ["parallel=tp2", "lama"])
-def test_a_matrix_that_is_none_exits_with_2(which: str, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["verify", "--matrix", which])
-    assert ended.value.code == 2 and "argument --matrix: " in capfd.readouterr().err
-
-
 @pytest.mark.parametrize("seed", ["99999999999999999999", "one"])
 def test_a_seed_that_is_none_exits_with_2(seed: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["verify", "--seed", seed])
     assert ended.value.code == 2 and "argument --seed: " in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("text", "words"), [(None, "No such file"), ("# A page", "has no place")])
-def test_a_page_without_a_place_for_the_matrix_is_told_before_the_proofs(
-    text: str | None, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    if text:
-        page.write_text(text)
-    assert main(["verify", "--matrix", "--write", str(page)]) == 1
-    out, err = capfd.readouterr()
-    assert out == "" and "error[file-unwritable]" in err and words in " ".join(err.split())
 
 
 def test_more_ranks_than_a_machine_is_given_are_not_started(capfd: pytest.CaptureFixture[str]) -> None:

@@ -173,8 +173,10 @@ def test_a_model_without_a_plan_is_no_model_for_the_trainer() -> None:
 @pytest.mark.parametrize("loop", a_fifth(LOOPS))
 def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
     text = (EXAMPLES / f"{loop}.py").read_text()
+    commands = re.findall(r"^ *((?:python|torchrun) .*?)(?:  +#.*)?$", text.split('"""')[1], re.M)[:2]
+    assert [command.split()[0] for command in commands] == ["python", "torchrun"]
     printed = []
-    for command in re.findall(r"^    ((?:python|torchrun) .*?)(?:  +#.*)?$", text, re.M)[:2]:
+    for command in commands:
         python, *words = command.split()
         launcher = ["-m", "torch.distributed.run", "--standalone"] if python == "torchrun" else []
         done = subprocess.run(
@@ -183,7 +185,7 @@ def test_the_script_runs_as_its_docstring_says(loop: str) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         printed.append([float(loss) for loss in re.findall(r"^step \d  loss (\S+)$", done.stdout, re.M)])
-    assert len(printed) == 2 and all(len(each) == task.STEPS for each in printed)
+    assert [len(each) for each in printed] == [task.STEPS] * 2
     assert all(each == pytest.approx(printed[0], abs=2e-5) for each in printed)
 
 

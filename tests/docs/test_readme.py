@@ -1,6 +1,6 @@
 """Every command that the README shows runs; every file that it links to is there.
 
-The default run holds the cheap ones, and those behind a figure in their smallest form.
+The default run holds the cheap ones. Those behind a figure are in tests/docs/test_figures.py.
 """
 
 from __future__ import annotations
@@ -20,45 +20,18 @@ TEXT = (ROOT / "README.md").read_text()
 FAILING = {"atention", "ffn_norm: none"}
 """Commands with one of these words are shown because they fail."""
 
-QUICK = {
-    "benchmarks/startup.py": ["--ranks", "2", "--repeats", "1"],
-    "benchmarks/step_time.py": ["--blocks", "2", "--steps", "1"],
-    "benchmarks/context_parallel.py": ["--rows", "64", "--rounds", "2"],
-    "benchmarks/packed_documents.py": ["--rows", "64", "--median", "9", "--rounds", "2"],
-    "benchmarks/validate_time.py": ["--help"],
-    "benchmarks/checkpoint.py": ["--help"],
-    "benchmarks/live_view.py": ["--help"],
-    "tests.survival": ["--help"],
-    "benchmarks.memory_truth": ["--help"],
-    "benchmarks.ledger_truth": ["--help"],
-    "benchmarks/any_size.py": ["--help"],
-    "tests.styles.context_parallel.matrix": ["--every", "900"],
-    "tests.hostile": ["--help"],
-    "tests.fuzz": ["--help"],
-    "tests.typos": ["--help"],
-}
-"""What makes a benchmark short here; the long ones have their arguments read, and tests of their own for what
-they measure.
-"""
-
 
 def commands() -> list[str]:
-    """The lines with a prompt in `console` blocks, and the commands in tables."""
+    """The lines with a prompt in `console` blocks."""
     found = []
     for block in re.findall(r"```console\n(.*?)```", TEXT, re.S):
         found += [line[2:] for line in block.splitlines() if line.startswith("$ ")]
-    found += re.findall(r"\| `(python [^`]+)` \|", TEXT)
     return list(dict.fromkeys(found))
 
 
 def is_cheap(line: str) -> bool:
     """Whether it takes a second or two: no ranks, no large model, nothing measured."""
-    words = line.split()
-    name = words[2] if words[1] == "-m" else words[1]
-    return "--help" in QUICK.get(name, []) or words[2:4] in (
-        ["parallelizer", "validate"],
-        ["parallelizer", "explain"],
-    )
+    return line.split()[2:4] in (["parallelizer", "validate"], ["parallelizer", "explain"])
 
 
 @pytest.mark.ranks
@@ -69,7 +42,6 @@ def test_the_command_runs(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if "recipes.train" in words:
         words.append("train.eval_batches=1")
         words += [] if any(w.startswith("train.steps") for w in words) else ["train.steps=1"]
-    words += QUICK.get(words[1] if words[0] == "-m" else words[0], [])
     monkeypatch.setenv("COLUMNS", "100")
     done = run(words, tmp_path)
     expected = 1 if any(word in line for word in FAILING) else 0
@@ -81,8 +53,6 @@ def run(words: list[str], folder: Path) -> Ended:
     """What follows `python`; the commands of this repository in a fork, which need not import torch again."""
     if words[0] == "-m" and words[1] in COMMANDS:
         return typed(*words[2:], cwd=folder, module=words[1], timeout=300)
-    if words[0].startswith("benchmarks/"):
-        words = [str(ROOT / words[0]), *words[1:]]
     return command(*words, cwd=folder, timeout=300)
 
 

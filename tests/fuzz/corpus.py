@@ -15,7 +15,7 @@ def _files(*patterns: str) -> tuple[Path, ...]:
     return tuple(sorted((path for pattern in patterns for path in ROOT.glob(pattern)), key=Path.as_posix))
 
 
-GOOD_PLANS = _files("configs/plans/*.yaml", "tests/plans/good/*.yaml", "tests/plans/ok/*.yaml")
+GOOD_PLANS = _files("configs/plans/*.yaml", "tests/plans/good/*.yaml")
 ALL_PLANS = _files("configs/plans/*.yaml", "tests/plans/**/*.yaml")
 PRESETS = _files("configs/parallel/*.yaml")
 OVERRIDES = (

@@ -1,8 +1,7 @@
-"""A short run of the fuzzer, another one every day; and that the fuzzer sees what it should."""
+"""A short run of the fuzzer, with one seed; and that the fuzzer sees what it should."""
 
 from __future__ import annotations
 
-import datetime
 import io
 from pathlib import Path
 
@@ -17,16 +16,16 @@ from tests.fuzz.drive import Outcome
 from tests.fuzz.judge import MAX_GROWTH, judge
 from tests.fuzz.shrink import shrink
 
+SEED = 1
 CASES = 100
 
 
 def test_no_mutation_of_what_people_write_ends_in_anything_but_a_diagnostic(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seed = datetime.datetime.now(datetime.UTC).date().toordinal()
-    tally = campaign(seed, range(CASES), apart_every=CASES, most_failures=3)
+    tally = campaign(SEED, range(CASES), apart_every=CASES, most_failures=3)
     with capsys.disabled():
-        print(f"\n{report(tally, seed)}")
+        print(f"\n{report(tally, SEED)}")
     assert not tally.failures and tally.cases == CASES
 
 

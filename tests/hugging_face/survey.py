@@ -8,6 +8,7 @@ parameter. Entries that name nothing in that model are counted apart: they are n
 
 from __future__ import annotations
 
+import argparse
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -92,7 +93,12 @@ def main() -> None:
     """Print the table in Markdown."""
     import transformers
 
-    rows = survey(list(families()))
+    parser = argparse.ArgumentParser(
+        "python -m tests.hugging_face.survey", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("names", nargs="*", help="families; all unless said")
+    names = parser.parse_args().names
+    rows = survey([family for family in families() if not names or family.name in names])
     imported, equal = [r for r in rows if r.imported], [r for r in rows if r.equal]
     print(
         f"transformers {transformers.__version__}: {len(imported)} of {len(rows)} plans are imported, and {len(equal)} put "

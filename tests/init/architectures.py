@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SMALL = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 """Sizes that most of transformers' configurations call so."""
 
@@ -22,7 +24,7 @@ OWN = {
 }
 """Modules of one's own: their model configs, in `CONF` or shipped."""
 
-CONF = "tests/init/conf"
+CONF = str(Path(__file__).parent / "conf")
 
 _NO_DROPOUT = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 _SHARED_HEADS = {**_GROUPED, "head_dim": 8}

@@ -15,6 +15,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ PAGE = Path("docs/init.md")
 BEGIN, END = "<!-- survey:begin -->", "<!-- survey:end -->"
 
 
-def survey(name: str) -> dict[str, Any]:
-    """One architecture: the plan, what was said of it, and how it went on every mesh.
+def survey(name: str, meshes: Sequence[str] = tuple(MESHES)) -> dict[str, Any]:
+    """One architecture: the plan, what was said of it, and how it went on these meshes.
 
     What `init --unproven` writes is proven here. Where that fails, what `init` writes is: it runs such a proof itself, and
     takes back what fails there.
@@ -47,7 +48,7 @@ def survey(name: str) -> dict[str, Any]:
             "unproven": unproven,
             "plan": text,
             "said": _said(text),
-            "cells": _cells(name, text, references),
+            "cells": _cells(name, text, references, meshes),
         }
         if passed(row):
             break
@@ -70,7 +71,9 @@ def _setup(given: list[str]) -> Any:
     return from_config(*compose_config(given, CONF))
 
 
-def _cells(name: str, text: str, references: dict[tuple[int, int], Any]) -> dict[str, str]:
+def _cells(
+    name: str, text: str, references: dict[tuple[int, int], Any], meshes: Sequence[str]
+) -> dict[str, str]:
     from parallelizer.diagnostics.diagnostic import PlanError
     from parallelizer.language.plan import Mesh
 
@@ -79,7 +82,7 @@ def _cells(name: str, text: str, references: dict[tuple[int, int], Any]) -> dict
         path = Path(folder) / "plan.yaml"
         path.write_text(text)
         setup = _setup([*overrides(name), f"plan={path}"])
-        for label, mesh in MESHES.items():
+        for label, mesh in ((label, MESHES[label]) for label in meshes):
             if not set(mesh) <= {"dp_shard", *_axes(text)}:
                 cells[label] = "left out"
                 continue
@@ -143,14 +146,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def _child(name: str, queue: Any) -> None:
+def _child(name: str, meshes: Sequence[str], queue: Any) -> None:
     try:
-        queue.put(survey(name))
+        queue.put(survey(name, meshes))
     except BaseException as error:
         queue.put(
             {
                 "name": name,
-                "cells": dict.fromkeys(MESHES, f"failed: {error}"),
+                "cells": dict.fromkeys(meshes, f"failed: {error}"),
                 "seconds": 0,
                 "plan": "",
                 "said": [],
@@ -167,19 +170,30 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--again", action="store_true", help="do not take rows from there")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    parser.add_argument(
+        "--mesh",
+        nargs="+",
+        choices=MESHES,
+        default=list(MESHES),
+        help="meshes to prove on (all); rows are kept of all only",
+    )
     arguments = parser.parse_args(argv)
+    whole = len(arguments.mesh) == len(MESHES)
+    if arguments.write and not whole:
+        parser.error("--write takes every mesh")
     kept = Path(arguments.results)
-    rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
+    rows = {r["name"]: r for r in json.loads(kept.read_text())} if whole and kept.exists() else {}
     context = multiprocessing.get_context("spawn")
     for name in arguments.names or NAMES:
         if name in rows and not arguments.again:
             continue
         queue = context.Queue()
-        child = context.Process(target=_child, args=(name, queue))
+        child = context.Process(target=_child, args=(name, arguments.mesh, queue))
         child.start()
         rows[name] = queue.get()
         child.join()
-        kept.write_text(json.dumps(list(rows.values()), indent=1))
+        if whole:
+            kept.write_text(json.dumps(list(rows.values()), indent=1))
         print(f"{name}: {rows[name]['cells']} ({rows[name]['seconds']:.0f} s)", flush=True)
         for sentence in rows[name]["said"]:
             print(f"    {sentence}", flush=True)

@@ -22,7 +22,9 @@ print([found["leading_to"](host, several_nodes=True) for host in sys.argv[2:]])
 
 def test_between_two_nodes(nodes: Nodes, tmp_path: Path) -> None:
     """To the other node, to itself by its address and by a name that is loopback, and by one that nobody has."""
-    module = str(ROOT / "parallelizer" / "launching" / "interfaces.py")  # alone: the package takes torch
+    module = str(
+        ROOT / "parallelizer" / "runtime" / "launch" / "interfaces.py"
+    )  # alone: the package takes torch
     hosts = [*nodes.addresses, "localhost", "nobody.invalid"]
     for node in (0, 1):
         asked = nodes.start(node, ["-c", ASK, module, *hosts], tmp_path)

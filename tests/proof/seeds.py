@@ -1,10 +1,11 @@
 """Correct plans on a hundred seeds: other initial values and other batches, and no alarm.
 
-`python -m tests.proof.seeds` runs them and writes what it found into docs/proving.md.
+`python -m tests.proof.seeds` runs them, and with --write docs/proving.md puts what it found into the page.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator, Sequence
 
@@ -39,18 +40,23 @@ def worst_share(proof: Proof) -> float:
 
 def main() -> None:
     """Prove every seed, and write the figures into the documentation."""
+    parser = argparse.ArgumentParser(
+        "python -m tests.proof.seeds", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many (%(default)s)")
+    parser.add_argument("--write", metavar="PAGE", help="the page to write the figures into")
+    options = parser.parse_args()
     begin, shares, alarms = time.monotonic(), dict[tuple[str, ...], list[float]](), list[str]()
-    for seed, overrides, proof in proofs(range(SEEDS)):
+    for seed, overrides, proof in proofs(range(options.seeds)):
         shares.setdefault(overrides, []).append(worst_share(proof))
         if not proof.passed:
             alarms.append(f"- seed {seed}, {' '.join(overrides)}: {proof.divergence}")
     worst = max(share for of_run in shares.values() for share in of_run)
-    text = (
-        f"{SEEDS - len(alarms)} of {SEEDS} seeds raise no alarm; the worst error is {worst:.2f} of its bound."
-    )
+    text = f"{options.seeds - len(alarms)} of {options.seeds} seeds raise no alarm; the worst error is {worst:.2f} of its bound."
     rows = [[f"`{' '.join(run)}`", str(len(found)), f"{max(found):.2f}"] for run, found in shares.items()]
     lines = [text, "", table(["overrides", "seeds", "worst share of the bound"], rows), *alarms]
-    replace_between("docs/proving.md", "seeds", "\n".join(lines))
+    if options.write:
+        replace_between(options.write, "seeds", "\n".join(lines))
     print(f"{text} ({time.monotonic() - begin:.0f} s)")
 
 

@@ -1,4 +1,4 @@
-"""Every planted fault is found, placed and named; a fifth of them by day."""
+"""Every planted fault is found, placed and named; a fifth of them in the default run."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def main() -> int:
     for place, part in enumerate(parts):
         if found[place] is None:
             begun = time.monotonic()
-            text, wrong = _measured(part, arguments.seed)
+            text, wrong = _measured(part, arguments.seed, small=arguments.small)
             found[place] = Measured(text, wrong, time.monotonic() - begun)
             arguments.keep.mkdir(parents=True, exist_ok=True)
             (arguments.keep / f"{part}.json").write_text(json.dumps(asdict(found[place])))
@@ -55,18 +55,19 @@ def _known(part: str, folder: Path) -> Measured | None:
     return Measured(**json.loads(path.read_text())) if path.is_file() else None
 
 
-def _measured(part: str, seed: int) -> tuple[str, int]:
+def _measured(part: str, seed: int, *, small: bool = False) -> tuple[str, int]:
     """The text of a part, and how much was not survived."""
     if part == "kills":
-        outcomes = kills.sweep()
+        outcomes = kills.sweep([kills.SHORT], steps=10) if small else kills.sweep()
         return table.of_kills(outcomes), sum(bool(o.wrong) for o in outcomes)
     if part == "reshard":
-        pairs = [pair for model in reshard.MODELS for pair in reshard.matrix(model)]
+        models = {"gpt2": ("tp2", "cp2")} if small else dict.fromkeys(reshard.MODELS, tuple(reshard.PRESETS))
+        pairs = [pair for model, presets in models.items() for pair in reshard.matrix(model, presets)]
         return table.of_pairs(pairs), sum(not pair.holds for pair in pairs)
     if part == "damage":
-        counts = damage.measure(seed=seed)
+        counts = damage.measure(seed=seed, **({"flips": 10, "cuts": 5} if small else {}))
         return table.of_damage(counts), damage.missed(counts)
-    soaked = soak.soak(seed=seed)
+    soaked = soak.soak(seed=seed, **({"steps": 40, "kills": 2, "every": 10} if small else {}))
     held = soaked[0].same and soaked[1].apart <= soak.CLOSE
     return table.of_soak(soaked), sum(bool(s.wrong) for s in soaked) + (not held)
 
@@ -77,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn (0)")
     parser.add_argument("--keep", type=Path, default=Path("/tmp/parallelizer-survival"),
                         help="where each part is kept when it is done (%(default)s)")  # fmt: skip
+    parser.add_argument("--small", action="store_true", help="a little of each part, to see that it runs")
     parser.add_argument("--known", action="store_true", help="measure only what is not kept there")
     parser.add_argument("--write", metavar="PAGE", help="the page to write the figures into")
     return parser.parse_args()

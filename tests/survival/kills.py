@@ -74,7 +74,7 @@ PLANS = (
 SHORT = Plan("fsdp2_tp2: one of each", FSDP_TP, (
     Death(2, 2, "inside", 0.01), Death(1, 4, "write"), Death(3, 4, "load"), Death(0, 8, "rename"),
 ))  # fmt: skip
-"""What is due every day."""
+"""What the default run holds."""
 
 
 def options(plan: Plan, steps: int = STEPS) -> tuple[str, ...]:

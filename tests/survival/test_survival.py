@@ -1,4 +1,4 @@
-"""A small selection every day; `python -m tests.survival` has all of it."""
+"""A small selection; `python -m tests.survival` has all of it."""
 
 from __future__ import annotations
 

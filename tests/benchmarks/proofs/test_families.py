@@ -1,25 +1,24 @@
-"""A cell of the families' matrix, another every day; `python -m parallelizer verify --matrix families` runs all of it."""
+"""The families' matrix; `python -m benchmarks.proofs families` runs all of it, and the default run one cell of each column."""
 
 from __future__ import annotations
-
-import datetime
-import random
 
 import pytest
 
 from benchmarks.proofs.families import COLUMNS, DESIGNED_WITH, Column, families, prove
 from parallelizer.diagnostics.package_folder import config_folder
+from tests.chosen import chosen
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
 CELLS = [(model, column) for model in families() for column in COLUMNS]
-TODAY = random.Random(datetime.date.today().isoformat()).sample(CELLS, 2)
+ONE_A_COLUMN = list(zip(families(), COLUMNS, strict=False))
+"""Every column, each with another model."""
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("model", "column"), TODAY, ids=lambda part: getattr(part, "name", part))
-def test_todays_cells_are_proven(model: str, column: Column) -> None:
-    cell = prove(model, column)
+@pytest.mark.parametrize("of", chosen(CELLS, ONE_A_COLUMN), ids=lambda of: f"{of[0]} on {of[1].name}")
+def test_a_cell_is_proven(of: tuple[str, Column]) -> None:
+    cell = prove(*of)
     assert cell.passed, cell.reason
 
 

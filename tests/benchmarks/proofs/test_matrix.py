@@ -1,29 +1,58 @@
-"""A slice of the matrix, another every day; `python -m parallelizer verify --matrix` runs all of it."""
+"""The matrix; `python -m benchmarks.proofs` runs all of it, and the default run one cell of each kind of row and of each mesh."""
 
 from __future__ import annotations
 
-import datetime
-import random
+from itertools import cycle, islice
 
 import pytest
 
 from benchmarks.proofs.cells import Cell, Row
 from benchmarks.proofs.markdown import replace_between, table
-from benchmarks.proofs.matrix import _computation, _setup, columns, models, presets, prove_cell, rows
+from benchmarks.proofs.matrix import (
+    Known,
+    _computation,
+    _setup,
+    columns,
+    meshes,
+    models,
+    presets,
+    prove_cell,
+    rows,
+)
 from benchmarks.proofs.show import document, listing, markdown, summary
-from parallelizer.proof.tiny import shrink
+from parallelizer.proof.tiny import shrink, small_mesh
+from tests.chosen import chosen
 
-SLICE = 2
-COLUMNS = columns()  # once: it composes every preset
+COLUMNS = columns()
 CELLS = [(row, preset) for row in rows() for preset in COLUMNS]
-TODAY = random.Random(datetime.date.today().isoformat()).sample(CELLS, SLICE)
+KNOWN = Known()
+
+
+def one_of_each_kind() -> list[tuple[Row, str]]:
+    """Cells in which every plan, every option and every mesh that runs is, each in as few as there can be."""
+    of_row = list({(row.plan, row.note): row for row in reversed(rows())}.values())[::-1]
+    of_mesh = list({ran(preset): preset for preset in reversed(COLUMNS)}.values())[::-1]
+    number = max(len(of_row), len(of_mesh))
+    return list(islice(zip(cycle(of_row), cycle(of_mesh), strict=False), number))
+
+
+def ran(preset: str) -> str:
+    """The mesh that a preset becomes in a proof."""
+    return str(small_mesh(meshes()[preset]))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("row", "preset"), TODAY, ids=lambda part: getattr(part, "name", part))
-def test_todays_cells_are_proven(row: Row, preset: str) -> None:
-    cell = prove_cell(row, preset)
+@pytest.mark.parametrize("of", chosen(CELLS, one_of_each_kind()), ids=lambda of: f"{of[0].name} on {of[1]}")
+def test_a_cell_is_proven(of: tuple[Row, str]) -> None:
+    cell = prove_cell(*of, known=KNOWN)
     assert cell.passed, cell.reason
+
+
+def test_the_default_run_holds_every_kind() -> None:
+    cells = one_of_each_kind()
+    assert {(row.plan, row.note) for row, _ in cells} == {(row.plan, row.note) for row in rows()}
+    assert {ran(preset) for _, preset in cells} == {ran(preset) for preset in COLUMNS}
+    assert len(cells) <= 9
 
 
 def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:

@@ -57,8 +57,19 @@ def test_the_model_is_the_one_that_the_page_about_own_models_shows(tmp_path: Pat
     shown = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", page, re.S))
     create(tmp_path)
     assert (tmp_path / "my_gpt.py").read_text().endswith(shown["my_gpt.py"])
-    for kind in ("model", "plans"):
-        assert (tmp_path / "conf" / kind / "my_gpt.yaml").read_text() == shown[f"mine/{kind}/my_gpt.yaml"]
+    assert (tmp_path / "conf/model/my_gpt.yaml").read_text() == shown["mine/model/my_gpt.yaml"]
+
+
+def test_the_plan_is_the_one_that_init_proposes_but_for_its_logits(tmp_path: Path) -> None:
+    """`init` does not know the loss. The starter's takes logits that are sharded over the vocabulary."""
+    page = (ROOT / "docs" / "your_own_model.md").read_text()
+    [proposed] = re.findall(r"```yaml\n# mine/plans/my_gpt.yaml\n(.*?)```", page, re.S)
+    create(tmp_path)
+    written = (tmp_path / "conf/plans/my_gpt.yaml").read_text()
+    pairs = zip(proposed.splitlines()[1:], written.splitlines()[1:], strict=True)
+    [(before, after)] = [(a, b) for a, b in pairs if a != b]
+    assert before.strip().startswith("head: ") and "output: replicate}" in before
+    assert "output: shard(-1), local: false}" in after
 
 
 def test_a_folder_with_other_files_keeps_them(tmp_path: Path) -> None:
