@@ -23,6 +23,7 @@ settings.load_profile("parallelizer")
 gc.disable()  # until all is collected: modules and tests are no garbage
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """How pytest-xdist deals tests to its processes, under `--dist loadgroup`.
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from benchmarks.proofs import families, matrix
 from parallelizer.diagnostics import render
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.report.text.proof import verify_document
+from parallelizer.report.documents import verify_document
 
 MATRICES = ("llama", "families")
 

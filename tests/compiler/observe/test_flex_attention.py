@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from parallelizer.child import in_children
 from parallelizer.language.plan import Mesh
 from parallelizer.language.workload import Entry, Workload
-from parallelizer.simulate.follow.flow import Flow, follow
+from parallelizer.simulate.follow.flow import FollowedStep, follow
 from parallelizer.simulate.record.trace import Recipe, Trace, trace
 from tests.findings import compiled, on_meta
 from tests.proof import subjects
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(x, x, x).squeeze(1)
 
 
-def followed(text: str, mesh: dict[str, int], model: Callable[[], nn.Module] = Flexible) -> Flow:
+def followed(text: str, mesh: dict[str, int], model: Callable[[], nn.Module] = Flexible) -> FollowedStep:
     program = compiled(text, model, Mesh(mesh), workload=WORKLOAD)
     (flow,) = in_children([(follow, program, on_meta(model), WORKLOAD, subjects.token_loss)])
     return flow

@@ -32,7 +32,7 @@ from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.prove import Proof, check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
-from parallelizer.propose.from_transformers.tp_plan import Entry, read_tp_plan
+from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
 from parallelizer.propose.from_transformers.translate import translate
 from parallelizer.report import lock
 from parallelizer.report.diff import check_rank
@@ -139,7 +139,7 @@ def uninitialised() -> Found:
 
 def unsayable() -> Found:
     """What is said of a `tp_plan` with a string that is new."""
-    entry = Entry("linear", "colwise_from_tomorrow", ("linear",), ("linear.weight",))
+    entry = TpPlanEntry("linear", "colwise_from_tomorrow", ("linear",), ("linear.weight",))
     _, failed = translate(nn.ModuleDict({"linear": nn.Linear(2, 2)}), [entry])
     return inexpressible(failed)
 
