@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Three processes on two cores: tests that start ranks wait for processes much of the time (groups in tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
+# Tests start hundreds of Pythons: each would compile our files anew where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: train test test-all test-wheel lint parity loops matrix docs clean
 
@@ -10,10 +14,10 @@ train: $(STAMP)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
 
 test: $(STAMP)
-	$(BIN)/python -m tests.side_by_side
+	$(PYTEST)
 
 test-all: $(STAMP)  ## the slow matrices too
-	$(BIN)/python -m pytest -m ""
+	$(PYTEST) -m ""
 
 test-wheel: $(STAMP)  ## the wheel in an environment that pip fills from a package index, outside of the checkout
 	$(BIN)/python -m pytest -m "" tests/wheel/test_fresh.py
