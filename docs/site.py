@@ -26,14 +26,7 @@ ROOT = DOCS.parent
 FROM_ELSEWHERE = {"context_parallelism.md": ROOT / "parallelizer/styles/context_parallel/README.md"}
 """Pages whose text lies where its subject does."""
 
-README = ROOT / "README.md"
-SECTIONS = {"limits.md": "Limits"}
-"""Pages that are a section of the README."""
-
-LONGER = {"a-plan": "plan_language.md", "against-its-peers": "peers.md"}
-"""Sections of the README that a page has in full."""
-
-MADE = {*FROM_ELSEWHERE, *SECTIONS}
+MADE = {*FROM_ELSEWHERE}
 """Pages of the site that are no files of docs/."""
 
 COPIED = {".md", ".svg", ".png", ".css", ".js"}
@@ -76,8 +69,6 @@ def stage(project: Path) -> None:
                 shutil.copy(path, copy)
     for name, path in FROM_ELSEWHERE.items():
         (pages / name).write_text(for_the_site(path.read_text(), path))
-    for name, title in SECTIONS.items():
-        (pages / name).write_text(for_the_site(f"# {title}\n{section(title)}", README))
     configuration = yaml.safe_load((DOCS / "mkdocs.yml").read_text())
     (project / "mkdocs.yml").write_text(yaml.safe_dump(configuration, sort_keys=False))
     (project / "source").mkdir()
@@ -89,14 +80,6 @@ def without_requests(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
         page.write_text(text.replace(WORKER_ON_THE_WEB, os.path.relpath(site / "worker.js", page.parent)))
-
-
-def section(title: str) -> str:
-    """What stands in the README below a heading of the second level."""
-    found = re.search(rf"^## {re.escape(title)}$(.*?)(?=^## |\Z)", README.read_text(), re.M | re.S)
-    if found is None:
-        raise ValueError(f"the README has no section {title!r}")
-    return found[1]
 
 
 def navigation() -> list[str]:
@@ -115,8 +98,6 @@ def _files(node: Any) -> Iterator[str]:
 def for_the_site(text: str, path: Path) -> str:
     """The page's text with its links as the site needs them; code is left alone."""
 
-    sections = LONGER | {title.lower().replace(" ", "-"): name for name, title in SECTIONS.items()}
-
     def changed(match: re.Match[str]) -> str:
         target = match["target"]
         if re.match(r"[a-z]+:", target):
@@ -125,8 +106,6 @@ def for_the_site(text: str, path: Path) -> str:
         elsewhere = {source: DOCS / name for name, source in FROM_ELSEWHERE.items()}
         wanted = elsewhere.get(wanted, wanted)
         home = path.parent if path.is_relative_to(DOCS) else DOCS
-        if wanted == README and (match["anchor"] or "#")[1:] in sections:
-            return f"[{match['text']}]({os.path.relpath(DOCS / sections[match['anchor'][1:]], home)})"
         if not wanted.is_relative_to(DOCS) or wanted.suffix not in COPIED:
             text = match["text"]
             return text if "`" in text or " " in text else f"`{text}`"

@@ -10,6 +10,8 @@ import torch
 import torch._dynamo  # which every rank would import after its fork: half a second each, spent once here
 from hypothesis import settings
 
+from tests import left_out
+
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
 
@@ -23,15 +25,24 @@ settings.load_profile("parallelizer")
 gc.disable()  # until all is collected: modules and tests are no garbage
 
 
+OF_PARTS = tuple(
+    f"tests/{room}/" for room in ("hugging_face", "proof", "runtime", "simulate", "styles", "training")
+)
+"""Folders that have about half of the tests that start ranks, by time."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """How pytest-xdist deals tests to its processes, under `--dist loadgroup`.
 
-    Tests that start ranks stay together, one after another in one process: two at once would starve each other of
-    cores until a collective runs out of time. The tests of a file share its fixtures, so they stay together too.
+    Tests that start ranks stay together, one after another in two processes: more at once would starve each other
+    of cores until a collective runs out of time. The tests of a file share its fixtures, so they stay together too.
     """
+    left_out.mark(items)
     for item in items:
-        group = "ranks" if item.get_closest_marker("ranks") else item.nodeid.partition("::")[0]
+        group = item.nodeid.partition("::")[0]
+        if item.get_closest_marker("ranks"):
+            group = "ranks of parts" if group.startswith(OF_PARTS) else "ranks of commands"
         item.add_marker(pytest.mark.xdist_group(group))
 
 

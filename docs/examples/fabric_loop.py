@@ -1,4 +1,4 @@
-"""Lightning Fabric on a model that a plan splits: `pip install 'parallelizer[lightning]'`.
+"""Lightning Fabric on a model that a plan splits: `pip install 'path/to/parallelizer[lightning]'`.
 
     python docs/examples/fabric_loop.py                                         # one process
     torchrun --nproc-per-node 4 docs/examples/fabric_loop.py dp_shard=2 tp=2    # the same losses

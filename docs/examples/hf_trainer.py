@@ -1,4 +1,4 @@
-"""The Trainer of transformers on a model that a plan splits: `pip install 'parallelizer[hf]'`.
+"""The Trainer of transformers on a model that a plan splits: `pip install 'path/to/parallelizer[hf]'`.
 
     python docs/examples/hf_trainer.py                                          # one process
     torchrun --nproc-per-node 4 docs/examples/hf_trainer.py dp_shard=2 tp=2     # the same losses

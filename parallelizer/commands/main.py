@@ -11,7 +11,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from parallelizer.commands import export, import_plan, init, plan, schema, validate, verify
+from parallelizer.commands import (
+    export,
+    generate,
+    import_plan,
+    init,
+    plan,
+    schema,
+    train,
+    validate,
+    verify,
+)
 from parallelizer.commands.doctor import command as doctor
 from parallelizer.commands.explain import command as explain
 from parallelizer.commands.new import command as new
@@ -22,7 +32,10 @@ from parallelizer.diagnostics import render as show_diagnostics
 
 
 class Command(Protocol):
-    """The module of a command. All of them are imported before any is chosen, so `run` imports what is slow to import."""
+    """The module of a command. All of them are imported before any is chosen, so `run` imports what is slow to import.
+
+    One that has WHOLE_LINE takes the words behind its name as they are, options too, as `overrides`.
+    """
 
     NAME: str
     DOC: str
@@ -39,6 +52,8 @@ COMMANDS: tuple[Command, ...] = (
     validate,
     plan,
     verify,
+    train,
+    generate,
     export,
     import_plan,
     schema,
@@ -72,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; overrides may stand before, between and behind the options."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for command in COMMANDS:
+        if words[:1] == [command.NAME] and getattr(command, "WHOLE_LINE", False):
+            return argparse.Namespace(command=command.NAME, run=command.run, overrides=words[1:])
     parser, parsers = make_parser(COMMANDS)
     arguments, rest = parser.parse_known_args(argv)
     refuse_options(rest, arguments.command, parsers)

@@ -211,5 +211,5 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise ImportError("transformers is not installed: pip install 'parallelizer[hf]'") from None
+        raise ImportError("transformers is not installed: pip install transformers safetensors") from None
     return transformers

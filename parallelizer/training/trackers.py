@@ -114,7 +114,7 @@ def missing(names: Sequence[str], span: Span | None) -> list[Diagnostic]:
             "tracker-missing",
             f"train.trackers has {name}, and the package {name} is not installed",
             span,
-            f"pip install 'parallelizer[{name}]', or leave it out",
+            f"pip install {name}, or leave it out",
         )
         for name in names
         if (package := getattr(TRACKERS[name], "package", None)) and importlib.util.find_spec(package) is None

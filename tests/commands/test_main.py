@@ -29,6 +29,8 @@ EXPECTED = {
         "prove that the sharded run equals the unsharded one",
         [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--seed"],
     ),
+    "train": ("train under a plan: the recipe that `new` copies, as it is", ["overrides"]),
+    "generate": ("print text from a checkpoint: the recipe that `new` copies, as it is", ["overrides"]),
     "export": ("print the plan as plain Python on torch's public APIs", SETUP),
     "import-plan": ("print the plan that a transformers model's own tp_plan comes to", [*SETUP, "--check"]),
     "schema": ("print the JSON Schema of plan files, for editors", [*SETUP, "--preset"]),

@@ -200,7 +200,7 @@ def test_the_command_says_what_is_shown(
         "make nothing",
         "python benchmarks/nothing.py",
         "python -m benchmarks.nothing",
-        "pip install 'parallelizer[nothing]'",
+        "pip install 'path/to/parallelizer[nothing]'",
     ],
 )
 def test_a_command_that_there_is_not_is_noticed(command: str) -> None:

@@ -1,4 +1,4 @@
-"""Every command behind a figure of the README runs, in its smallest form: what is measured is measured, on next to nothing."""
+"""Every command behind a figure of docs/figures.md runs in its smallest form, measuring next to nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.recipes.runs import COMMANDS, command, typed
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "README.md").read_text()
-FIGURES = TEXT[TEXT.index("## Figures") :].partition("<details>")[0]
+TEXT = (ROOT / "docs/figures.md").read_text()
+FIGURES = TEXT.partition("\n## ")[0]
 
 SMALLEST = {
     "benchmarks.memory_truth": "--only 'single gpt checkpoint'",
@@ -87,7 +87,7 @@ def test_every_figure_has_its_smallest_form() -> None:
         re.split(r"(?<!\\) \| ", line.strip("| ")) for line in FIGURES.splitlines() if line.startswith("| ")
     ][1:]
     assert len(rows) > 20
-    behind: set[str] = {"benchmarks.proofs families"}  # its table stands in the README itself
+    behind: set[str] = {"benchmarks.proofs families"}  # its table stands below
     for what, _, cell in rows:
         assert named(cell), what
         for name in named(cell):
@@ -103,7 +103,7 @@ def test_pages_and_tests_say_the_commands() -> None:
                 f"`python -m {name}" in (ROOT / page).read_text()
                 or f"    python -m {name}" in (ROOT / page).read_text()
             )
-    assert "`python -m benchmarks.proofs families --write README.md`" in TEXT
+    assert "`python -m benchmarks.proofs families --write docs/figures.md`" in TEXT
     for target, path in TESTS.items():
         made = (ROOT / "Makefile").read_text().partition(f"\n{target.removeprefix('make ')}:")[2]
         assert path in made.partition("\n\n")[0]

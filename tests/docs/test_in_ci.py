@@ -82,7 +82,7 @@ def test_the_longer_proofs_hold(line: str, here: Path) -> None:
 def test_the_workflow_runs_what_the_page_shows() -> None:
     jobs = yaml.safe_load(FILES[WORKFLOW])["jobs"]
     steps = [step["run"] for step in jobs["check"]["steps"] if "run" in step]
-    assert steps.pop(0).startswith("pip install parallelizer")
+    assert steps.pop(0).startswith("pip install ./parallelizer ")
     assert steps == [line for line in SHOWN if "--lock " not in line]
 
 

@@ -66,8 +66,6 @@ def test_links_out_of_the_pages_become_text_and_code_is_left_alone() -> None:
         site.for_the_site("[x](../parallelizer/styles/context_parallel/README.md)", page)
         == "[x](context_parallelism.md)"
     )
-    assert site.for_the_site("[l](../README.md#limits)", page) == "[l](limits.md)"
-    assert site.for_the_site("[p](../README.md#a-plan)", page) == "[p](plan_language.md)"
     code = "```\n[a](../README.md)\n```\n"
     assert site.for_the_site(code, page) == code
 

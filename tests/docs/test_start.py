@@ -57,7 +57,7 @@ def run(command: str, folder: Path) -> Ended:
 
 
 def test_it_is_the_package_that_is_installed() -> None:
-    assert INSTALL == "pip install parallelizer" and NEW.startswith("parallelizer new ")
+    assert INSTALL == "pip install path/to/parallelizer" and NEW.startswith("parallelizer new ")
 
 
 def test_what_it_samples_from_is_what_it_trained() -> None:

@@ -12,7 +12,7 @@ from parallelizer.training.job.slurm_jobs import CHOSEN, MANY
 from tests.recipes.runs import SMALL, entries, metrics, run_here
 from tests.slurm.cluster import Slurm, wait_for
 
-pytest.importorskip("submitit", reason="pip install 'parallelizer[slurm]'")
+pytest.importorskip("submitit", reason="the optional extra `slurm`")
 pytestmark = [pytest.mark.ranks, pytest.mark.slow]
 
 STEPS = 12

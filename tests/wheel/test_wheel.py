@@ -38,7 +38,7 @@ def test_its_metadata_says_what_it_is(installed: Installed) -> None:
     [name] = [name for name in names(installed) if name.endswith(".dist-info/METADATA")]
     with zipfile.ZipFile(installed.wheel) as opened:
         said = email.message_from_bytes(opened.read(name))
-    assert (said["Name"], said["License-Expression"]) == ("parallelizer", "Apache-2.0")
+    assert (said["Name"], said["License-Expression"]) == ("torch-parallelizer", "Apache-2.0")
     assert said["Requires-Python"] == ">=3.11"
     assert said["Summary"] and said["Description-Content-Type"] == "text/markdown"
     classifiers = said.get_all("Classifier", [])

@@ -17,6 +17,9 @@ from pathlib import Path
 from parallelizer.child import Failed, NotInTime, in_time
 from parallelizer.diagnostics.units import size
 
+DISTRIBUTION = "torch-parallelizer"
+"""What pip calls this package."""
+
 NEEDED = ("torch", "hydra-core", "omegaconf", "fnmatch2", "rich", "numpy")
 """The distributions without which nothing goes."""
 
@@ -36,7 +39,7 @@ def version(package: str) -> str | None:
 
 def versions() -> Iterator[tuple[str, str]]:
     """This package, Python, and what it needs."""
-    yield "parallelizer", version("parallelizer") or "not installed"
+    yield "parallelizer", version(DISTRIBUTION) or "not installed"
     yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
     for package in NEEDED:
         yield package, version(package) or "missing"
@@ -45,7 +48,7 @@ def versions() -> Iterator[tuple[str, str]]:
 def packages_by_extra() -> dict[str, list[str]]:
     """The optional extras of this package and what they ask for, as its metadata has them; without `dev` and `docs`."""
     asked: dict[str, list[str]] = {}
-    for line in importlib.metadata.requires("parallelizer") or ():
+    for line in importlib.metadata.requires(DISTRIBUTION) or ():
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
         if extra and extra[1] not in ("dev", "docs"):
             asked.setdefault(extra[1], []).append(re.split(r"[\s<>=!~;\[(]", line, maxsplit=1)[0])
@@ -57,13 +60,13 @@ def extras() -> Iterator[tuple[str, str]]:
     try:
         wanted = packages_by_extra()
     except importlib.metadata.PackageNotFoundError:
-        yield "none", "parallelizer is not installed, only on the path: pip install parallelizer"
+        yield "none", "parallelizer is not installed, only on the path: pip install path/to/its/clone"
         return
     for extra, packages in sorted(wanted.items()):
         found = [f"{name} {number}" for name in packages if (number := version(name))]
         missing = [name for name in packages if version(name) is None]
         here = ", ".join(found)
-        lacks = f"without {', '.join(missing)}: pip install 'parallelizer[{extra}]'" if missing else ""
+        lacks = f"without {', '.join(missing)}: pip install {' '.join(missing)}" if missing else ""
         yield extra, "; ".join(filter(None, (here, lacks)))
 
 

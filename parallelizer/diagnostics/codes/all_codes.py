@@ -1,7 +1,7 @@
 """Every code that a diagnostic may carry, read from the Markdown files that hold their texts.
 
 The text of a code stands beside the check that reports it, `checks/attention_heads.md` beside `checks/attention_heads.py`;
-what several files report stands in this folder, one file a family. No torch is imported.
+what is reported elsewhere stands in this folder, one file a family. No torch is imported.
 """
 
 from __future__ import annotations

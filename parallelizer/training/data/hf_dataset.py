@@ -65,7 +65,7 @@ def _opened(path: str, split: str, name: str | None) -> tuple[Any, list[Path]]:
     try:
         import datasets
     except ImportError:
-        raise _unreadable(path, "datasets is not installed: pip install 'parallelizer[hf]'") from None
+        raise _unreadable(path, "datasets is not installed: pip install datasets") from None
     datasets.disable_progress_bars()
     place = Path(path).expanduser()
     try:

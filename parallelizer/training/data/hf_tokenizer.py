@@ -83,7 +83,7 @@ def load(choice: str) -> HuggingFaceTokenizer:
 
         from parallelizer.hugging_face.build import hub_answers
     except ImportError:
-        raise _unreadable(choice, "transformers is not installed: pip install 'parallelizer[hf]'") from None
+        raise _unreadable(choice, "transformers is not installed: pip install transformers") from None
     if path.is_dir() and not has_tokenizer(path):
         raise _unreadable(choice, f"the folder has none of {', '.join(FILES)}")
     here = path.exists() or not hub_answers()

@@ -146,7 +146,7 @@ class Sweep:
         except ImportError:
             raise launch.LaunchError(
                 "hydra/launcher=submitit_slurm needs hydra-submitit-launcher, which is not installed",
-                "pip install 'parallelizer[slurm]'",
+                "pip install hydra-submitit-launcher submitit",
             ) from None
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         sizes = [self._size(overrides) for overrides in jobs]

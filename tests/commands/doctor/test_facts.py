@@ -25,7 +25,7 @@ def test_a_missing_extra_is_told_with_its_pip_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(facts, "packages_by_extra", lambda: {"hf": ["torch", "no-such-package"]})
     [(name, told)] = facts.extras()
     assert name == "hf" and re.fullmatch(
-        r"torch \S+; without no-such-package: pip install 'parallelizer\[hf\]'", told
+        r"torch \S+; without no-such-package: pip install no-such-package", told
     )
 
 

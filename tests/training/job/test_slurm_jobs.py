@@ -95,4 +95,4 @@ def test_without_submitit_it_says_what_to_install(monkeypatch: pytest.MonkeyPatc
     launcher.setup(hydra_context=None, task_function=more_words, config=None)
     with pytest.raises(LaunchError, match="needs hydra-submitit-launcher") as caught:
         launcher.launch([["parallel=tp2"]], 0)
-    assert caught.value.help == "pip install 'parallelizer[slurm]'"
+    assert caught.value.help == "pip install hydra-submitit-launcher submitit"

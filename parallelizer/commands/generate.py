@@ -1,0 +1,21 @@
+"""`generate`: the shipped recipe for text from a checkpoint, from any folder. What follows the name is Hydra's command line."""
+
+from __future__ import annotations
+
+import argparse
+
+from parallelizer.commands.run_recipe import run_recipe
+
+NAME = "generate"
+DOC = "print text from a checkpoint: the recipe that `new` copies, as it is"
+WHOLE_LINE = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Hydra reads the words."""
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides and options of Hydra")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate. Returns the exit status."""
+    return run_recipe("generate", arguments.overrides)
