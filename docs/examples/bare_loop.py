@@ -35,9 +35,7 @@ def train(axes: Mapping[str, int]) -> list[float]:
 
     losses = []
     for step in range(task.STEPS):
-        batch = pz.shard_batch(
-            task.batch(step), plan, mesh
-        )  # this rank's rows of the global batch, and its tokens
+        batch = pz.shard_batch(task.batch(step), plan, mesh)  # this rank's rows and tokens
         logits = model(batch["input_ids"])
         total = pz.cross_entropy(logits, batch["labels"])  # summed; a DTensor, sharded by vocabulary
         loss = pz.mean_loss(total, (batch["labels"] != -100).sum(), model)  # the mean over all ranks' tokens

@@ -41,7 +41,7 @@ def all_trials() -> Iterator[Trial]:
     if imported.state != "works":
         return
     import_torch()  # here, so that the children need not
-    yield attempt("a plan is read", _reads_a_plan, 30, "install again: pip install --force-reinstall parallelizer",
+    yield attempt("a plan is read", _reads_a_plan, 30, "install again: pip install --force-reinstall path/to/its/clone",
                   needed=True)  # fmt: skip
     yield attempt("a configuration is composed", _composes, 30, "pip install 'hydra-core>=1.3.2' 'omegaconf>=2.3'",
                   needed=True)  # fmt: skip
