@@ -21,15 +21,17 @@ MODEL = "my_gpt"
 def create(folder: str | Path) -> list[str]:
     """Write the files into `folder`, which may be there; the paths below it that were written, sorted.
 
-    Raises PlanError `file-unwritable` where that is impossible, or one of them is there already; nothing is left then.
+    Raises PlanError `file-unwritable` where that is impossible, and for each of them that is there already; nothing is left then.
     """
     root, texts = Path(folder), dict(_files())
     found = sorted(name for name in texts if os.path.lexists(root / name))
     if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        message = f"{folder} has {', '.join(found[:3])}{more} already"
+        help_text = "rename it, or name another folder; nothing was written"
         raise PlanError(
-            [Diagnostic("file-unwritable", message, help="name a new folder; nothing was written")]
+            [
+                Diagnostic("file-unwritable", f"{root / name} is there already", help=help_text)
+                for name in found
+            ]
         )
     made: list[Path] = []
     try:

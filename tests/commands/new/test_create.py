@@ -88,6 +88,18 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert files(tmp_path) == {"README.md": "mine\n"}
 
 
+def test_every_name_that_collides_is_told(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    for name in ("README.md", "my_gpt.py", "recipes/train.py"):
+        (tmp_path / name).write_text("mine\n")
+    with pytest.raises(PlanError) as raised:
+        create(tmp_path)
+    told = [found.message for found in raised.value.diagnostics]
+    assert told == [
+        f"{tmp_path / name} is there already" for name in ("README.md", "my_gpt.py", "recipes/train.py")
+    ]
+
+
 def test_nothing_is_left_of_what_cannot_be_finished(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "recipes").write_text("a file where a folder is wanted\n")
