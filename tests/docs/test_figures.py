@@ -79,7 +79,7 @@ def named(text: str) -> list[str]:
         elif words[0].startswith("--"):  # the command before, with another option
             words = [last, *words]
         found.append(" ".join(words) if words[0] == "make" or " ".join(words) in SMALLEST else words[0])
-    return found + re.findall(r"\]\(([^)#]+)\)", text)
+    return found + [f"docs/{page}" for page in re.findall(r"\]\(([^)#]+)\)", text)]
 
 
 def test_every_figure_has_its_smallest_form() -> None:
