@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from parallelizer.commands.run_recipe import run_recipe
+from parallelizer.commands.run_recipe import add_hydra_words, run_recipe
 
 NAME = "train"
 DOC = "train under a plan: the recipe that `new` copies, as it is"
@@ -12,8 +12,8 @@ WHOLE_LINE = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Hydra reads the words."""
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides and options of Hydra")
+    """The words are Hydra's."""
+    add_hydra_words(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

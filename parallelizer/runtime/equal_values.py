@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.runtime.guards.checksum import checksum
+from parallelizer.runtime.guards.checksum import checksum, digest
 
 
 class Unequal(NamedTuple):
@@ -46,7 +45,7 @@ def _names_that_differ(
     tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup, device: torch.device
 ) -> list[str]:
     names = sorted(tensors)
-    form = _digest([(name, tuple(tensors[name].shape), str(tensors[name].dtype)) for name in names])
+    form = digest([(name, tuple(tensors[name].shape), str(tensors[name].dtype)) for name in names])
     # The least is the greatest of the opposites: one reduction finds both. It comes first, because ranks with other
     # tensors would reduce another number of sums.
     forms = torch.tensor([form, ~form], device=device)
@@ -60,8 +59,3 @@ def _names_that_differ(
     dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
     differs = (bounds[0] != ~bounds[1]).tolist()
     return [name for name, other in zip(names, differs, strict=True) if other]
-
-
-def _digest(form: object) -> int:
-    """63 bits of what `repr` says, the same on every rank."""
-    return int.from_bytes(hashlib.blake2b(repr(form).encode(), digest_size=8).digest(), "big") >> 1

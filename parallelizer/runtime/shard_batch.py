@@ -64,7 +64,7 @@ def _own_rows(batch: Mapping[str, Tensor], plan: Plan, index: int, ranks: int) -
     counts = sorted({size for size in sizes.values() if size > 1})
     if len(counts) > 1:
         said = ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        raise ValueError(f"the entries of the batch have other numbers of rows: {said}")
+        raise ValueError(f"the entries of the batch have different numbers of rows: {said}")
     count = max(sizes.values(), default=0)
     if count == 0 or count % ranks:
         raise ValueError(
@@ -86,11 +86,11 @@ def _compare_once(batch: Mapping[str, Tensor], mesh: DeviceMesh, rows: str) -> N
     compared: set[str] = mesh.__dict__.setdefault("_parallelizer_compared", set())
     if rows in compared or not dist.is_initialized():
         return
-    compared.add(rows)
     sizes = describe(mesh).sizes
     axes = [a for a in sizes if sizes[a] > 1 and (rows == "global" or a not in BATCH_AXES)]
     unequal = unequal_over(batch, mesh, axes)
     if unequal is None:
+        compared.add(rows)  # after a refusal the next batch is compared again
         return
     named = f"different values in {', '.join(unequal.names)}" if unequal.names else "different batches"
     if unequal.axis in BATCH_AXES:

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelizer.child import in_children
-from parallelizer.commands.import_plan import parsed
 from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_transformers.imported import parsed
 from parallelizer.propose.from_transformers.proposal import propose
 from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face import placements

@@ -9,8 +9,8 @@ from torch import nn
 
 import parallelizer as pz
 from parallelizer.child import in_children
-from parallelizer.commands.import_plan import parsed
 from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_transformers.imported import parsed
 from parallelizer.propose.from_transformers.proposal import propose
 from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face.families import families

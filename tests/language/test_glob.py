@@ -180,10 +180,10 @@ def test_twenty_globs_over_the_largest_models_are_quick() -> None:
     ] * 2
     best = float("inf")
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         for text in texts:
             parse_glob(text).select(paths)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.2  # 5 ms on an idle machine
 
 
@@ -381,10 +381,10 @@ def test_the_limits_themselves_are_allowed() -> None:
     "text", ["{a,b}" * 200, "{0..4095}" * 100, "{" * 1000, "{{0..4095}" + ",{0..4095}" * 90]
 )
 def test_a_glob_that_would_blow_up_is_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(GlobError):
         parse_glob(text)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @settings(max_examples=500, deadline=None)

@@ -242,10 +242,10 @@ BOMB = "a: &a [x, x]\n" + "".join(
     ids=lambda value: value[:12] if len(value) > 20 else value,
 )
 def test_what_would_blow_up_is_refused_at_once(text: str, code: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # not the wall's: other tests keep the cores busy
     found = refused(lambda: read(text, "f"))
     assert found.code == code and len(found.message) < 200
-    assert time.perf_counter() - start < 5.0  # 0.3 s on an idle machine
+    assert time.process_time() - start < 5.0  # 0.3 s on an idle machine
 
 
 def test_the_limits_themselves_are_allowed() -> None:

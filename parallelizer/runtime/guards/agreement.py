@@ -6,7 +6,6 @@ the step sends. It is started before it is needed and awaited when it is. Only r
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.runtime.guards.checksum import digest
 from parallelizer.runtime.guards.wording import ranks_named
 from parallelizer.runtime.launch.failures import LaunchError
 
@@ -61,7 +61,7 @@ class Agreement:
         """
         if self._told is not None:
             raise RuntimeError("tell was called twice, with no heard between")
-        self._mine, self._stop = (step, _digest(position)), stop
+        self._mine, self._stop = (step, 0 if position is None else digest(position)), stop
         step, place = self._mine
         # The least is the greatest of the opposites: one reduction finds both.
         self._told = torch.tensor([stop, step, -step, place, -place])
@@ -131,13 +131,6 @@ def _against(said: tuple[int, int], ranks: Sequence[int], most: tuple[int, int],
 
 def _at(step: int, ranks: Sequence[int]) -> str:
     return f"{ranks_named(ranks)} {'is' if len(ranks) == 1 else 'are'} at step {step}"
-
-
-def _digest(position: object) -> int:
-    """62 bits, so that their opposite is one of 64 too."""
-    if position is None:
-        return 0
-    return int.from_bytes(hashlib.blake2b(repr(position).encode(), digest_size=8).digest(), "big") >> 2
 
 
 def _first_line(error: BaseException) -> str:

@@ -8,6 +8,7 @@ Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014.)
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 
 import torch
@@ -36,6 +37,11 @@ def checksum(tensor: torch.Tensor) -> torch.Tensor:
         # The sums of blocks count by their place too.
         total = (total * _SECOND) + mixed.sum()
     return total
+
+
+def digest(value: object) -> int:
+    """62 bits for what `repr` says of a value, the same on every rank, so that its opposite is a number of 64 bits too."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "big") >> 2
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:

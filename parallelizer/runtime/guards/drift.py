@@ -10,7 +10,6 @@ same a last bit that differs. So there a small difference is let pass by default
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Severity
 from parallelizer.language.fold import fold_paths
 from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.runtime.guards.agreement import minority
-from parallelizer.runtime.guards.checksum import checksum
+from parallelizer.runtime.guards.checksum import checksum, digest
 from parallelizer.runtime.guards.wording import ranks_named
 from parallelizer.runtime.state import device_of, every_group, persistent_buffers, restore_buffers, state_of
 
@@ -146,8 +145,7 @@ def _on_all_ranks(model: nn.Module, held: list[_Held]) -> list[_Held]:
     An optimizer has no states of a parameter that never had a gradient, and that may differ from rank to rank: where
     it does, those that others have stand as empty ones.
     """
-    digest = hashlib.blake2b(repr([one.key for one in held]).encode(), digest_size=8).digest()
-    number = torch.tensor(int.from_bytes(digest, "big") >> 2, device=device_of(model))
+    number = torch.tensor(digest([one.key for one in held]), device=device_of(model))
     bounds = torch.stack([number, -number])
     for group in every_group(model):
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
