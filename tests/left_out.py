@@ -5,29 +5,93 @@ Each costs many seconds of processor time. `make test-all` runs them.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+_TRACED = (
+    "attention-implementation",
+    "attention-shape",
+    "compile-not-traced",
+    "costly-redistribution",
+    "does-not-run",
+    "equal-random",
+    "fsdp-uneven",
+    "fused-features",
+    "half-sequence-parallel",
+    "idle-rule",
+    "large-root-unit",
+    "layout-mismatch",
+    "left-out",
+    "local-attention",
+    "multi-hop-redistribution",
+    "needs-whole",
+    "optimizer-collectives",
+    "redundant-redistribution",
+    "replicated-logits",
+    "replicated-sum",
+    "sequence-padded",
+    "shadowed-rule",
+    "sharded-logits",
+    "small-fsdp-units",
+    "tp-crosses-nodes",
+    "varying-gradient",
+    "varying-loss",
+    "wrong-loss",
+)
+"""Codes whose example runs a step: their checks have tests of their own, on smaller models."""
+
 LEFT_OUT: dict[str, tuple[str, ...]] = {
-    # Pages that train for half a minute. The README's commands and the page for beginners are in the default run.
-    "tests/docs/test_in_ci.py": (
-        "test_the_checks_of_every_push_say_what_is_shown",
-        "test_the_longer_proofs_hold",
+    "tests/diagnostics/codes/test_all_codes.py": tuple(
+        f"test_every_example_triggers_its_code_and_no_other_error[{code}]" for code in _TRACED
+    ),
+    # Every axis is in the cells that stay: tp2, fsdp2_tp2 and cp2 of the families, tp2, fsdp2 and hsdp2x2 of the Llamas.
+    "tests/benchmarks/proofs/test_families.py": (
+        "test_a_cell_is_proven[hf_gpt_neox on fsdp2_cp2_tp2, whole stream]",
+        "test_a_cell_is_proven[hf_gpt2 on fsdp2_cp2_tp2]",
+        "test_a_cell_is_proven[hf_gemma3_text on cp2_tp2]",
+        "test_a_cell_is_proven[encoder_decoder_tiny on tp2, whole stream]",
+        "test_a_cell_is_proven[hf_gemma2",
+    ),
+    "tests/benchmarks/proofs/test_matrix.py": (
+        "test_a_cell_is_proven[llama_debug, llama, tied embeddings on hsdp2x16_tp8]",
+        "test_a_cell_is_proven[llama3_405b, llama_tp on fsdp1024_cp2_tp8]",
+        "test_a_cell_is_proven[llama3_405b, llama on cp2]",
+    ),
+    "tests/commands/test_import_plan.py": (
+        "test_it_is_a_plan_that_validates[tp2]",
+        "test_it_is_a_plan_that_validates[fsdp2]",
+        "test_it_is_a_plan_that_validates[single]",
+        "test_rules_that_are_yours_are_not_compared",
+        "test_a_rule_that_names_nothing_any_more_is_told",
+        "test_what_differs_is_told_with_its_line",
+        "test_a_plan_that_is_as_it_would_be_written_passes",
+    ),
+    "tests/commands/test_main.py": ("test_a_model_is_found_in_the_working_directory",),
+    "tests/commands/test_setup_options.py": ("test_a_folder_and_a_root_configuration_of_one_s_own",),
+    "tests/commands/test_train.py": ("test_a_training_and_its_text_from_an_empty_folder",),
+    "tests/commands/test_validate.py": ("test_validate_says_that_a_plan_is_valid",),
+    "tests/commands/test_verify.py": (
+        "test_json_is_all_of_stdout",
+        "test_ranks_that_fail_are_told_in_a_line",
+    ),
+    "tests/compiler/observe/test_equal_layers.py": ("test_a_shortened_model_keeps_the_ends",),
+    "tests/configuration/test_old_paths.py": (
+        "test_a_file_of_the_user_s_own_recipes_is_found_before",
+        "test_where_there_are_no_recipes_they_are_found_too",
+        "test_a_run_of_before_goes_on",
+    ),
+    # The same findings for every caller: shown for a wrong plan; without a mistake there is less to compare.
+    "tests/configuration/test_validate.py": (
+        "test_whoever_validates_finds_the_same[nothing]",
+        "test_a_proof_comes_with_the_same_findings",
+        "test_whoever_validates_finds_the_same[a gradient that nothing sums]",
     ),
     "tests/docs/test_checkpoints.py": (
         "test_a_person_can_kill_a_run_and_start_it_again_under_another_preset",
     ),
-    "tests/docs/test_watching.py": ("test_its_commands_leave_what_it_says",),
     "tests/docs/test_examples.py": (
         "test_the_encoder_and_decoder_have_the_same_losses_on_one_rank_and_on_two",
-    ),
-    "tests/docs/test_generate.py": ("test_the_first_commands_write_a_text",),
-    "tests/docs/test_your_own_model.py": ("test_init_proposes_the_plan_that_is_shown",),
-    # One loop, the bare one, is compared with the recipe's losses in the default run, and one Fabric loop.
-    "tests/docs/test_foreign_loops.py": (
-        "test_the_script_runs_as_its_docstring_says",
-        "test_the_trainer_accumulates_saves_and_goes_on_under_another_mesh",
-        "test_the_loop_trains_to_the_losses_of_the_recipe[hf_trainer-axes1]",
-        "test_the_loop_trains_alike_on_other_meshes",
     ),
     # These scripts have tests of their own.
     "tests/docs/test_figures.py": (
@@ -36,29 +100,44 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_the_command_runs[tests.init.survey]",
         "test_the_command_runs[tests.hugging_face.survey]",
         "test_the_command_runs[tests.hostile]",
+        "test_the_command_runs[benchmarks.ledger_truth]",
+        "test_the_command_runs[benchmarks/any_size.py]",
+        "test_the_command_runs[tests.styles.context_parallel.matrix]",
+        "test_the_command_runs[benchmarks/validate_time.py]",
+        "test_the_command_runs[tests.survival]",
+        "test_the_command_runs[benchmarks/checkpoint.py]",
+        "test_the_command_runs[benchmarks/live_view.py --comparison]",
+        "test_the_command_runs[tests.proof.faults]",
+        "test_the_command_runs[tests.proof.seeds]",
+        "test_the_command_runs[benchmarks.proofs]",
+        "test_the_command_runs[benchmarks.proofs families]",
+        "test_the_command_runs[benchmarks.proofs --full-mesh]",
     ),
-    # The same findings for every caller: shown for a wrong plan; without a mistake there is less to compare.
-    "tests/configuration/test_validate.py": (
-        "test_whoever_validates_finds_the_same[nothing]",
-        "test_a_proof_comes_with_the_same_findings",
+    # One loop, the bare one, is compared with the recipe's losses in the default run, and one Fabric loop.
+    "tests/docs/test_foreign_loops.py": (
+        "test_the_script_runs_as_its_docstring_says",
+        "test_the_trainer_accumulates_saves_and_goes_on_under_another_mesh",
+        "test_the_loop_trains_alike_on_other_meshes",
+        "test_the_loop_trains_to_the_losses_of_the_recipe",
+        "test_evaluation_of_the_trainer_is_the_mean_over_rows_of_all_ranks",
     ),
-    "tests/proof/test_verify.py": ("test_validate_of_a_setup_is_the_command",),
-    # Every axis is in the cells that stay: tp2, fsdp2_tp2 and cp2 of the families, tp2, fsdp2 and hsdp2x2 of the Llamas.
-    "tests/benchmarks/proofs/test_families.py": (
-        "test_a_cell_is_proven[hf_gpt_neox on fsdp2_cp2_tp2, whole stream]",
-        "test_a_cell_is_proven[hf_gpt2 on fsdp2_cp2_tp2]",
-        "test_a_cell_is_proven[hf_gemma3_text on cp2_tp2]",
-        "test_a_cell_is_proven[encoder_decoder_tiny on tp2, whole stream]",
+    "tests/docs/test_generate.py": ("test_the_first_commands_write_a_text",),
+    # Pages that train for half a minute. The README's commands and the page for beginners are in the default run.
+    "tests/docs/test_in_ci.py": (
+        "test_the_checks_of_every_push_say_what_is_shown",
+        "test_the_longer_proofs_hold",
     ),
-    "tests/benchmarks/proofs/test_matrix.py": (
-        "test_a_cell_is_proven[llama_debug, llama, tied embeddings on hsdp2x16_tp8]",
-        "test_a_cell_is_proven[llama3_405b, llama_tp on fsdp1024_cp2_tp8]",
-        "test_a_cell_is_proven[llama3_405b, llama on cp2]",
+    "tests/docs/test_site.py": ("test_the_site_has_every_page",),
+    "tests/docs/test_watching.py": ("test_its_commands_leave_what_it_says",),
+    "tests/docs/test_your_own_model.py": ("test_init_proposes_the_plan_that_is_shown",),
+    # Each refusal has a test where it is decided; this runs all attacks in one process.
+    "tests/hostile/test_hostile.py": ("test_every_attack_is_refused_and_nothing_is_executed_opened_or_told",),
+    "tests/hugging_face/test_build.py": ("test_nothing_but_json_is_printed_where_json_is_asked_for",),
+    "tests/hugging_face/test_recipe.py": (
+        "test_a_model_that_came_from_no_folder_is_saved_for_from_pretrained",
     ),
-    "tests/proof/test_prove.py": (
-        "test_float32_is_a_verdict_of_its_own_precision",
-        "test_a_correct_plan_is_proven_and_nothing_differs[parallel=hsdp2x2 plan=llama_tp",
-    ),
+    "tests/hugging_face/test_weights.py": ("test_a_folder_goes_through_every_mesh_and_comes_back_the_same",),
+    "tests/mutation/test_judge.py": ("test_a_harmless_mutant_is_accepted_and_its_proof_kept",),
     # A fault of each place stays: a rule, the data, the loss, the order of a sequence.
     "tests/proof/test_faults.py": (
         "test_a_planted_fault_is_found_placed_and_named[replicas of hsdp not summed]",
@@ -67,63 +146,204 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_planted_fault_is_found_placed_and_named[key weights dealt out in the wrong order]",
         "test_a_planted_fault_is_found_placed_and_named[the gradient norm counts replicas]",
     ),
+    # The cells of tests/benchmarks/proofs that stay are proofs of correct plans.
+    "tests/proof/test_prove.py": (
+        "test_float32_is_a_verdict_of_its_own_precision",
+        "test_a_correct_plan_is_proven_and_nothing_differs",
+        "test_the_cost_does_not_depend_on_the_real_size",
+        "test_a_seed_raises_no_alarm",
+        "test_the_document_of_a_failed_proof_is_as_documented",
+    ),
+    "tests/proof/test_verify.py": (
+        "test_validate_of_a_setup_is_the_command",
+        "test_verify_is_the_command",
+        "test_a_model_that_is_there_is_validated_under_a_plan_and_left_as_it_is",
+    ),
+    "tests/recipes/test_bad_input.py": ("test_the_command_says_what_validate_says",),
+    "tests/recipes/test_generate.py": (
+        "test_the_greedy_text_is_the_plain_model_s_under_every_preset",
+        "test_a_seed_s_texts_are_the_same_on_other_ranks",
+        "test_a_saved_model_comes_with_its_tokenizer_and_goes_on_under_any_preset",
+    ),
+    # A sweep over presets, which composes, starts and numbers its runs, stays.
     "tests/recipes/test_hydra.py": (
         "test_rules_come_behind_the_plan_s_own",
         "test_a_style_s_options_have_defaults_and_a_style_is_switched_off",
-        "test_a_layout_is_switched_everywhere[++parallel.layouts.stream='shard(1)'",
+        "test_a_plan_by_name_by_path_and_from_a_folder_of_one_s_own",
+        "test_one_folder_written_once_by_the_parent",
+        "test_a_dry_run_prints_and_leaves_nothing",
+        "test_a_layout_is_switched_everywhere",
+        "test_a_job_that_fails_does_not_stop_a_sweep_and_is_not_forgotten",
     ),
-    "tests/recipes/test_generate.py": ("test_the_greedy_text_is_the_plain_model_s_under_every_preset",),
-    "tests/runtime/test_redistribution.py": (
-        "test_the_run_and_the_dry_run_take_the_path_that_the_preset_says",
+    "tests/recipes/test_parity.py": ("test_losses_are_those_of_one_rank[fsdp2_cp2_tp2",),
+    "tests/recipes/test_torchrun.py": (
+        "test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceback_in_its_log",
     ),
-    # Every preset goes on from every other in tests/survival; one compiled step is compared in tests/styles.
-    "tests/runtime/checkpoint/test_loading.py": ("test_every_mesh_reads_what_every_other_wrote_to_the_bit",),
+    # A run that learns and one that is terminated stay.
+    "tests/recipes/test_train.py": (
+        "test_bfloat16_trains_close_to_float32[fsdp2_tp2]",
+        "test_ctrl_c_before_the_first_step_leaves_no_folder",
+        "test_a_panel_shows_the_run_in_its_place_and_stays_behind",
+        "test_evaluation_changes_nothing",
+        "test_ctrl_c_in_a_terminal_ends_every_rank",
+    ),
+    "tests/report/export/test_export.py": ("test_on_real_ranks_every_gradient_is_the_same_to_the_bit",),
+    "tests/report/html/test_page.py": ("test_the_command_writes_the_page_and_says_when_it_cannot",),
+    "tests/report/test_lock.py": ("test_a_plan_is_as_locked_until_it_changes",),
     "tests/runtime/checkpoint/test_contents.py": (
         "test_every_number_is_written_by_one_rank_and_the_work_is_shared",
     ),
-    "tests/training/keep/test_checkpoints.py": (
-        "test_another_mesh_gives_the_same_losses_to_rounding",
-        "test_it_goes_on_under_another_preset_and_says_so",
+    # Every preset goes on from every other in tests/survival; one compiled step is compared in tests/styles.
+    "tests/runtime/checkpoint/test_loading.py": (
+        "test_every_mesh_reads_what_every_other_wrote_to_the_bit",
+        "test_torchs_own_tool_makes_one_file_of_it",
+        "test_any_optimizer_goes_on",
     ),
-    "tests/styles/context_parallel/test_compile.py": ("test_a_compiled_block_computes_the_same[all-gather]",),
-    "tests/styles/context_parallel/test_flex_models.py": (
-        "test_a_window_beside_tensor_parallelism_is_proven",
+    "tests/runtime/checkpoint/test_saving.py": (
+        "test_a_rank_copies_only_what_it_writes_and_all_together_the_model_once",
+    ),
+    "tests/runtime/test_redistribution.py": (
+        "test_the_run_and_the_dry_run_take_the_path_that_the_preset_says",
     ),
     "tests/runtime/test_step.py": ("test_two_ranks_compute_what_one_does[tp2 llama]",),
-    "tests/recipes/test_train.py": ("test_bfloat16_trains_close_to_float32[fsdp2_tp2]",),
-    "tests/recipes/test_torchrun.py": (
-        "test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceback_in_its_log[raises]",
+    "tests/simulate/checks/test_traced_step.py": (
+        "test_hops_over_several_axes_are_told_and_the_cheaper_order_with_its_price",
     ),
-    "tests/simulate/record/test_stretch.py": (
-        "test_layers_that_differ_are_not_folded_or_in_runs[another rule for one layer]",
+    "tests/simulate/checks/test_varying_gradient.py": ("test_what_is_named_is_what_a_proof_finds_wrong",),
+    "tests/simulate/follow/test_whole.py": ("test_a_sequence_that_a_rule_splits_inside_is_followed_too",),
+    "tests/simulate/record/test_ledger.py": (
+        "test_ulysses_inside_a_ring_sends_over_cp_what_is_predicted_and_the_closed_form_says",
+        "test_an_optimizer_that_is_not_fused_sends_nothing_more",
     ),
     "tests/simulate/record/test_memory.py": (
         "test_a_rank_with_a_smaller_shard_needs_less",
         "test_every_phase_peaks_where_the_allocator_does[fsdp2_tp2 llama_tp bf16 checkpoint]",
+        "test_what_lives_at_the_peak_adds_up_to_it",
     ),
-    "tests/mutation/test_judge.py": ("test_a_harmless_mutant_is_accepted_and_its_proof_kept",),
-    "tests/commands/test_import_plan.py": (
-        "test_it_is_a_plan_that_validates[tp2]",
-        "test_it_is_a_plan_that_validates[fsdp2]",
-        "test_it_is_a_plan_that_validates[single]",
-        "test_rules_that_are_yours_are_not_compared",
-        "test_a_rule_that_names_nothing_any_more_is_told",
+    "tests/simulate/record/test_stretch.py": (
+        "test_layers_that_differ_are_not_folded_or_in_runs[another rule for one layer]",
     ),
-    "tests/hugging_face/test_build.py": ("test_nothing_but_json_is_printed_where_json_is_asked_for",),
+    "tests/simulate/record/test_trace_classes.py": ("test_ranks_that_hold_less_are_traced_as_themselves",),
+    "tests/simulate/test_trace_failed.py": (
+        "test_the_command_shows_the_diagnostic_alone_where_torch_logs_a_traceback",
+    ),
+    "tests/styles/context_parallel/test_compile.py": (
+        "test_a_compiled_block_computes_the_same[all-gather]",
+        "test_what_would_be_taken_twice_or_escape_is_refused",
+    ),
+    "tests/styles/context_parallel/test_flex.py": (
+        "test_every_way_to_call_it_two_meshes_statistics_and_dtensors",
+    ),
+    "tests/styles/context_parallel/test_flex_models.py": (
+        "test_a_window_beside_tensor_parallelism_is_proven",
+        "test_a_window_and_a_learned_bias_are_proven",
+    ),
+    "tests/styles/test_unmodified.py": ("test_over_tp_and_fsdp",),
+    # The checkpoints and the launcher have tests of each part: these kill whole runs.
+    "tests/survival/test_survival.py": (
+        "test_a_run_whose_ranks_are_killed_ends_as_if_they_had_not_been",
+        "test_a_full_disk_costs_a_run_its_checkpoints_and_nothing_else",
+        "test_presets_go_on_from_each_other",
+        "test_damage_of_any_kind_is_found",
+    ),
+    "tests/test_child.py": ("test_a_child_computes_alone_whatever_threads_its_parent_has_used",),
+    "tests/test_mesh.py": ("test_a_foreign_mesh_trains_as_one_of_ours",),
+    "tests/training/job/test_recipe_file.py": ("test_another_process_imports_it_from_its_module",),
+    # A run that goes on to the bit stays; what is passed over, named and compared is in tests/runtime/checkpoint.
+    "tests/training/keep/test_checkpoints.py": (
+        "test_another_mesh_gives_the_same_losses_to_rounding",
+        "test_it_goes_on_under_another_preset_and_says_so",
+        "test_a_finished_run_says_so_and_changes_nothing",
+        "test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused",
+        "test_what_begins_anew_goes_on_all_the_same_when_its_job_is_queued_again",
+        "test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_again",
+        "test_what_differs_from_the_checkpoint_is_told_in_a_line",
+        "test_a_run_starts_from_another_ones_output_folder_and_then_goes_on_with_its_own",
+        "test_a_changed_text_stops_the_run_at_its_next_checkpoint",
+    ),
+    "tests/training/watch/test_first_step.py": (
+        "test_a_run_says_it_once_behind_its_first_step_and_a_resumed_one_too",
+    ),
+    "tests/training/watch/test_profiling.py": ("test_each_rank_leaves_a_trace_of_these_steps",),
+    "tests/typos/test_typos.py": ("test_a_sample_of_typos_is_told",),
+    "tests/wheel/test_life.py": ("test_from_nothing_to_a_sample",),
     # `make test-wheel`, which CI runs too, has all of tests/wheel.
     "tests/wheel/test_wheel.py": (
         "test_commands_run_in_an_empty_folder",
         "test_ones_own_files_are_searched_first_and_ours_behind",
+        "test_the_recipe_that_is_installed_runs_in_an_empty_folder",
+        "test_an_own_hydra_application_finds_the_package_by_its_search_path",
     ),
-    "tests/wheel/test_life.py": ("test_from_nothing_to_a_sample",),
 }
 """Names of tests by file: all cases of a function, or those whose id begins so."""
+
+FIRST: dict[str, dict[str, int]] = {
+    "tests/benchmarks/proofs/test_families.py": {"test_a_cell_is_proven": 3},
+    "tests/benchmarks/proofs/test_matrix.py": {"test_a_cell_is_proven": 3},
+    "tests/commands/test_main.py": {"test_a_reader_who_has_gone_ends_a_command_quietly": 1},
+    "tests/compiler/observe/test_flex_attention.py": {"test_a_step_is_followed_and_dry_run": 1},
+    "tests/configuration/test_compose_mistakes.py": {
+        "test_an_override_that_is_wrong_is_marked_and_corrected": 20
+    },
+    "tests/configuration/test_origins.py": {"test_the_narrowest_place_wins": 10},
+    "tests/docs/test_blocks.py": {"test_the_command_says_what_is_shown": 4},
+    "tests/docs/test_foreign_model.py": {"test_the_command_does_what_is_shown": 1},
+    "tests/docs/test_styles.py": {"test_what_moves_is_what_the_dry_run_reports": 6},
+    "tests/docs/test_your_own_model.py": {"test_the_command_does_what_is_shown": 1},
+    "tests/language/schema/test_schema.py": {"test_schema_and_reader_judge_a_preset_alike": 12},
+    "tests/mutation/test_judge.py": {"test_a_harmful_mutant_is_refused": 1},
+    "tests/proof/test_faults.py": {"test_a_planted_fault_is_found_placed_and_named": 3},
+    "tests/proof/test_locate.py": {"test_what_differs_behind_the_last_step_is_found": 1},
+    "tests/recipes/test_bad_input.py": {"test_one_message_and_nothing_left": 16},
+    "tests/recipes/test_parity.py": {"test_losses_are_those_of_one_rank": 1},
+    "tests/recipes/test_torchrun.py": {"test_one_message_of_all_ranks": 3},
+    "tests/report/export/test_export.py": {
+        "test_a_shipped_plan_places_and_sends_the_same": 2,
+        "test_other_modules_place_and_send_the_same": 2,
+        "test_other_styles_place_and_send_the_same": 2,
+    },
+    "tests/report/test_rendered.py": {"test_findings_on_a_model": 7},
+    "tests/runtime/launch/test_launcher.py": {"test_a_signal_ends_every_rank_without_noise": 1},
+    "tests/simulate/checks/test_followed_step.py": {
+        "test_a_wrong_layout_is_refused_where_it_is_written": 2,
+        "test_every_shipped_plan_is_clean_on_every_preset": 1,
+    },
+    "tests/simulate/checks/test_left_out.py": {"test_a_sibling_that_is_left_out_is_told_at_the_glob": 1},
+    "tests/simulate/checks/test_traced_step.py": {"test_the_shipped_plans_waste_nothing": 1},
+    "tests/simulate/follow/test_attention_shapes.py": {
+        "test_both_kinds_of_attention_are_seen_with_and_without_context_parallelism": 1,
+        "test_heads_that_a_forward_reads_and_nobody_divides": 1,
+    },
+    "tests/simulate/follow/test_whole.py": {
+        "test_behind_what_is_split_over_tp_the_sequence_is_still_split": 5,
+        "test_what_each_rank_may_do_to_its_part_is_not": 4,
+        "test_what_needs_the_whole_is_refused_at_its_line": 9,
+        "test_what_one_module_gathers_over_both_axes_is_whole": 1,
+    },
+    "tests/simulate/record/test_ledger.py": {"test_each_entry_has_its_module_and_its_rule_in_order": 1},
+    "tests/simulate/record/test_planned.py": {"test_they_are_those_of_the_closed_form_of_palm": 1},
+    "tests/simulate/test_closed_forms.py": {
+        "test_context_parallelism": 1,
+        "test_tensor_and_sequence_parallelism": 1,
+    },
+    "tests/styles/context_parallel/test_attention.py": {"test_shapes_propagate_on_a_fake_world": 1},
+    "tests/training/test_settings.py": {"test_values_of_no_use": 8},
+}
+"""How many cases of a function the default run has, in the order of the file: those behind differ in numbers or names
+alone, and each runs a step or composes a configuration.
+"""
 
 
 def mark(items: list[pytest.Item]) -> None:
     """Mark them `slow`."""
+    seen: Counter[tuple[str, str]] = Counter()
     for item in items:
         file, _, name = item.nodeid.partition("::")
+        function = name.partition("[")[0]
         names = LEFT_OUT.get(file, ())
         if any(name == one or name.startswith(one if "[" in one else f"{one}[") for one in names):
             item.add_marker(pytest.mark.slow)
+        elif not item.get_closest_marker("slow"):
+            seen[file, function] += 1
+            if seen[file, function] > FIRST.get(file, {}).get(function, seen[file, function]):
+                item.add_marker(pytest.mark.slow)

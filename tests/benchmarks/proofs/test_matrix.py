@@ -20,6 +20,8 @@ from benchmarks.proofs.matrix import (
     rows,
 )
 from benchmarks.proofs.show import document, listing, markdown, summary
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
 from parallelizer.proof.tiny import shrink, small_mesh
 from tests.chosen import chosen
 
@@ -59,6 +61,12 @@ def test_every_shipped_model_and_preset_is_in_the_matrix() -> None:
     assert {row.model for row, _ in CELLS} == set(models())
     assert {preset for _, preset in CELLS} == set(presets())
     assert len(models()) >= 4 and len(presets()) >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", presets())
+def test_the_mesh_of_a_preset_s_file_is_that_of_the_composed_configuration(preset: str) -> None:
+    assert meshes()[preset] == from_config(*compose_config([f"parallel={preset}"])).mesh
 
 
 def test_the_matrix_of_real_meshes_has_those_that_the_small_one_shrinks() -> None:
