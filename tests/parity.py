@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,9 @@ Batch = dict[str, Tensor]
 Errors = dict[str, float]
 
 
+@cache
 def plan(text: str) -> Plan:
-    """The plan of a YAML text."""
+    """The plan of a YAML text: hundreds of cases have a few."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(text)

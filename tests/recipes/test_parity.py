@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from benchmarks.proofs.matrix import meshes
 from parallelizer.compiler import all_checks as checks
-from parallelizer.configuration.compose import compose_config
-from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.runtime import step
-from tests.recipes.runs import SMALL, metrics, run_here
+from tests.recipes.runs import metrics, run_here
 
 STEPS = 10
 TOLERANCE = 1e-5
@@ -93,11 +92,7 @@ def test_losses_are_those_of_one_rank(preset: str, plan: str, one_rank: list[flo
 
 
 def test_every_preset_that_fits_is_here() -> None:
-    sizes = {}
-    for file in (config_folder() / "parallel").glob("*.yaml"):
-        if file.stem not in ("base", "single"):
-            setup = from_config(*compose_config([*SMALL, f"parallel={file.stem}"]))
-            sizes[file.stem] = setup.mesh.world_size
+    sizes = {name: mesh.world_size for name, mesh in meshes().items() if name != "single"}
     assert {name: ranks for name, ranks in sizes.items() if ranks <= 16} == PRESETS
     plans = {file.stem for file in (config_folder() / "plans").glob("llama*.yaml")}
     assert {*PLANS} == plans - {
