@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._api import _ToTorchTensor
 from torch.nn.attention import flex_attention as _flex
@@ -102,6 +103,16 @@ def twin(
             own: dict[str, Any] = getattr(module, name)
             made.__dict__[name] = {n: None if one is None else function(one) for n, one in own.items()}
     return made
+
+
+def in_written_classes(model: nn.Module) -> nn.Module:
+    """The same model with the classes that it was written with: FSDP puts its own in front, by which a library that looks
+    something up by a class's name does not find it. Modules are copied, tensors and settings shared.
+    """
+    written = next(
+        c for c in type(model).__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
+    )
+    return twin(model, written, child=in_written_classes)
 
 
 def version(tensor: torch.Tensor) -> int:

@@ -37,8 +37,8 @@ class ParameterShard:
 def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[ParameterShard]:
     """Every parameter of `model` (as it was compiled: unsharded) on one rank, in the model's order."""
     mesh, where = program.mesh, program.mesh.coordinate(rank)
-    tensor = tensor_placements(program.applications)
     data = _data_placements(program)
+    tensor = tensor_placements(program.applications)
     styles: dict[str, list[str]] = {}
     for application in program.of_slot("params"):
         for name in application.params:

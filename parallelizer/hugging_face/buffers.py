@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.hugging_face.architecture import is_model
-from parallelizer.hugging_face.transformers_private import fill_own_buffers, plain
+from parallelizer.hugging_face.transformers_private import fill_own_buffers
 from parallelizer.language.plan import full_name
 from parallelizer.runtime.held_indices import share
 from parallelizer.runtime.state import state_of
-from parallelizer.torch_private import twin
+from parallelizer.torch_private import in_written_classes, twin
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def compute_buffers(model: nn.Module, loaded: Collection[str]) -> None:
     """
     state = state_of(model)
     divided = {a.module: a.divided for a in state.program if a.divided} if state else {}
-    whole: Any = plain(model)
+    whole: Any = in_written_classes(model)
     models = {path: m for path, m in whole.named_modules() if is_model(m)}
     for path, module in whole.named_modules():
         own = [name for name, _ in module.named_buffers(recurse=False) if full_name(path, name) not in loaded]

@@ -27,17 +27,18 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face import transformers_private
-from parallelizer.hugging_face.architecture import is_model
-from parallelizer.hugging_face.placed import Placed, regions, stored
+from parallelizer.hugging_face.model_tensors import ModelTensors, model_tensors
+from parallelizer.hugging_face.placed import Placed, regions
 from parallelizer.hugging_face.stored_files import Reader, Writer, described
 from parallelizer.hugging_face.transformers_private import ConversionError
 from parallelizer.hugging_face.weight_folder import INDEX, SINGLE, Checkpoint
 from parallelizer.hugging_face.weights import Pretrained, check_complete, conversion_failed, pretrained_of
 from parallelizer.runtime.fail_together import together
-from parallelizer.runtime.held_indices import Share, holders, original_shape, share
+from parallelizer.runtime.held_indices import Share, holders, share
 from parallelizer.runtime.state import restore_buffers, state_of
-from parallelizer.runtime.state_dict import original_shapes, packings, state_tensors
+from parallelizer.runtime.state_dict import state_tensors
 from parallelizer.styles.packing import Packing
+from parallelizer.torch_private import in_written_classes
 
 PART = 16 << 20
 """Bytes of a tensor that are sent and written at once: what the writing rank needs beside its own shards."""
@@ -67,7 +68,9 @@ def save_pretrained(model: nn.Module, folder: str | Path, *, replace: bool = Fal
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a unit stays gathered after an evaluation, cast to the dtype that it computes in
-    layout = together(lambda: check_savable(model, target, pretrained_of(model), replace=replace))
+    layout = together(
+        lambda: check_savable(model_tensors(model), target, pretrained_of(model), replace=replace)
+    )
     state = state_of(model)
     writer = int(state.mesh.mesh.min()) if state is not None else 0
     leads = not dist.is_initialized() or dist.get_rank() == writer
@@ -91,32 +94,23 @@ class Layout:
 
 
 def check_savable(
-    model: nn.Module, folder: str | Path, pretrained: Pretrained | None, *, replace: bool = False
+    model: ModelTensors, folder: str | Path, pretrained: Pretrained | None, *, replace: bool = False
 ) -> Layout:
-    """How a model, on meta or not, parallel or not, will be saved. `pretrained` is what it was or will be loaded from, and
+    """How a model will be saved. `pretrained` is what it was or will be loaded from, and
     with `replace` a model that lies there already is no hindrance.
 
     Raises PlanError when it cannot be: worth knowing before anything is trained for it.
     """
     target = Path(folder)
     _check_target(target, replace)
-    if not is_model(model):
-        message = (
-            f"{type(model).__name__} is no model of transformers, and has no form that from_pretrained loads"
-        )
+    if model.plain is None:
+        message = f"{model.kind} is no model of transformers, and has no form that from_pretrained loads"
         raise PlanError([Diagnostic("weights-unwritable", message, Span(str(target)), "use model=hf")])
     if pretrained is not None:
         return Layout(pretrained, False)
-    plain, tensors = transformers_private.plain(model), state_tensors(model)
-    shapes = original_shapes(model)
     try:
-        keys = transformers_private.written_keys(
-            plain, {name: stored(name, shapes[name], tensor.dtype) for name, tensor in tensors.items()}
-        )
-        leaves = {key: stored(key, t.shape, t.dtype) for key, t in keys.items()}
-        found = transformers_private.weight_map(
-            plain, leaves, {name: torch.Size(shape) for name, shape in shapes.items()}
-        )
+        keys = transformers_private.written_keys(model.plain, model.tensors)
+        found = transformers_private.weight_map(model.plain, keys, model.shapes)
     except ConversionError as error:
         raise PlanError([conversion_failed(error, Span(str(target)))]) from None
     made = Pretrained(_files_for(keys, target), found)
@@ -190,7 +184,7 @@ def _begin(model: nn.Module, layout: Layout, target: Path, cleaning: ExitStack) 
 def _describe(model: Any, folder: Path) -> None:
     """The configuration of a model that came from no folder."""
     config = copy.deepcopy(model.config)
-    config.architectures = [type(transformers_private.plain(model)).__name__]
+    config.architectures = [type(in_written_classes(model)).__name__]
     config.dtype = str(model.dtype).removeprefix("torch.")
     config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
@@ -201,17 +195,17 @@ def _describe(model: Any, folder: Path) -> None:
 def _stream(model: nn.Module, layout: Layout, writer: int, files: _Files | None) -> None:
     """Every tensor of the model, part by part; `files` are the writing rank's."""
     sources, entries = layout.pretrained.map.sources, layout.checkpoint.entries
-    tensors, packed = state_tensors(model), packings(model)
+    tensors = state_tensors(model)
     names: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
+    for name, one in tensors.items():
         if name in sources:
-            names.setdefault(id(tensor), []).append(name)
+            names.setdefault(id(one.tensor), []).append(name)
     for first, *others in names.values():
-        tensor, packing = tensors[first], packed.get(first)
+        tensor, packing = tensors[first].tensor, tensors[first].packing
         places = [sources[first], *(sources[n] for n in others if sources[n].pieces != sources[first].pieces)]
         dtypes = {entries[piece.name].dtype for place in places for piece in place.pieces}
         wire = dtypes.pop() if len(dtypes) == 1 else tensor.dtype
-        for box in parts(original_shape(tensor, packing), wire.itemsize):
+        for box in parts(tensors[first].shape, wire.itemsize):
             block = _gather(tensor, packing, box, wire, writer)
             if files is not None and block is not None:
                 files.write(places, box, block)

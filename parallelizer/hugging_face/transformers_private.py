@@ -12,14 +12,22 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
-from parallelizer.hugging_face.placed import NotPlaced, Placed
-from parallelizer.torch_private import twin
+from parallelizer.hugging_face.placed import NotPlaced, Placed, stored
+
+
+class Sized(Protocol):
+    """What of a stored tensor decides where its numbers go."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 class ConversionError(Exception):
@@ -45,21 +53,13 @@ class WeightMap:
     tolerated: frozenset[str]
 
 
-def plain(model: nn.Module) -> Any:
-    """The same model with the classes that it was written with: FSDP puts its own in front, and transformers looks
-    conversions and initialisations up by class name. Modules are copied, tensors and settings shared.
-    """
-    original = next(
-        c for c in type(model).__mro__ if issubclass(c, nn.Module) and not issubclass(c, FSDPModule)
-    )
-    return twin(model, original, child=plain)
-
-
-def weight_map(model: Any, checkpoint: Mapping[str, Placed], shapes: dict[str, torch.Size]) -> WeightMap:
+def weight_map(model: Any, checkpoint: Mapping[str, Sized], shapes: dict[str, torch.Size]) -> WeightMap:
     """What `convert_and_load_state_dict_in_model` does, on tensors without values.
 
-    `model` is a plain one, and `shapes` has the entries of its state dict. Raises ConversionError.
+    `model` is in the classes that it was written with, by whose names transformers looks conversions up; `shapes` has the
+    entries of its state dict. Raises ConversionError.
     """
+    leaves = {key: stored(key, one.shape, one.dtype) for key, one in checkpoint.items()}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import (
         WeightConverter,
@@ -75,19 +75,19 @@ def weight_map(model: Any, checkpoint: Mapping[str, Placed], shapes: dict[str, t
     sources: dict[str, Placed] = {}
     conversions: dict[str, tuple[Any, list[str]]] = {}
     unused = []
-    for key in sorted(checkpoint, key=dot_natural_key):
+    for key in sorted(leaves, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, shapes)
         if name not in shapes and key in shapes:
             name, pattern = rename_source_key(key, [], [], model.base_model_prefix, shapes)
         if name not in shapes or (pattern is None and name in sources):
             unused.append(key)
         elif pattern is None:
-            sources[name] = checkpoint[key]
+            sources[name] = leaves[key]
         else:
             if name not in conversions:
                 conversions[name] = copy.deepcopy(by_pattern[pattern]), []
             converter, keys = conversions[name]
-            converter.add_tensor(name, key, pattern, checkpoint[key])
+            converter.add_tensor(name, key, pattern, leaves[key])
             keys.append(key)
     for first, (converter, keys) in conversions.items():
         sources.update(_converted(converter, keys, first, model))
@@ -120,7 +120,7 @@ def _ignored(model: Any) -> Callable[[str], bool]:
     return lambda key: any(re.search(pattern, key) for pattern in patterns)
 
 
-def written_keys(model: Any, tensors: Mapping[str, Placed]) -> dict[str, Placed]:
+def written_keys(model: Any, tensors: Mapping[str, Sized]) -> dict[str, Placed]:
     """The keys and shapes under which transformers saves a model that came from no checkpoint, `tensors` being its
     state dict. Raises ConversionError.
     """
@@ -129,7 +129,9 @@ def written_keys(model: Any, tensors: Mapping[str, Placed]) -> dict[str, Placed]
     ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     kept: dict[str, Any] = {
-        name: t for name, t in tensors.items() if name not in ignored and name not in tied
+        name: stored(name, one.shape, one.dtype)
+        for name, one in tensors.items()
+        if name not in ignored and name not in tied
     }
     try:
         found: dict[str, Any] = revert_weight_conversion(model, kept)

@@ -13,6 +13,9 @@ from parallelizer.hugging_face.stored_files import StoredFile, StoredTensor, rea
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The names that `from_pretrained` looks for, in this order."""
 
+CONFIG = "config.json"
+"""What the model is, in the same folder."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -39,16 +42,15 @@ class Checkpoint:
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Read the headers of a folder's files. Raises PlanError when one of them is missing, cut off, or has not what
-    the index says.
+    the index says, and for quantized weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise _error(
             "weights-not-found", f"there is no folder {folder}", folder, "name a folder of a saved model"
         )
-    if (folder / SINGLE).is_file():
-        return Checkpoint(folder, {SINGLE: read_file(folder / SINGLE)}, None)
-    if not (folder / INDEX).is_file():
+    single = (folder / SINGLE).is_file()
+    if not single and not (folder / INDEX).is_file():
         others = sorted(
             p.name for p in folder.iterdir() if p.suffix in (".bin", ".safetensors", ".pt", ".pth", ".gguf")
         )
@@ -59,18 +61,31 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
             folder,
             "save the model with save_pretrained() of transformers, which writes safetensors",
         )
-    text, placed = _read_index(folder)
+    text, placed = (None, {}) if single else _read_index(folder)
     missing = sorted({name for name in placed.values() if not (folder / name).is_file()})
     if missing:
         keys = [key for key, name in placed.items() if name == missing[0]]
         message = f"{', '.join(missing)} is not there, which {INDEX} names for {_some(keys)}"
         raise _error("weights-not-found", message, folder / INDEX, "copy or download the folder again, whole")
-    files = {name: read_file(folder / name) for name in sorted(set(placed.values()))}
+    _refuse_quantized(folder / CONFIG)
+    files = {name: read_file(folder / name) for name in sorted({SINGLE} if single else {*placed.values()})}
     for key, name in placed.items():
         if key not in files[name].entries:
             message = f"{name} has no {key}, which {INDEX} says it has"
             raise _error("weights-unreadable", message, folder / INDEX, "copy or download it again")
     return Checkpoint(folder, files, text)
+
+
+def _refuse_quantized(path: Path) -> None:
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return  # the model was built from it, or from another
+    quantized = config.get("quantization_config") if isinstance(config, dict) else None
+    if quantized:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
+        message = f"the weights are quantized ({method}), and only plain ones can be sharded"
+        raise _error("weights-dtype", message, path, "dequantize them first, with transformers' own tools")
 
 
 def _read_index(folder: Path) -> tuple[str, dict[str, str]]:

@@ -6,7 +6,6 @@ ever holds the model, or more of a tensor than its slice and one block. `saving`
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,18 +18,17 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Span
 from parallelizer.hugging_face import transformers_private
-from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.buffers import compute_buffers
-from parallelizer.hugging_face.placed import Placed, regions, stored
+from parallelizer.hugging_face.model_tensors import ModelTensors, model_tensors
+from parallelizer.hugging_face.placed import Placed, regions
 from parallelizer.hugging_face.stored_files import Reader, StoredFile, StoredTensor
 from parallelizer.hugging_face.transformers_private import ConversionError, WeightMap
 from parallelizer.hugging_face.weight_folder import Checkpoint, open_checkpoint
 from parallelizer.runtime.fail_together import together
 from parallelizer.runtime.held_indices import share
 from parallelizer.runtime.initialize import allocate
-from parallelizer.runtime.state_dict import original_shapes, packings, state_tensors
+from parallelizer.runtime.state_dict import StateTensor, state_tensors
 from parallelizer.styles.packing import Packing
-from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 T = TypeVar("T")
 
@@ -55,36 +53,31 @@ def load_pretrained(model: nn.Module, folder: str | Path, *, device: str | torch
     Collective where ranks are initialised. Raises PlanError on every rank when anything is wrong with the folder on
     any of them: with the model still on meta when the headers tell, otherwise with values that must not be used.
     """
-    pretrained = together(lambda: look_up(model, folder))
+    pretrained = together(lambda: look_up(model_tensors(model), folder))
     allocate(model, device)
     together(lambda: _fill(model, pretrained))
     remember(model, pretrained)
     return model
 
 
-def look_up(model: nn.Module, folder: str | Path) -> Pretrained:
-    """Where the tensors of a model, parallel or not, stand in a folder: from the headers of its files alone.
+def look_up(model: ModelTensors, folder: str | Path) -> Pretrained:
+    """Where the tensors of a model stand in a folder: from the headers of its files alone.
 
     Raises PlanError with all that is missing, left over, misshapen or of another kind.
     """
-    if not is_model(model):
-        message = (
-            f"{type(model).__name__} is no model of transformers, which pretrained weights are loaded into"
-        )
+    if model.plain is None:
+        message = f"{model.kind} is no model of transformers, which pretrained weights are loaded into"
         raise PlanError([Diagnostic("weights-not-found", message, Span(str(folder)), "use model=hf")])
     checkpoint = open_checkpoint(folder)
-    _refuse_quantized(checkpoint)
-    shapes = {name: torch.Size(shape) for name, shape in original_shapes(model).items()}
-    leaves = {key: stored(key, e.shape, e.dtype) for key, e in checkpoint.entries.items()}
     try:
-        found = transformers_private.weight_map(transformers_private.plain(model), leaves, shapes)
+        found = transformers_private.weight_map(model.plain, checkpoint.entries, model.shapes)
     except ConversionError as error:
         raise PlanError([conversion_failed(error, checkpoint.place)]) from None
     pretrained = Pretrained(checkpoint, found)
     check_complete(pretrained)
     findings = Findings()
-    _check_keys(model, pretrained, shapes, findings)
-    _check_tensors(model, pretrained, shapes, findings)
+    _check_keys(model.tensors, pretrained, findings)
+    _check_tensors(model.tensors, pretrained, findings)
     if findings.items:
         raise PlanError(findings.items)
     return pretrained
@@ -121,30 +114,14 @@ def check_complete(pretrained: Pretrained) -> None:
         raise PlanError([conversion_failed(reason, pretrained.checkpoint.place)])
 
 
-def _refuse_quantized(checkpoint: Checkpoint) -> None:
-    path = checkpoint.folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return  # the model was built from it, or from another
-    quantized = config.get("quantization_config") if isinstance(config, dict) else None
-    if quantized:
-        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else "unknown"
-        message = f"the weights are quantized ({method}), and only plain ones can be sharded"
-        help_text = "dequantize them first, with transformers' own tools"
-        raise PlanError([Diagnostic("weights-dtype", message, Span(str(path)), help_text)])
-
-
-def _check_keys(
-    model: nn.Module, pretrained: Pretrained, shapes: Mapping[str, torch.Size], findings: Findings
-) -> None:
+def _check_keys(tensors: Mapping[str, StateTensor], pretrained: Pretrained, findings: Findings) -> None:
     sources, checkpoint = pretrained.map.sources, pretrained.checkpoint
-    there = set(sources)
-    for group in tied_names(model):
-        if there & set(group):
-            there |= set(group)
-    parameters = parameter_names(model)
-    missing = [name for name in shapes if name not in there and name in parameters]
+    there = {id(one.tensor) for name, one in tensors.items() if name in sources}  # under any of its names
+    missing = [
+        name
+        for name, one in tensors.items()
+        if id(one.tensor) not in there and isinstance(one.tensor, nn.Parameter)
+    ]
     # A buffer that the checkpoint lacks is computed, or found to be uncomputable then.
     if missing:
         message = f"{checkpoint.folder} has no values for {_some(missing)}"
@@ -158,19 +135,16 @@ def _check_keys(
         findings.error("weights-unexpected", message, where, "is this a checkpoint of another architecture?")
 
 
-def _check_tensors(
-    model: nn.Module, pretrained: Pretrained, shapes: Mapping[str, torch.Size], findings: Findings
-) -> None:
+def _check_tensors(tensors: Mapping[str, StateTensor], pretrained: Pretrained, findings: Findings) -> None:
     """Report tensors of other shapes and of other kinds of numbers, one finding for each kind and file."""
     files, entries = pretrained.checkpoint.file_of(), pretrained.checkpoint.entries
-    tensors = state_tensors(model)
     shape_wrong: dict[Path, list[str]] = {}
     kind_wrong: dict[Path, list[str]] = {}
     for name, source in pretrained.map.sources.items():
         key = source.pieces[0].name if source.pieces else name
         made = "" if len(source.pieces) == 1 else f" and {len(source.pieces) - 1} more"
-        if tuple(source.shape) != tuple(shapes[name]):
-            text = f"{key}{made} {list(source.shape)}, wanted {list(shapes[name])}"
+        if tuple(source.shape) != tensors[name].shape:
+            text = f"{key}{made} {list(source.shape)}, wanted {list(tensors[name].shape)}"
             shape_wrong.setdefault(files[key].path, []).append(text)
         odd = [p.name for p in source.pieces if _kind(entries[p.name].dtype) != _kind(tensors[name].dtype)]
         if odd:
@@ -206,10 +180,10 @@ def _some(texts: Iterable[str]) -> str:
 def _fill(model: nn.Module, pretrained: Pretrained) -> None:
     sources, files = pretrained.map.sources, pretrained.checkpoint.file_of()
     names: dict[int, list[str]] = {}
-    tensors, packed = state_tensors(model), packings(model)
-    for name, tensor in tensors.items():
+    tensors = state_tensors(model)
+    for name, one in tensors.items():
         if name in sources:
-            names.setdefault(id(tensor), []).append(name)
+            names.setdefault(id(one.tensor), []).append(name)
     with Reader() as reader:
 
         def position(group: list[str]) -> tuple[str, int]:
@@ -217,9 +191,8 @@ def _fill(model: nn.Module, pretrained: Pretrained) -> None:
             return files[key].path.name, files[key].entries[key].offset
 
         for first, *others in sorted(names.values(), key=position):
-            tensor = tensors[first]
+            tensor, packing = tensors[first].tensor, tensors[first].packing
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            packing = packed.get(first)
             _read(reader, files, sources[first], tensor, packing, local)
             for other in others:
                 if sources[other].pieces != sources[first].pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -17,27 +18,34 @@ from parallelizer.styles.tied_parameters import parameter_names
 from parallelizer.torch_private import is_persistent
 
 
-def original_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The state dict's names, and the shapes that they have in the unsharded model."""
-    packed = packings(model)
-    return {name: original_shape(tensor, packed.get(name)) for name, tensor in state_tensors(model).items()}
+@dataclass(frozen=True)
+class StateTensor:
+    """A tensor as it lies on this rank, and how its parts are packed where they are."""
+
+    tensor: torch.Tensor
+    packing: Packing | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that it has in the unsharded model."""
+        return original_shape(self.tensor, self.packing)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of its numbers."""
+        return self.tensor.dtype
 
 
-def packings(model: nn.Module) -> Mapping[str, Packing]:
-    """The packed parameters of a parallel model by name."""
-    state = state_of(model)
-    return state.packed if state else {}
-
-
-def state_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+def state_tensors(model: nn.Module) -> dict[str, StateTensor]:
     """Parameters under all their names, and the buffers that are saved: what a state dict has, as it lies."""
-    buffers = {
-        full_name(path, name): buffer
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if is_persistent(module, name)
-    }
-    return {**parameter_names(model), **buffers}
+    state = state_of(model)
+    packed = state.packed if state else {}
+    tensors: dict[str, torch.Tensor] = {**parameter_names(model)}
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if is_persistent(module, name):
+                tensors[full_name(path, name)] = buffer
+    return {name: StateTensor(tensor, packed.get(name)) for name, tensor in tensors.items()}
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -18,8 +18,6 @@ from parallelizer.child import Children, WorldError, in_children
 from parallelizer.compiler.checks.idle_rules import idle_rules
 from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, has_errors, in_order
-from parallelizer.language.workload import Workload
-from parallelizer.runtime.step import Loss
 from parallelizer.simulate.all_checks import check_followed, check_traced
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
@@ -68,37 +66,22 @@ def validating(
     which is written at `optimizer_span`. The step is traced as `rank`; with `classes` it is traced as a rank of every other
     class too, which the findings do not need. Steps run in child processes, so this process must have no process group.
     """
-    hardware = hardware or {}
-    nodes = nodes_of(program.mesh, hardware) if nodes is None else nodes
-    known = (*program.diagnostics, *also, *idle_rules(program))
-    if recipe is None:
-        yield lambda: Validation(in_order((*known, *tp_crosses_nodes(program.mesh, nodes, hardware))))
-        return
     with (
-        following(program, model, recipe.workload, recipe.loss) as followed,
-        (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
+        following(program, model, recipe) as followed,
+        looking_through(program, model, recipe, rank, classes, optimizer, optimizer_span) as traced,
     ):
 
         def finish() -> Validation:
             flow, wrong = followed()
-            trace: Trace | None = None
-            seen: Findings
-            try:
-                trace = traced()
-            except PlanError as error:
-                seen = error.diagnostics
-                # One step that does not run is told of once. Where the plan is to blame, that has been explained.
-                if has_errors(wrong):
-                    seen = _without_trace_failed(seen)
-                else:
-                    wrong = _without_trace_failed(wrong)
-            else:
-                calls = observe(model, recipe.workload, trace.folded)
-                accumulate = recipe.workload.accumulate
-                seen = check_traced(
-                    Traced(program, model, trace, calls, accumulate, optimizer or {}, optimizer_span)
-                )
-            crossing = tp_crosses_nodes(program.mesh, nodes, hardware, trace.ledger if trace else ())
+            trace, seen = traced()
+            # One step that does not run is told of once. Where the plan is to blame, that has been explained.
+            if trace is None and has_errors(wrong):
+                seen = _without_trace_failed(seen)
+            elif trace is None:
+                wrong = _without_trace_failed(wrong)
+            dealt = nodes_of(program.mesh, hardware or {}) if nodes is None else nodes
+            crossing = tp_crosses_nodes(program.mesh, dealt, hardware or {}, trace.ledger if trace else ())
+            known = (*program.diagnostics, *also, *idle_rules(program))
             return Validation(in_order((*known, *crossing, *wrong, *seen)), flow, trace)
 
         yield finish
@@ -106,17 +89,17 @@ def validating(
 
 @contextmanager
 def following(
-    program: Program, model: nn.Module, workload: Workload, loss: Loss
+    program: Program, model: nn.Module, recipe: Recipe | None
 ) -> Iterator[Callable[[], tuple[FollowedStep | None, Findings]]]:
     """Follow one step of a program on a fake world, in a child, while the body of the `with` runs. The function that is yielded
     waits for the step, and returns it with what is wrong in it.
 
-    Nothing is followed on a mesh of data axes alone: their ranks do the same with other tokens.
+    Nothing is followed without a `recipe`, nor on a mesh of data axes alone: their ranks do the same with other tokens.
     """
-    if program.mesh.size("cp", *TENSOR_AXES) == 1:
+    if recipe is None or program.mesh.size("cp", *TENSOR_AXES) == 1:
         yield lambda: (None, ())
         return
-    given = program, model, workload, loss
+    given = program, model, recipe.workload, recipe.loss
     with Children([(follow, *given)]) as children:
 
         def finish() -> tuple[FollowedStep | None, Findings]:
@@ -128,6 +111,38 @@ def following(
             except PlanError as error:
                 return None, error.diagnostics
             return flow, check_followed(Followed(program, model, flow, alone))
+
+        yield finish
+
+
+@contextmanager
+def looking_through(
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe | None,
+    rank: int,
+    classes: bool,
+    optimizer: Mapping[str, Any] | None,
+    optimizer_span: Span | None,
+) -> Iterator[Callable[[], tuple[Trace | None, Findings]]]:
+    """Trace one step of a program, in a child, while the body of the `with` runs. The function that is yielded waits for the
+    trace, and returns it with what it shows of waste, or with why there is none. Nothing is traced without a `recipe`.
+    """
+    if recipe is None:
+        yield lambda: (None, ())
+        return
+    with (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced:
+
+        def finish() -> tuple[Trace | None, Findings]:
+            try:
+                trace = traced()
+            except PlanError as error:
+                return None, error.diagnostics
+            calls = observe(model, recipe.workload, trace.folded)
+            accumulate = recipe.workload.accumulate
+            return trace, check_traced(
+                Traced(program, model, trace, calls, accumulate, optimizer or {}, optimizer_span)
+            )
 
         yield finish
 

@@ -69,5 +69,5 @@ def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:
 
 def followed_findings(setup: Setup, program: Program, model: nn.Module) -> tuple[Diagnostic, ...]:
     """What following a step of a setup's program finds, as it is found."""
-    with following(program, model, setup.workload, setup.loss()) as followed:
+    with following(program, model, setup.recipe()) as followed:
         return followed()[1]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
@@ -26,7 +27,7 @@ def write(
 ) -> None:
     """Print a dry run: tables to stdout, findings to stderr."""
     show_diagnostics.write(found, sys.stderr)
-    show_plan.write(program, model, sys.stdout, rank=rank)
+    show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
     sys.stdout.flush()

@@ -9,40 +9,58 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
-from torch import nn
 
-from parallelizer.compiler.parameter_shards import ParameterShard, parameter_shards
+from parallelizer.compiler.parameter_shards import ParameterShard
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.units import size
 from parallelizer.language.plan import AXIS_MEANINGS
-from parallelizer.report.rows.buffers import buffer_rows, dealt_out
-from parallelizer.report.rows.mesh_axes import axis_rows
+from parallelizer.report.rows.buffers import BufferRow, buffer_rows, dealt_out
+from parallelizer.report.rows.mesh_axes import AxisRow, axis_rows
 from parallelizer.report.rows.modules import ModuleRow, module_rows
-from parallelizer.report.rows.parameters import parameter_rows, parameter_total, shape, sharding_axes
+from parallelizer.report.rows.parameters import (
+    ParameterRow,
+    ParameterTotal,
+    parameter_rows,
+    parameter_total,
+    shape,
+    sharding_axes,
+)
 from parallelizer.report.text import tables
 from parallelizer.report.text.tables import Column
 from parallelizer.styles.application import Program
 
 
 def write(
-    program: Program, model: nn.Module, stream: TextIO, *, rank: int = 0, width: int | None = None
+    program: Program,
+    shards: Sequence[ParameterShard],
+    stream: TextIO,
+    *,
+    rank: int = 0,
+    width: int | None = None,
 ) -> None:
-    """Print the plan of a program, as `rank` sees it, for the model that it was compiled for."""
+    """Print the plan of a program, as `rank` sees it, of which `shards` are the parameters."""
+    axes, parameters = sharding_axes(shards), parameter_rows(shards, apart=lambda shard: shard.styles)
+    total = parameter_total(shards)
+    modules = module_rows(program, _place)
+    meshes = axis_rows(program.mesh)
+    buffers = buffer_rows(program)
+    order = dealt_out(program) if buffers else ""
+
     screen = tables.console(stream, width)
-    _mesh(program, screen)
-    _parameters(parameter_shards(program, model, rank), rank, screen)
-    _modules(program, screen)
-    _buffers(program, screen)
+    _mesh(program, meshes, screen)
+    _parameters(axes, parameters, total, rank, screen)
+    _modules(modules, screen)
+    _buffers(buffers, order, program.mesh.sizes["cp"], screen)
 
 
-def _mesh(program: Program, screen: Console) -> None:
+def _mesh(program: Program, rows: Sequence[AxisRow], screen: Console) -> None:
     mesh = program.mesh
     screen.print(
         Text.assemble(("plan", "bold"), f"  {program.plan.name}, {program.plan.file}"), soft_wrap=True
     )
     ranks = f"{mesh.world_size:,} ranks: {mesh}" if mesh.world_size > 1 else "1 rank"
     screen.print(Text.assemble(("mesh", "bold"), f"  {ranks}"))
-    for row in axis_rows(mesh):
+    for row in rows:
         if row.is_folded:
             folded = f"fsdp shards over {' and '.join(row.axes)} folded: {row.size:,} ranks"
             _hanging("  ", folded, screen)
@@ -59,8 +77,9 @@ def _hanging(head: str, text: str, screen: Console) -> None:
         head = " " * len(head)
 
 
-def _parameters(shards: Sequence[ParameterShard], rank: int, screen: Console) -> None:
-    axes = sharding_axes(shards)
+def _parameters(
+    axes: Sequence[str], found: Sequence[ParameterRow], total: ParameterTotal, rank: int, screen: Console
+) -> None:
     columns = [
         Column("parameter", wrap="path"),
         Column("n", right=True),
@@ -80,11 +99,10 @@ def _parameters(shards: Sequence[ParameterShard], rank: int, screen: Console) ->
             shape(row.shard.local_shape),
             size(row.bytes),
         ]
-        for row in parameter_rows(shards, apart=lambda shard: shard.styles)
+        for row in found
     ]
     under = "; under an axis stands the dimension that is sharded over it" if axes else ""
     tables.write(screen, Text.assemble(("parameters", "bold"), f" of rank {rank}{under}"), columns, rows)
-    total = parameter_total(shards)
     held = f"{total.held:,} of them, {size(total.bytes)}"
     _hanging("  ", f"{total.whole:,} parameters; this rank holds {held}", screen)
     screen.print()
@@ -96,9 +114,8 @@ def _styles(shard: ParameterShard) -> str:
     return "\n".join(names) + (f"\n({shard.reason})" if shard.reason else "")
 
 
-def _modules(program: Program, screen: Console) -> None:
+def _modules(found: Sequence[ModuleRow], screen: Console) -> None:
     """Styles that do not show in the parameters' table."""
-    found = module_rows(program, _place)
     if not found:
         return
     columns = [
@@ -122,13 +139,11 @@ def _place(span: Span) -> str:
     return "command line" if span.file.startswith("<override") else f"{Path(span.file).name}:{span.line}"
 
 
-def _buffers(program: Program, screen: Console) -> None:
-    rows = buffer_rows(program)
+def _buffers(rows: Sequence[BufferRow], order: str, cp: int, screen: Console) -> None:
     if not rows:
         return
-    split_over = f"  split over cp={program.mesh.sizes['cp']}"
-    screen.print(Text.assemble(("buffers", "bold"), split_over))
-    _hanging("  order  ", dealt_out(program), screen)
+    screen.print(Text.assemble(("buffers", "bold"), f"  split over cp={cp}"))
+    _hanging("  order  ", order, screen)
     for owner in ("batch", "model"):
         if split := [f"{row.name} ({row.split})" for row in rows if row.owner == owner]:
             _hanging(f"  {owner}  ", ", ".join(split), screen)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.runtime.held_indices import IndexRun, Share, original_shape, share
 from parallelizer.runtime.state import restore_buffers, state_of
-from parallelizer.runtime.state_dict import packings, state_tensors
+from parallelizer.runtime.state_dict import StateTensor, state_tensors
 
 MODEL, OPTIMIZER, RANDOM = "model.", "optimizer.", "random."
 
@@ -53,11 +53,10 @@ def held_of_model(model: nn.Module) -> dict[str, Held]:
             module.reshard()
     seen: set[int] = set()
     found = {}
-    packed = packings(model)
-    for name, tensor in state_tensors(model).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = _held(MODEL + name, tensor, tensor, model, packed.get(name))
+    for name, one in state_tensors(model).items():
+        if id(one.tensor) not in seen:
+            seen.add(id(one.tensor))
+            found[name] = _held(MODEL + name, one.tensor, one.tensor, model, one.packing)
     return found
 
 
@@ -67,13 +66,14 @@ def held_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> lis
     Raises PlanError `checkpoint-optimizer` for one that is neither a number nor of the shape of its parameter, which lies on
     several ranks: nothing would tell how it is to lie there under another plan.
     """
-    packed, found = packings(model), []
-    for name, param in trained(model, optimizer).items():
+    found = []
+    for name, one in trained(state_tensors(model), optimizer).items():
+        param = one.tensor
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
                 if isinstance(param, DTensor) and value.dim() and value.shape != param.shape:
                     raise undealt(name, key, value.shape)
-                packing = packed.get(name) if value.shape == param.shape else None
+                packing = one.packing if value.shape == param.shape else None
                 found.append(_held(f"{OPTIMIZER}{name}.{key}", value, param, model, packing))
     return found
 
@@ -88,19 +88,21 @@ def undealt(name: str, key: str, shape: Sequence[int], place: Span | None = None
 def values_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
     """What an optimizer keeps of the model's parameters beside tensors."""
     kept = {
-        name: {k: v for k, v in optimizer.state.get(param, {}).items() if not isinstance(v, torch.Tensor)}
-        for name, param in trained(model, optimizer).items()
+        name: {
+            k: v for k, v in optimizer.state.get(one.tensor, {}).items() if not isinstance(v, torch.Tensor)
+        }
+        for name, one in trained(state_tensors(model), optimizer).items()
     }
     return {name: values for name, values in kept.items() if values}
 
 
-def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """The optimizer's parameters by their names in the model."""
+def trained(tensors: Mapping[str, StateTensor], optimizer: torch.optim.Optimizer) -> dict[str, StateTensor]:
+    """Those of a model's tensors that are the optimizer's parameters, each under its first name."""
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, tensor in state_tensors(model).items():
-        if id(tensor) in own:
-            found.setdefault(id(tensor), (name, tensor))
+    found: dict[int, tuple[str, StateTensor]] = {}
+    for name, one in tensors.items():
+        if id(one.tensor) in own:
+            found.setdefault(id(one.tensor), (name, one))
     return dict(found.values())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.fold import fold_paths
 from parallelizer.runtime.checkpoint.contents import MODEL, OPTIMIZER, trained
-from parallelizer.runtime.held_indices import original_shape
-from parallelizer.runtime.state_dict import packings, state_tensors
+from parallelizer.runtime.state_dict import StateTensor, state_tensors
 
 SHOWN = 3
 """Names in a message; the others are counted."""
@@ -32,19 +31,22 @@ def misfits(
         for name, tensor in metadata.state_dict_metadata.items()
         if name.startswith(MODEL) and isinstance(tensor, TensorStorageMetadata)
     }
-    found = [*_of_names(model, stored, place), *_of_tensors(model, stored, place)]
-    if not found and optimizer is not None:
-        found += _of_optimizer(model, optimizer, metadata, about, place)
+    tensors = state_tensors(model)
+    own = None if optimizer is None else trained(tensors, optimizer)
+    found = [*_of_names(tensors, stored, place), *_of_tensors(tensors, stored, place)]
+    if not found and own is not None:
+        found += _of_optimizer(own, type(optimizer).__name__, metadata, about, place)
     return found
 
 
-def _of_names(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Iterator[Diagnostic]:
-    tensors = state_tensors(model)
-    known = {id(tensor) for name, tensor in tensors.items() if name in stored}
+def _of_names(
+    tensors: Mapping[str, StateTensor], stored: Mapping[str, Any], place: Span
+) -> Iterator[Diagnostic]:
+    known = {id(one.tensor) for name, one in tensors.items() if name in stored}
     missing = [
         name
-        for name, tensor in tensors.items()
-        if name not in stored and id(tensor) not in known and tensor.numel()
+        for name, one in tensors.items()
+        if name not in stored and id(one.tensor) not in known and one.tensor.numel()
     ]  # what has no numbers is not written
     extra = [name for name in stored if name not in tensors]
     if missing or extra:
@@ -54,16 +56,17 @@ def _of_names(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Itera
         yield Diagnostic("checkpoint-mismatch", f"the checkpoint {' and '.join(parts)}", place, help_text)
 
 
-def _of_tensors(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Iterator[Diagnostic]:
-    packed = packings(model)
+def _of_tensors(
+    tensors: Mapping[str, StateTensor], stored: Mapping[str, Any], place: Span
+) -> Iterator[Diagnostic]:
     shapes, kinds = [], []
-    for name, tensor in state_tensors(model).items():
+    for name, one in tensors.items():
         if name in stored:
-            here, there = original_shape(tensor, packed.get(name)), tuple(stored[name].size)
+            here, there, dtype = one.shape, tuple(stored[name].size), one.dtype
             if here != there:
                 shapes.append(f"{name} is {list(there)}, and {list(here)} in the model")
-            elif tensor.dtype != stored[name].properties.dtype:
-                kinds.append((name, stored[name].properties.dtype, tensor.dtype))
+            elif dtype != stored[name].properties.dtype:
+                kinds.append((name, stored[name].properties.dtype, dtype))
     if shapes:
         more = f", and {len(shapes) - SHOWN} more" if len(shapes) > SHOWN else ""
         yield Diagnostic(
@@ -81,22 +84,22 @@ def _of_tensors(model: nn.Module, stored: Mapping[str, Any], place: Span) -> Ite
 
 
 def _of_optimizer(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    own: Collection[str],
+    kind: str,
     metadata: Metadata,
     about: Mapping[str, Any],
     place: Span,
 ) -> Iterator[Diagnostic]:
+    """`own` are the parameters that an optimizer of the class `kind` trains."""
     code, saved = "checkpoint-optimizer", about.get("optimizer")
     if saved is None:
         help_text = "load the model alone: start from its weights"
         yield Diagnostic(code, "the checkpoint has a model and no optimizer", place, help_text)
         return
-    if saved["class"] != type(optimizer).__name__:
-        message = f"the checkpoint's optimizer is {saved['class']}, and this run's {type(optimizer).__name__}"
+    if saved["class"] != kind:
+        message = f"the checkpoint's optimizer is {saved['class']}, and this run's {kind}"
         yield Diagnostic(code, message, place, "go on with the same optimizer")
         return
-    own = trained(model, optimizer)
     having = {
         name.removeprefix(OPTIMIZER).rpartition(".")[0]
         for name in metadata.state_dict_metadata

@@ -13,6 +13,11 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+
+SUBFOLDER = "checkpoints"
+"""Where they lie in a run's output folder, if nothing else is said."""
+
 UNFINISHED, LEAVING, REPLACED = ".tmp", ".old", ".was"
 
 
@@ -32,6 +37,21 @@ def steps_in(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     return sorted(step for path in folder.iterdir() if (step := step_of(path)) is not None and path.is_dir())
+
+
+def resolved(path: Path, span: Span | None = None, key: str = "train.resume") -> Path:
+    """The newest checkpoint of a folder of them, or of a run's output folder; the path itself where it is neither. Raises
+    PlanError `checkpoint-not-found` where there is nothing.
+    """
+    for folder in (path, path / SUBFOLDER):
+        if steps := steps_in(folder):
+            return folder / name(steps[-1])
+    if not path.exists():
+        message = f"{key}={path} does not exist"
+        help_text = "give a checkpoint (a folder step_<N>), a folder of them, or the output folder of a run"
+        help_text += "; auto; never" if key == "train.resume" else "; or a saved model"
+        raise PlanError([Diagnostic("checkpoint-not-found", message, span, help_text)])
+    return path
 
 
 def leftovers(folder: Path) -> list[Path]:

@@ -35,9 +35,8 @@ from parallelizer.runtime.checkpoint.fit import misfits
 from parallelizer.runtime.checkpoint.planning import PlannedRead
 from parallelizer.runtime.checkpoint.saving import RUN, plain_failures
 from parallelizer.runtime.fail_together import gathered, together
-from parallelizer.runtime.held_indices import original_shape
 from parallelizer.runtime.state import state_of
-from parallelizer.runtime.state_dict import packings
+from parallelizer.runtime.state_dict import state_tensors
 
 METADATA = ".metadata"
 
@@ -180,14 +179,14 @@ def _fill(opened: Opened, held: Mapping[str, Held]) -> None:
 
 def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Opened) -> None:
     """Empty states for what the checkpoint has of them: an optimizer makes its own in its first step only."""
-    own, packed = trained(model, optimizer), packings(model)
+    own = trained(state_tensors(model), optimizer)
     states: dict[str, dict[str, Any]] = {name: {} for name in own}
     for full, stored in opened.metadata.state_dict_metadata.items():
         if not full.startswith(OPTIMIZER) or not isinstance(stored, TensorStorageMetadata):
             continue
         name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
-        param, size, dtype = own[name], tuple(stored.size), stored.properties.dtype
-        if size == original_shape(param, packed.get(name)):
+        param, size, dtype = own[name].tensor, tuple(stored.size), stored.properties.dtype
+        if size == own[name].shape:
             states[name][key] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
         elif isinstance(param, DTensor) and size:
             raise undealt(name, key, size, Span(str(opened.path)))
@@ -201,12 +200,12 @@ def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Ope
     }
     optimizer.load_state_dict(
         {
-            "state": {numbers[id(own[name])]: state for name, state in states.items() if state},
+            "state": {numbers[id(own[name].tensor)]: state for name, state in states.items() if state},
             "param_groups": optimizer.state_dict()["param_groups"],
         }
     )
     for name, state in states.items():
         for key, value in state.items():
-            kept = optimizer.state[own[name]].get(key)
+            kept = optimizer.state[own[name].tensor].get(key)
             if isinstance(kept, torch.Tensor) and kept.dtype != value.dtype:  # it casts to the parameter's
-                optimizer.state[own[name]][key] = value.to(kept.device)
+                optimizer.state[own[name].tensor][key] = value.to(kept.device)

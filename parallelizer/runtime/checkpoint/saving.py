@@ -42,6 +42,7 @@ from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.planning import Piece, Writing
 from parallelizer.runtime.fail_together import gathered
 from parallelizer.runtime.state import state_of
+from parallelizer.runtime.state_dict import state_tensors
 
 RUN = "run.json"
 
@@ -109,11 +110,11 @@ class Checkpoints:
         if optimizer is not None:
             of_optimizer = held_of_optimizer(model, optimizer)
             held += of_optimizer
-            kept = {name for name, param in trained(model, optimizer).items() if optimizer.state.get(param)}
+            own = trained(state_tensors(model), optimizer)
             about["optimizer"] = {
                 "class": type(optimizer).__name__,
                 "values": values_of_optimizer(model, optimizer),
-                "without_state": [name for name in trained(model, optimizer) if name not in kept],
+                "without_state": [name for name, one in own.items() if not optimizer.state.get(one.tensor)],
             }
         pieces = self._copied(held)
         threads = torch.get_num_threads()

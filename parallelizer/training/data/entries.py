@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
-
-from parallelizer.compiler.observe.families import family_of
+from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.package_folder import config_folder
@@ -44,28 +42,17 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
             yield Diagnostic("data-mismatch", message, span, "make the sizes of model and data the same")
 
 
-def check_vocabulary(source: Source, setup: Setup, model: nn.Module) -> None:
-    """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for."""
-    rows = vocabulary_of(model, setup)
+def check_vocabulary(source: Source, rows: int | None, origins: Origins) -> None:
+    """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for, of which it has so many
+    `rows`.
+    """
     if isinstance(source, Data) and rows is not None and source.vocab_size > rows:
         message = (
             f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
         )
-        span = setup.origins.span("data.tokenizer") or setup.origins.span("model.vocab_size")
+        span = origins.span("data.tokenizer") or origins.span("model.vocab_size")
         help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
         raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])
-
-
-def vocabulary_of(model: nn.Module, setup: Setup) -> int | None:
-    """How many tokens a model on meta has an embedding for; None where nothing says so.
-
-    A family of models knows; of others the argument `vocab_size` is taken at its word.
-    """
-    family = family_of(model)
-    if family is not None:
-        return family.vocabulary(model)
-    said = setup.model.get("vocab_size")
-    return said if isinstance(said, int) else None
 
 
 def _choices(setup: Setup) -> str:

@@ -76,7 +76,7 @@ def position_of(
     return DataPosition(samples, seed, seq_len, source.fingerprint(), source.files, options or {})
 
 
-def check(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diagnostic]:
+def check_same_data(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diagnostic]:
     """What keeps a run with the data of `now` from going on at `saved`, each at the place that set it; [] if nothing.
 
     `now.samples` does not matter.
@@ -89,51 +89,47 @@ def check(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diag
             help = f"go on with train.{name}={before}, or {ANEW}"
             found.append(Diagnostic("resume-data", message, origins.span(f"train.{name}"), help))
     if saved.fingerprint != now.fingerprint:
-        found += _other_data(saved, now, origins) or [_refused("the data gives other samples", origins)]
+        place = origins.span("data.path") or origins.span("data._target_") or origins.span("data")
+        changed, others = _files(saved, now)
+        options = [*_options(saved.options, now.options, origins, place)]
+        # An option that was changed explains why there are other files.
+        told = changed if options else [*changed, *others] or ["the data gives other samples"]
+        if len(told) > SHOWN:
+            more = f"{len(told) - SHOWN + 1} more files have changed since the checkpoint was saved"
+            told = [*told[: SHOWN - 1], more]
+        help = f"give the data of before, or {ANEW}"
+        found += [*options, *(Diagnostic("resume-data", what, place, help) for what in told)]
     return found
 
 
-def _other_data(saved: DataPosition, now: DataPosition, origins: Origins) -> list[Diagnostic]:
-    """What is known of why the data gives other samples: options that were changed, and files."""
-    options = list(_options(saved.options, now.options, origins))
+def _files(saved: DataPosition, now: DataPosition) -> tuple[list[str], list[str]]:
+    """What is known of files by which the data gives other samples: of those that both have, and of the others."""
     before, here = ({file.path: file for file in place.files} for place in (saved, now))
-    told = [
+    changed = [
         f"{path} {_difference(file, here[path])} since the checkpoint was saved"
         for path, file in before.items()
         if path in here and here[path].sha256 != file.sha256
     ]
-    if not options:  # an option that was changed explains why there are other files
-        told += [f"{path} was there when the checkpoint was saved" for path in before if path not in here]
-        told += [f"{path} was not there when the checkpoint was saved" for path in here if path not in before]
-    if len(told) > SHOWN:
-        told[SHOWN - 1 :] = [
-            f"{len(told) - SHOWN + 1} more files have changed since the checkpoint was saved"
-        ]
-    return [*options, *(_refused(what, origins) for what in told)]
+    others = [f"{path} was there when the checkpoint was saved" for path in before if path not in here]
+    others += [f"{path} was not there when the checkpoint was saved" for path in here if path not in before]
+    return changed, others
 
 
-def _options(before: Mapping[str, Any], now: Mapping[str, Any], origins: Origins) -> Iterator[Diagnostic]:
+def _options(
+    before: Mapping[str, Any], now: Mapping[str, Any], origins: Origins, place: Span | None
+) -> Iterator[Diagnostic]:
+    """The options that were changed, at `place` where they are not written themselves."""
     for name in dict.fromkeys([*now, *before]):
         was, here = (_shown(name, of[name]) if name in of else None for of in (before, now))
         if was != here:
             trained = f"with {was}" if was is not None else "without it"
             message = f"data.{name} is {here or 'not given'}, and the checkpoint was trained {trained}"
-            span = origins.span(f"data.{name}") or _place(origins)
+            span = origins.span(f"data.{name}") or place
             yield Diagnostic("resume-data", message, span, f"go on with the data of before, or {ANEW}")
 
 
 def _shown(name: str, value: Any) -> str:
     return json.dumps(current(value) if name == "_target_" else value, default=str)
-
-
-def _refused(what: str, origins: Origins) -> Diagnostic:
-    help = f"give the data of before, or {ANEW}"
-    return Diagnostic("resume-data", what, _place(origins), help)
-
-
-def _place(origins: Origins) -> Span | None:
-    """Where the data was chosen."""
-    return origins.span("data.path") or origins.span("data._target_") or origins.span("data")
 
 
 def _difference(before: FileRecord, now: FileRecord) -> str:

@@ -20,7 +20,7 @@ from parallelizer.training.data.position import DataPosition
 from parallelizer.training.data.source import Source
 from parallelizer.training.guards import Guards
 from parallelizer.training.keep.checkpoints import RunCheckpoints, place_of
-from parallelizer.training.keep.saved import note_saved, wrote
+from parallelizer.training.keep.saved import note_saved, saved_steps
 from parallelizer.training.settings import Settings
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.reporting import Reporting
@@ -87,7 +87,7 @@ class Job:
         """Whether this very run, before it went on, has saved its model in `train.save`: then that is replaced."""
         if self.folder is None or self.settings.save is None:
             return False
-        return wrote(self.folder, Path(self.settings.save))
+        return saved_steps(self.folder, Path(self.settings.save)) is not None
 
     def note_saved(self) -> None:
         """Note in the output folder that the trained model is in the folder `train.save`: the same command, started

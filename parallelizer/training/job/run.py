@@ -21,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import running_origins, searched_first
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics import render as show_diagnostics
@@ -33,7 +34,6 @@ from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
-from parallelizer.training.job.ranks import check_ranks
 from parallelizer.training.job.recipe_file import RecipeFile, importable, recipe_of
 from parallelizer.training.watch.forecast import look_ahead
 from parallelizer.training.watch.result import Result
@@ -103,14 +103,13 @@ def run(
     outside: launch.OutsideRanks | None,
 ) -> None:
     """One job: check it, show its plan, train, and say how it went. Raises PlanError and LaunchError."""
-    job = prepare(config, running_origins(), folder)
+    job = prepare(config, running_origins(), folder, outside, recipe.typed(sys.argv[1:]))
     mesh, device, settings = job.setup.mesh, job.setup.device, job.settings
     if config.dry_run:
         if folder is not None:
             outcome.discard(folder)
             _dry_run(job)
         return
-    check_ranks(job.setup, settings, outside, recipe.typed(sys.argv[1:]))
     if folder is not None:  # it is rank 0's, or the parent's
         nodes = outside.nodes if outside is not None else ()
         forecast, found = look_ahead(job.setup, job.program, settings, nodes or None)
@@ -118,7 +117,8 @@ def run(
         if has_errors(found):
             raise PlanError(found)
         show_diagnostics.write(found, sys.stderr)
-        show_plan.write(job.program, job.setup.build_model(), sys.stdout)
+        shards = parameter_shards(job.program, job.setup.build_model())
+        show_plan.write(job.program, shards, sys.stdout)
         sys.stdout.flush()
     if outside is not None:
         result = launch.join(

@@ -1,11 +1,11 @@
-"""What a run leaves behind and goes on from: when it saves, where it starts, and what it says of that."""
+"""What a run leaves behind and goes on from: when it saves, what it loads, and what it says of that."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.yaml_nodes import shown_path
 from parallelizer.runtime.checkpoint import folder as names
-from parallelizer.runtime.checkpoint.fit import misfits
+from parallelizer.runtime.checkpoint.choose import CheckpointPlace
 from parallelizer.runtime.checkpoint.loading import (
     Opened,
     load_checkpoint,
@@ -32,96 +32,20 @@ from parallelizer.runtime.checkpoint.saving import Checkpoints
 from parallelizer.runtime.fail_together import together
 from parallelizer.styles.random_numbers import derived_seed, seed_ranks
 from parallelizer.training.data.files import FileRecord, check_unchanged
-from parallelizer.training.data.position import DataPosition, check
+from parallelizer.training.data.position import DataPosition
 from parallelizer.training.keep import changes
 from parallelizer.training.settings import Settings
-
-SUBFOLDER = "checkpoints"
-"""Where they lie in a run's output folder, if nothing else is said."""
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 """Variables that count how often the ranks of a run, or its job, have been started again."""
 
 
-@dataclass(frozen=True)
-class CheckpointPlace:
-    """Where a run's checkpoints go, and the one that it was told to start from."""
-
-    folder: Path
-    given: Path | None = None
-
-
 def place_of(settings: Settings, output: Path) -> CheckpointPlace:
     """From the settings and the output folder."""
-    folder = Path(settings.checkpoint_dir) if settings.checkpoint_dir else output / SUBFOLDER
+    folder = Path(settings.checkpoint_dir) if settings.checkpoint_dir else output / names.SUBFOLDER
     return CheckpointPlace(
         folder, Path(settings.resume) if settings.resume not in ("auto", "never") else None
     )
-
-
-def check_start(
-    place: CheckpointPlace, settings: Settings, setup: Setup, model: nn.Module, position: DataPosition | None
-) -> list[Diagnostic]:
-    """What is wrong with the checkpoint that a run would start from, as far as its index tells, and with the place of its
-    own. Without a `position`, of a dry run, nothing is said of the data. Raises PlanError when there is none, or must not
-    be one.
-    """
-    there = names.steps_in(place.folder)
-    span = setup.origins.span("train.resume")
-    if settings.resume == "never" and there and not is_restart():
-        message = f"{place.folder} holds checkpoints already, up to step {there[-1]}"
-        help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
-        raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
-    opened = _first_that_opens(place.folder) if there or place.given is None else _given(place.given, span)
-    found = _unwritable(place.folder, setup) if settings.checkpoint_every else []
-    if opened is None:
-        return found
-    optimizer, where = setup.build_optimizer(model), Span(str(opened.path))
-    found += misfits(model, optimizer, opened.metadata, opened.about, where)
-    if position is not None:
-        found += check(DataPosition.from_json(opened.state["position"]), position, setup.origins)
-    return found
-
-
-def _unwritable(folder: Path, setup: Setup) -> list[Diagnostic]:
-    """Whether a folder can neither be used nor be made, as far as that can be told without making it."""
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return []
-    why = "may not be written to" if there.is_dir() else "is no folder"
-    message = f"no checkpoint can be written into {shown_path(folder)}: {shown_path(there)} {why}"
-    span = setup.origins.span("train.checkpoint_dir")
-    return [Diagnostic("checkpoint-unwritable", message, span, "give another train.checkpoint_dir")]
-
-
-def _first_that_opens(folder: Path) -> Opened | None:
-    """The newest of which at least the index is whole; the ranks look at the rest."""
-    for step in reversed(names.steps_in(folder)):
-        try:
-            return open_checkpoint(folder / names.name(step))
-        except PlanError:
-            continue
-    return None
-
-
-def _given(path: Path, span: Span | None) -> Opened:
-    """A checkpoint, or the newest one of a folder of them, or of a run's output folder. Raises PlanError."""
-    return open_checkpoint(resolved(path, span))
-
-
-def resolved(path: Path, span: Span | None = None, key: str = "train.resume") -> Path:
-    """The newest checkpoint of a folder of them, or of a run's output folder; the path itself where it is neither. Raises
-    PlanError `checkpoint-not-found` where there is nothing.
-    """
-    for folder in (path, path / SUBFOLDER):
-        if steps := names.steps_in(folder):
-            return folder / names.name(steps[-1])
-    if not path.exists():
-        message = f"{key}={path} does not exist"
-        help_text = "give a checkpoint (a folder step_<N>), a folder of them, or the output folder of a run"
-        help_text += "; auto; never" if key == "train.resume" else "; or a saved model"
-        raise PlanError([Diagnostic("checkpoint-not-found", message, span, help_text)])
-    return path
 
 
 class RunCheckpoints:
@@ -157,7 +81,7 @@ class RunCheckpoints:
 
         Raises PlanError on all ranks.
         """
-        if self.settings.resume == "never" and not is_restart():
+        if begins_anew(self.settings):
             return None
         found, passed = newest_checkpoint(self.place.folder)
         if found is None and passed:
@@ -166,7 +90,7 @@ class RunCheckpoints:
         if self.leads and passed:
             show_diagnostics.write(passed, sys.stderr)
         if found is None and self.place.given is not None:
-            return open_checkpoint(resolved(self.place.given))
+            return open_checkpoint(names.resolved(self.place.given))
         if found is not None and self.place.given is not None and self.leads:
             print(f"not from train.resume={self.place.given}: this run has checkpoints of its own")
         return found
@@ -252,6 +176,11 @@ def record_of(config: DictConfig, setup: Setup) -> dict[str, Any]:
         "plan": {"name": setup.plan.name, "files": texts},
         "seed": OmegaConf.select(config, "train.seed"),
     }
+
+
+def begins_anew(settings: Settings) -> bool:
+    """Whether the run must not go on from any checkpoint. What has been started again goes on all the same."""
+    return settings.resume == "never" and not is_restart()
 
 
 def is_restart() -> bool:

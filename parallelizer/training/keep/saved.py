@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 NOTE = "saved.json"
 """A file of the output folder, written behind the model."""
@@ -17,19 +16,11 @@ def note_saved(output: Path, model: Path, steps: int) -> None:
     (output / NOTE).write_text(text, encoding="utf-8")
 
 
-def wrote(output: Path, model: Path) -> bool:
-    """Whether this run has saved its model in that folder before, behind however many steps."""
-    known = _known(output)
-    return known.get("folder") == str(model.absolute()) and model.is_dir()
-
-
-def has_saved(output: Path, model: Path, steps: int) -> bool:
-    """Whether this run's model, of so many steps, is in that folder."""
-    return wrote(output, model) and _known(output).get("steps") == steps
-
-
-def _known(output: Path) -> dict[str, Any]:
+def saved_steps(output: Path, model: Path) -> int | None:
+    """Behind how many steps this run has saved its model in that folder; None when it has not, or the folder is gone."""
     known = None
     with suppress(OSError, ValueError):
         known = json.loads((output / NOTE).read_text(encoding="utf-8"))
-    return known if isinstance(known, dict) else {}
+    if not isinstance(known, dict) or known.get("folder") != str(model.absolute()) or not model.is_dir():
+        return None
+    return int(known.get("steps", 0))

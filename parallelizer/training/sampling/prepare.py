@@ -15,15 +15,15 @@ from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face.find_weights import weights_folder
+from parallelizer.hugging_face.model_tensors import model_tensors
 from parallelizer.hugging_face.weights import look_up
 from parallelizer.runtime.checkpoint.fit import misfits
+from parallelizer.runtime.checkpoint.folder import resolved
 from parallelizer.runtime.checkpoint.loading import Opened, open_checkpoint
 from parallelizer.styles.application import Program
 from parallelizer.training.data.choose_tokenizer import tokenizer_of, with_tokenizer
-from parallelizer.training.data.entries import vocabulary_of
 from parallelizer.training.data.tokenizer import Tokenizer
 from parallelizer.training.job.recipe_file import RecipeFile
-from parallelizer.training.keep.checkpoints import resolved
 from parallelizer.training.keep.recorded import overrides_for
 from parallelizer.training.sampling.job import SamplingJob
 from parallelizer.training.sampling.settings import read_sampling
@@ -76,7 +76,7 @@ def prepare(words: Words, folder: Path) -> SamplingJob:
     tokenizer = tokenizer_of(with_tokenizer(config.data, setup.model).get("tokenizer"))
     multiple_of = multiple(setup.mesh.sizes["cp"], setup.mesh.sizes["tp"])
     longest = context_length(setup, model) // multiple_of * multiple_of
-    prompt = tokens_of(words.prompt, tokenizer, vocabulary_of(model, setup), longest)
+    prompt = tokens_of(words.prompt, tokenizer, setup.vocabulary(model), longest)
     program = _compiled(setup, model, multiple_of)
     job = SamplingJob(setup, program, settings, sampling, tokenizer, prompt, longest, fill)
     if opened is not None:
@@ -88,7 +88,7 @@ def prepare(words: Words, folder: Path) -> SamplingJob:
     if weights is None:
         help_text = "checkpoint=FOLDER: a run's output folder, a checkpoint (step_<N>), or a saved model"
         raise PlanError([Diagnostic("checkpoint-not-found", "no checkpoint is given", None, help_text)])
-    look_up(model, weights)
+    look_up(model_tensors(model), weights)
     return replace(job, weights=weights)
 
 

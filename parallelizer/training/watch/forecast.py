@@ -42,6 +42,7 @@ def look_ahead(
 
     A step that cannot be traced is trained all the same: what the plan is to blame for has been found by following it.
     """
+    peak = _peak_flops(setup) if settings.compare else None
     model = setup.build_model()
     validation = validated(setup, program, model, nodes=nodes)
     planned, reason = None, ""
@@ -49,7 +50,6 @@ def look_ahead(
         planned = planned_of(validation.trace)
     elif settings.compare:
         reason = next((d.message for d in validation.found if d.code == "trace-failed"), "it was not traced")
-    peak = _peak_flops(setup) if settings.compare else None
     flops = step_flops(program, setup.build_model(), setup.workload, setup.loss()) if peak else None
     return Forecast(planned, reason, flops, peak), validation.found
 

@@ -48,7 +48,7 @@ from parallelizer.runtime.step import Step
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import build_data
 from parallelizer.training.data.files import check_unchanged, read_document
-from parallelizer.training.data.position import DataPosition, check
+from parallelizer.training.data.position import DataPosition, check_same_data
 from parallelizer.training.data.text import load
 from parallelizer.training.data.tokenizer import BYTES
 from parallelizer.training.data.windows import window_count
@@ -219,7 +219,9 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
-    "resume-data": lambda here: check(DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()),
+    "resume-data": lambda here: check_same_data(
+        DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
+    ),
     "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],

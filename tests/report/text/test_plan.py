@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 from torch import nn
 
+from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.units import size
@@ -28,7 +29,8 @@ def compiled(overrides: tuple[str, ...]) -> tuple[Program, nn.Module]:
 
 def shown(*overrides: str, width: int | None = None, rank: int = 0) -> str:
     stream = io.StringIO()
-    write(*compiled(overrides), stream, rank=rank, width=width)
+    program, model = compiled(overrides)
+    write(program, parameter_shards(program, model, rank), stream, rank=rank, width=width)
     return stream.getvalue()
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import nn
 
-from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.checkpoint.choose import CheckpointPlace, choose
 from parallelizer.runtime.checkpoint.loading import load_checkpoint
 from parallelizer.runtime.checkpoint.lock import hold
 from parallelizer.runtime.checkpoint.saving import Checkpoints, save_checkpoint
-from parallelizer.training.data.position import DataPosition
-from parallelizer.training.keep.checkpoints import check_start, place_of
-from parallelizer.training.settings import Settings
 
 
 def report(code: str, here: Path) -> Iterable[Diagnostic]:
@@ -55,14 +50,12 @@ def _other_optimizer(here: Path) -> Iterable[Diagnostic]:
 
 
 def _start(here: Path, resume: str) -> Iterable[Diagnostic]:
-    settings = Settings(steps=1, resume=resume)
-    setup: Any = SimpleNamespace(origins=Origins())
+    place = CheckpointPlace(here / "checkpoints", Path(resume) if resume != "never" else None)
     try:
-        return check_start(
-            place_of(settings, here), settings, setup, nn.Linear(3, 2), DataPosition(0, 0, 1, "")
-        )
+        choose(place, anew=resume == "never", span=None)
     except PlanError as error:
         return error.diagnostics
+    return ()
 
 
 def _exists(here: Path) -> Iterable[Diagnostic]:

@@ -167,9 +167,9 @@ def gathered_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) ->
     """SHA-256 of every whole tensor, and what an optimizer has beside tensors, by name. Collective."""
     model_state = whole_state_dict(model)
     found = {f"model.{name}": _hash(tensor) for name, tensor in model_state.items()}
-    for name, param in state_tensors(model).items() if optimizer is not None else ():
-        for key, value in optimizer.state.get(param, {}).items():
-            if isinstance(value, Tensor) and value.shape == param.shape:
+    for name, one in state_tensors(model).items() if optimizer is not None else ():
+        for key, value in optimizer.state.get(one.tensor, {}).items():
+            if isinstance(value, Tensor) and value.shape == one.tensor.shape:
                 value = whole_tensor(value, model, name)
             text = _hash(value) if isinstance(value, Tensor) else repr(value)
             found[f"optimizer.{name}.{key}"] = text

@@ -12,6 +12,7 @@ from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.runtime.checkpoint import contents
+from parallelizer.runtime.state_dict import state_tensors
 from tests.ranks import run_ranks
 from tests.runtime.checkpoint.models import adamw, counting, parallel, train
 
@@ -34,14 +35,14 @@ def test_names_without_a_group() -> None:
     assert not any(name.endswith(".count") for name in tensors)
     values = contents.values_of_optimizer(model, optimizer)
     assert values["before.weight"] == {"count": 1, "decay": 0.9, "even": False}
-    assert "frozen.weight" not in contents.trained(model, optimizer)
+    assert "frozen.weight" not in contents.trained(state_tensors(model), optimizer)
     [random] = contents.held_random()
     assert random.name == "random.0.cpu" and torch.equal(random.local, torch.get_rng_state())
 
 
 def test_a_parameter_that_is_not_the_models_is_nobodys() -> None:
     model, stranger = nn.Linear(2, 2), nn.Parameter(torch.zeros(2))
-    assert list(contents.trained(model, torch.optim.SGD([*model.parameters(), stranger]))) == [
+    assert list(contents.trained(state_tensors(model), torch.optim.SGD([*model.parameters(), stranger]))) == [
         "weight",
         "bias",
     ]

@@ -16,7 +16,7 @@ from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.training.data import images, text
 from parallelizer.training.data.files import FileRecord
-from parallelizer.training.data.position import ANEW, DataPosition, check, position_of
+from parallelizer.training.data.position import ANEW, DataPosition, check_same_data, position_of
 
 SAVED = DataPosition(640, 0, 256, "ab" * 32, options={"path": "texts", "heldout": 0.05})
 NOWHERE = Origins()
@@ -78,14 +78,14 @@ def test_a_position_of_another_form_is_refused(change: dict[str, Any]) -> None:
 
 
 def test_a_run_goes_on_where_nothing_that_counts_has_changed() -> None:
-    assert check(SAVED, SAVED, NOWHERE) == []
+    assert check_same_data(SAVED, SAVED, NOWHERE) == []
     moved = replace(SAVED, samples=0, options={"path": "elsewhere"}, files=(FileRecord("b", 1, 1, 1, "c"),))
-    assert check(SAVED, moved, NOWHERE) == []
+    assert check_same_data(SAVED, moved, NOWHERE) == []
 
 
 def test_another_seed_and_another_length_are_refused_where_they_are_set() -> None:
     override = origins("train.seed=1", "train.seq_len=128")
-    found = check(SAVED, replace(SAVED, seed=1, seq_len=128), override)
+    found = check_same_data(SAVED, replace(SAVED, seed=1, seq_len=128), override)
     assert told(found) == [
         ("train.seed is 1, and the checkpoint was trained with 0", "<override train.seed=1>:1:12"),
         (
@@ -97,7 +97,7 @@ def test_another_seed_and_another_length_are_refused_where_they_are_set() -> Non
         "go on with train.seed=0",
         "go on with train.seq_len=256",
     ]
-    [(_, place)] = told(check(replace(SAVED, seed=5), SAVED, origins()))
+    [(_, place)] = told(check_same_data(replace(SAVED, seed=5), SAVED, origins()))
     assert place is not None and "train.yaml:" in place
 
 
@@ -117,7 +117,7 @@ def read(folder: Path, heldout: float = 0.2) -> DataPosition:
 
 
 def refused(saved: DataPosition, now: DataPosition, *overrides: str) -> list[tuple[str, str | None]]:
-    return told(check(saved, now, origins("data=text", *overrides)))
+    return told(check_same_data(saved, now, origins("data=text", *overrides)))
 
 
 def test_another_share_that_is_held_out_is_refused_where_it_is_set(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_same_files_in_another_folder_are_the_same_data(folder: Path, tmp_pa
 
 def test_other_data_are_told_by_the_options_that_differ(folder: Path) -> None:
     drawn = position_of(images.load(size=8, classes=3, noise=0.5), 0, seed=0, seq_len=8, options={"size": 8})
-    found = told(check(read(folder), drawn, origins("data=images", "data.size=8")))
+    found = told(check_same_data(read(folder), drawn, origins("data=images", "data.size=8")))
     assert found[0] == (
         "data.size is 8, and the checkpoint was trained without it",
         "<override data.size=8>:1:11",
@@ -171,6 +171,8 @@ def test_other_data_are_told_by_the_options_that_differ(folder: Path) -> None:
 
 
 def test_data_that_differ_in_nothing_that_is_known_are_refused_all_the_same() -> None:
-    [(message, place)] = told(check(SAVED, replace(SAVED, fingerprint="other"), origins("data=images")))
+    [(message, place)] = told(
+        check_same_data(SAVED, replace(SAVED, fingerprint="other"), origins("data=images"))
+    )
     assert message == "the data gives other samples"
     assert place is not None and "images" in place
