@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json
 from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 
 if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
@@ -28,11 +29,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stop before a model is built; with paths of plan files, read these alone",
     )
+    parser.add_argument(
+        "--proven", action="store_true", help="demand a certificate that `verify` wrote, as CI would"
+    )
+    parser.add_argument(
+        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where certificates are"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Validate what the arguments name, and print what is found. Returns the exit status."""
     if arguments.quick:
+        if arguments.proven:
+            raise SystemExit("parallelizer validate: --quick builds no model, and --proven needs one")
         from parallelizer.commands import validate_files as quick
 
         return quick.run(arguments)
@@ -44,6 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         setup = read_setup(arguments)
         found = validate(setup)
+        if arguments.proven and not has_errors(found):
+            found += _unproven(setup, Path(arguments.proofs))
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:
@@ -57,3 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
             )
             print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
     return 1 if has_errors(found) else 0
+
+
+def _unproven(setup: Setup, folder: Path) -> tuple[Diagnostic, ...]:
+    """The finding that a setup has no certificate, if it has none."""
+    from parallelizer.proof.certificate import find, missing
+
+    found = find(setup, setup.build_model(), folder)
+    return () if found.certificate is not None else (missing(found),)

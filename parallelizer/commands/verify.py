@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from parallelizer.commands.json_output import add_json_option, print_json
 from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 
 NAME = "verify"
 DOC = "prove that the sharded run equals the unsharded one"
@@ -28,6 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("float64", "float32", "bfloat16"),
         default="float64",
         help="float64 (the proof); bfloat16 reports its drift from float32",
+    )
+    parser.add_argument(
+        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where the certificate goes"
     )
     parser.add_argument("--seed", type=_seed, default=0, help="of the initial values and the batches (0)")
 
@@ -48,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.perf_counter()
     from parallelizer.child import WorldError
     from parallelizer.configuration.validate import validating
+    from parallelizer.proof.certificate import certificate_of, write
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
     from parallelizer.report.documents import verify_document
@@ -81,11 +86,19 @@ def run(arguments: argparse.Namespace) -> int:
     except WorldError as error:
         said = f"the unsharded run failed: {_line(str(error), last=True)}"
         return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
+    file: Path | None = None
+    if proof.passed and arguments.dtype == "float64" and not has_errors(found):
+        try:
+            file = write(certificate_of(proof, asked, model), Path(arguments.proofs))
+        except PlanError as error:
+            found += error.diagnostics
     if arguments.json:
-        print_json(verify_document(proof, found))
+        print_json({**verify_document(proof, found), "certificate": file and str(file)})
     else:
         show_diagnostics.write(found, sys.stderr)
         show.write(proof, sys.stdout, seconds=time.perf_counter() - started)
+        if file is not None:
+            print(f"certificate: {file}")
     return 0 if proof.passed else 1
 
 

@@ -148,3 +148,13 @@ def told(found: Found) -> str:
     if found.before is not None:
         return f"not proven since {' and '.join(found.changed)} changed ({found.before.date[:10]})"
     return "not proven"
+
+
+def missing(found: Found) -> Diagnostic:
+    """The finding that a run has no certificate where one is demanded."""
+    return Diagnostic(
+        "not-proven",
+        f"there is no certificate for this run: {told(found)}",
+        None,
+        "prove it: `python -m parallelizer verify` with the same overrides writes the certificate",
+    )

@@ -41,6 +41,7 @@ SMALL = (
     "train.eval_batches=1",
     f"data.path={ROOT / 'LICENSE'}",
     "device=cpu",
+    "train.prove=never",  # ten seconds: tests/training/job/test_proof.py
     "train.compare=false",  # a second or two for each run, and tests of its own: test_first_step.py
 )
 

@@ -11,6 +11,7 @@ from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.proof.certificate import find, told
 from parallelizer.report.text import plan as show_plan
 from parallelizer.report.text import step as show_step
 from parallelizer.simulate.record.trace import Trace
@@ -30,4 +31,6 @@ def write(
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+    if setup.mesh.world_size > 1:
+        sys.stdout.write(f"proof: {told(find(setup, model))}\n")
     sys.stdout.flush()

@@ -34,6 +34,7 @@ from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
+from parallelizer.training.job.proof import prove_first
 from parallelizer.training.job.recipe_file import RecipeFile, importable, recipe_of
 from parallelizer.training.watch.forecast import look_ahead
 from parallelizer.training.watch.result import Result
@@ -117,8 +118,11 @@ def run(
         if has_errors(found):
             raise PlanError(found)
         show_diagnostics.write(found, sys.stderr)
+        proof, certificate = prove_first(job.setup, job.program, settings, alone=outside is None)
+        job = replace(job, record={**job.record, "certificate": certificate})
         shards = parameter_shards(job.program, job.setup.build_model())
         show_plan.write(job.program, shards, sys.stdout)
+        print(f"proof: {proof}")
         sys.stdout.flush()
     if outside is not None:
         result = launch.join(
