@@ -133,7 +133,7 @@ class Settings:
     compare: bool = train(
         True, optional(truth), "compare the first step with the dry run: collectives, and the peak of memory")
     prove: str = train("auto", one_of("auto", "always", "never"),
-        "a run without a certificate: auto: prove its tiny form first, if that is quick; always: refuse it; never: train")
+        "without a certificate, auto proves the tiny form first where that is quick, always refuses the run, never trains")
     proofs: str = train(".parallelizer/proofs", folder, "the folder of certificates")
     trackers: tuple[str, ...] = train((), _trackers, "who is told beside metrics.jsonl: tensorboard, wandb")
     profile: tuple[int, int] | None = train(None, _profile, 'steps that torch\'s profiler looks at: "3:5", or 3')

@@ -28,6 +28,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.language.yaml_nodes import read_file
 from parallelizer.optim import build_optimizer
+from parallelizer.proof import certificate as certificates
 from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.prove import Proof, check_ranks
@@ -180,6 +181,12 @@ def lacking_tracker(folder: Path) -> Found:
         TRACKERS.update(before)
 
 
+def unwritable_certificate(here: Path) -> None:
+    (here / "file").write_text("")
+    proven = certificates.Certificate({}, "plan", "model", {}, {}, 0.1, "a", (1.0, 1.0), "2026-01-01")
+    certificates.write(proven, here / "file")
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "not-as-planned": lambda folder: StepComparison(1, (), (), (3 << 30, 1 << 30)).findings(),
     "tracker-failed": lambda folder: [failed("wandb", OSError("no space left on device"))],
@@ -212,6 +219,8 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "no-initializer": lambda here: uninitialised(),
     "nonfinite": lambda here: not_finite(),
     "not-equal": lambda here: unequal(),
+    "not-proven": lambda here: [certificates.missing(certificates.Found("0" * 64))],
+    "certificate-not-written": lambda here: raised(lambda: unwritable_certificate(here)),
     "optim-invalid": lambda here: optimizer(),
     "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
