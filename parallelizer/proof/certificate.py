@@ -154,7 +154,7 @@ def missing(found: Found) -> Diagnostic:
     """The finding that a run has no certificate where one is demanded."""
     return Diagnostic(
         "not-proven",
-        f"there is no certificate for this run: {told(found)}",
+        "this run has no certificate" + (f": it is {told(found)}" if found.before is not None else ""),
         None,
         "prove it: `python -m parallelizer verify` with the same overrides writes the certificate",
     )
