@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from parallelizer.compiler.observe.families import family_of
 from parallelizer.configuration.dotted_path import function_at
 from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, in_order
@@ -129,17 +128,6 @@ class Setup:
             help_text = "it is called with the model and the optim config"
             raise self._error("optim-invalid", message, "optim._target_", help_text) from error
         return optimizer
-
-    def vocabulary(self, model: nn.Module) -> int | None:
-        """How many tokens a model, which may be on meta, has an embedding for; None where nothing says so.
-
-        A family of models knows; of others the argument `vocab_size` is taken at its word.
-        """
-        family = family_of(model)
-        if family is not None:
-            return family.vocabulary(model)
-        said = self.model.get("vocab_size")
-        return said if isinstance(said, int) else None
 
     def recipe(self) -> Recipe:
         """What a dry run of one step needs beside the program."""

@@ -84,6 +84,18 @@ def initializer_of(model: nn.Module) -> Callable[[nn.Module], None] | None:
     return family.initializer(model) if family is not None else None
 
 
+def vocabulary_of(model: nn.Module, config: Mapping[str, Any]) -> int | None:
+    """How many tokens a model, which may be on meta, has an embedding for; None where nothing says so.
+
+    A family of models knows; of others the argument `vocab_size` of the model config is taken at its word.
+    """
+    family = family_of(model)
+    if family is not None:
+        return family.vocabulary(model)
+    said = config.get("vocab_size")
+    return said if isinstance(said, int) else None
+
+
 def family_check(state: Compilation) -> Iterable[Diagnostic]:
     """What the model's family finds wrong."""
     family = family_of(state.model)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from parallelizer.compiler.observe.families import vocabulary_of
 from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
@@ -46,11 +47,13 @@ def prepare(
     program = setup.compile(model)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
-    rows = setup.vocabulary(model)
+    rows = vocabulary_of(model, setup.model)
 
     settings, record = read_settings(config, origins), record_of(config, setup)
     place = place_of(settings, folder) if folder is not None else None
-    before = saved_steps(folder, Path(settings.save)) if folder is not None and settings.save else None
+    before = (
+        saved_steps(folder, Path(settings.save)) if folder is not None and settings.save is not None else None
+    )
     if not config.dry_run:
         if lacking := missing(settings.trackers, origins.span("train.trackers")):
             raise PlanError(lacking)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from parallelizer.compiler.observe.families import family_of
+from parallelizer.compiler.observe.families import family_of, vocabulary_of
 from parallelizer.compiler.observe.position_reads import position_sources
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
@@ -76,7 +76,7 @@ def prepare(words: Words, folder: Path) -> SamplingJob:
     tokenizer = tokenizer_of(with_tokenizer(config.data, setup.model).get("tokenizer"))
     multiple_of = multiple(setup.mesh.sizes["cp"], setup.mesh.sizes["tp"])
     longest = context_length(setup, model) // multiple_of * multiple_of
-    prompt = tokens_of(words.prompt, tokenizer, setup.vocabulary(model), longest)
+    prompt = tokens_of(words.prompt, tokenizer, vocabulary_of(model, setup.model), longest)
     program = _compiled(setup, model, multiple_of)
     job = SamplingJob(setup, program, settings, sampling, tokenizer, prompt, longest, fill)
     if opened is not None:
