@@ -37,7 +37,7 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
         related = tuple(r for r in related if r.span != span)
     # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
     own_words = failure.error == "ContextParallelError"
-    at = "" if own_words else f" at {failure.operator or 'no operator'}"
+    at = "" if own_words or not failure.computes else f" at {failure.operator}"
     yield Diagnostic(
         "does-not-run",
         f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
