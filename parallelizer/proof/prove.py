@@ -23,6 +23,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_error
 from parallelizer.language.plan import Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import Difference, ProofVerdict, judge, unequal
 from parallelizer.proof.divergence import Divergence, governing_rule
+from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.locate import locate
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, sharded, unsharded
@@ -112,7 +113,10 @@ def prove(
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+    try:
+        proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+    except PlanError as error:
+        raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
 
