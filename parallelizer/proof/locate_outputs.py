@@ -60,8 +60,8 @@ def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterat
         # A gradient that is still to be summed over an axis is right for its place: over tp; and over the data, where the
         # output belongs to no row of the batch, as the embeddings of positions do.
         due = mine
-        for axis in _of_no_row(case, step, path):
-            due = summed_over(due, case.mesh, axis)
+        for over in _of_no_row(case, step, path):
+            due = summed_over(due, case.mesh, over)
         if not wrong_ranks(whole, due, case.mesh, 10 * case.bound, packing, least, case.order):
             continue
         if not wrong or partial_axis(whole, due, case.mesh, 10 * case.bound, case.order) in ("tp", "ep"):

@@ -80,6 +80,20 @@ class Proof:
         """False only for what was not proven: information cannot fail."""
         return self.proven is not False
 
+    def __str__(self) -> str:
+        """What was compared, the worst three parameters, where a run first differs, and the verdict."""
+        rows = [("loss", f"{self.losses[0]:.12g} unsharded, {self.losses[1]:.12g} sharded")]
+        rows += [
+            (d.name, f"{d.what} of step {d.step}: error {d.error:.2g}, bound {d.bound:.2g}")
+            for d in self.worst()
+        ]
+        if self.divergence is not None:
+            rows.append(("first difference", self.divergence.description))
+        width = max(len(name) for name, _ in rows)
+        verdict = {None: "information, not a verdict", True: "proven", False: "NOT proven"}[self.proven]
+        lines = [f"{self.plan} on {self.mesh}, in {self.dtype}: {verdict}"]
+        return "\n".join([*lines, *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
     def worst(self, count: int = 3) -> list[Difference]:
         """The parameters nearest to their bounds, or furthest over them, each once; without a verdict, those
         with the largest errors.
