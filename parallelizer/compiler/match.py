@@ -18,6 +18,10 @@ from parallelizer.language.suggest import suggest
 from parallelizer.styles.application import Slot
 from parallelizer.styles.tied_parameters import parameter_names
 
+STRANGERS = 3
+ALMOST_ALL = 0.75
+"""From so many rules that match nothing, and this share of all, a plan is taken for that of another model."""
+
 
 def match(state: Compilation) -> None:
     """Fill `state.winners`: on one module and one slot the later rule wins."""
@@ -48,6 +52,7 @@ def match(state: Compilation) -> None:
                 "remove the rule, or put it behind those that fill the slots",
                 severity="warning",
             )
+    _gather_strangers(state)
     _report_losers(state, beaten_by)
 
 
@@ -158,6 +163,23 @@ def _choice(rule: Rule, names: list[str]) -> Span | None:
         return None
     first = span.column + quotes
     return replace(span, column=first + dead[0][0], end_column=first + max(dead[0][1], dead[0][0] + 1))
+
+
+def _gather_strangers(state: Compilation) -> None:
+    """One finding in place of those of each rule, where almost none matches: then the plan is of another model."""
+    lost = [d for d in state.diagnostics if d.code == "unmatched-glob"]
+    of_the_plan = {d.span for d in lost}
+    needed = [rule for rule in state.plan.rules if rule.key and not rule.optional]
+    if len(lost) < STRANGERS or len(lost) < ALMOST_ALL * len(needed):
+        return
+    state.diagnostics[:] = [d for d in state.diagnostics if d.span not in of_the_plan]
+    top = _top(list(state.modules))
+    state.find(
+        "unmatched-glob",
+        f"{len(lost)} of {len(needed)} rules match no module: this is the plan of another model",
+        lost[0].span,
+        f"the model has {top}: choose its plan with plan=NAME, or let `python -m parallelizer init` propose one",
+    )
 
 
 def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:

@@ -107,14 +107,20 @@ class Origins:
         named = _named(node.text, key) if isinstance(node, Scalar) and depth < MAX_DEPTH else None
         return (self._span(named, depth + 1) if named else None) or node.span
 
+    def file_of(self, group: str) -> Span | None:
+        """The file that was chosen for a group."""
+        chosen = [c for c, package in self.configs if c.startswith(f"{group}/") and package == group]
+        path = self._path(chosen[-1]) if chosen else None
+        return Span(shown_path(path)) if path else None
+
     def _group_span(self, key: str) -> Span | None:
         """The override that chose the key's group, or the chosen file."""
         group, _, inside = key.partition(".")
-        chosen = [c for c, package in self.configs if c.startswith(f"{group}/") and package == group]
-        if not inside or not chosen:
+        file = self.file_of(group)
+        if not inside or file is None:
             return None
-        override, path = self._override(group), self._path(chosen[-1])
-        return override.value if override else Span(shown_path(path)) if path else None
+        override = self._override(group)
+        return override.value if override else file
 
     def _override(self, key: str) -> _Overridden | None:
         """What the last override that sets the key, or something around it, says of it.

@@ -181,10 +181,15 @@ def _check(reading: Reading) -> None:
 
 def _plan(reading: Reading) -> Plan | None:
     before = len(reading.findings.items)
-    written = reading.get("plan")
+    written = None if _model_names_no_plan(reading) else reading.get("plan")
     name = written or _own_plan(reading)
     if not isinstance(name, str | int) or name == "":
         if len(reading.findings.items) == before and not (not name and _no_own_plan(reading)):
+            if _model_names_no_plan(reading):
+                help_text = "write `plan: <name or path>` into it, or set plan=<name or path>"
+                span = reading.origins.file_of("model") or reading.span("model")
+                reading.findings.error("plan-not-found", "the model config has no `plan`", span, help_text)
+                return None
             message = "no plan is chosen" if not name else f"{quoted(str(name))} is not the name of a plan"
             reading.error("plan-not-found", message, "plan", "set plan=<name or path>")
         return None
@@ -196,6 +201,13 @@ def _plan(reading: Reading) -> Plan | None:
         if not (missing and _no_own_plan(reading)):
             reading.findings.items.extend(error.diagnostics)
         return None
+
+
+def _model_names_no_plan(reading: Reading) -> bool:
+    """Whether the plan is to be the model config's, which names none."""
+    plan = OmegaConf.to_container(reading.config, resolve=False).get("plan")  # type: ignore[union-attr]
+    model = reading.get("model", resolve=False)
+    return plan == "${model.plan}" and isinstance(model, Mapping) and not model.get("plan")
 
 
 def _no_own_plan(reading: Reading) -> bool:

@@ -6,13 +6,14 @@ assert not [found for found in pz.validate(setup) if found.severity == "error"]
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.configuration.setup import MODEL_KEYS, Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
@@ -103,7 +104,23 @@ def validating(
         rank=rank,
         classes=classes,
     ) as finish:
-        yield finish
+
+        def placed() -> Validation:
+            validation = finish()
+            found = tuple(_of_the_configuration(setup, one) for one in validation.found)
+            return dataclasses.replace(validation, found=found)
+
+        yield placed
+
+
+def _of_the_configuration(setup: Setup, found: Diagnostic) -> Diagnostic:
+    """A model that does not run, with what the command line gives it, and a place where no code of the user's is known."""
+    if found.code != "model-failed":
+        return found
+    given = setup.origins.set_inside("model", MODEL_KEYS)
+    related = found.related + tuple(Related(span, "this is set here") for span in given)
+    span = found.span or setup.origins.span("model._target_")
+    return dataclasses.replace(found, span=span, related=related)
 
 
 def _validate_model(

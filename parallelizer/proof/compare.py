@@ -10,6 +10,7 @@ import torch
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Mesh
+from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.proof.observe import STEPS, Observation
 from parallelizer.proof.rounding import (
     LIMIT,
@@ -126,8 +127,7 @@ def _check_calibration(needed: float, what: str, name: str) -> None:
     where = f"{what} of {name}" if name else what
     message = f"the unsharded run does not repeat: in another order of summation its {where} differs by "
     message += f"{needed:.1g} times what rounding explains" if math.isfinite(needed) else "what is no number"
-    advice = "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow"
-    raise PlanError([Diagnostic("model-failed", message, None, advice)])
+    raise PlanError([Diagnostic("model-failed", message, None, NO_RANDOM_NUMBERS)])
 
 
 def _after_update(what: str, step: int) -> bool:

@@ -9,17 +9,19 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.language.plan import Mesh
+from parallelizer.language.plan import DATA_AXES, Mesh
 from parallelizer.proof.describe import axes_of, data_first, describe, ratio
 from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
 from parallelizer.proof.rounding import norm_of, relative_error
 from parallelizer.proof.slices import (
     Locals,
     above_one,
+    alike_over,
     line,
     partial_axis,
     separating_axis,
     slices,
+    summed_over,
     wrong_ranks,
 )
 from parallelizer.styles.application import Program
@@ -55,8 +57,14 @@ def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterat
         # What cancels to zero is only rounding on both sides.
         least = largest if norm_of([whole]) <= case.bound * largest else 0.0
         wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, least, case.order)
-        # A gradient that is still to be summed over an axis is right for its place.
-        if not wrong or partial_axis(whole, mine, case.mesh, 10 * case.bound, case.order) in ("tp", "ep"):
+        # A gradient that is still to be summed over an axis is right for its place: over tp; and over the data, where the
+        # output belongs to no row of the batch, as the embeddings of positions do.
+        due = mine
+        for over in _of_no_row(case, step, path):
+            due = summed_over(due, case.mesh, over)
+        if not wrong_ranks(whole, due, case.mesh, 10 * case.bound, packing, least, case.order):
+            continue
+        if not wrong or partial_axis(whole, due, case.mesh, 10 * case.bound, case.order) in ("tp", "ep"):
             continue
         axis, words = _difference(whole, mine, wrong, case, packing)
         cause = (
@@ -71,6 +79,13 @@ def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterat
             axis,
             f"the gradient of the output of {path}{at_step(step)} {words}{cause}",
         )
+
+
+def _of_no_row(case: Comparison, step: int, path: str) -> list[str]:
+    """The axes of the data over which a module's output is the same: every rank's gradient of it is a term of a sum."""
+    mine = [r.outputs[step].get(path) for r in case.ranks]
+    axes = [a for a in above_one(case.mesh) if a in DATA_AXES]
+    return [a for a in axes if alike_over(mine, case.mesh, a, case.bound)]
 
 
 def _difference(

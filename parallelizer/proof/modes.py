@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
 
 from parallelizer.compiler.observe.function_mode import FunctionMode
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
@@ -64,7 +66,8 @@ def plain_attention(
 ) -> torch.Tensor:
     """As torch documents `scaled_dot_product_attention`; [..., heads, rows, size]."""
     if dropout_p:
-        raise ValueError("a proof runs without dropout: set it to 0, or the model to eval mode")
+        message = f"the unsharded run draws random numbers: attention has a dropout of {dropout_p:g}"
+        raise PlanError([Diagnostic("model-failed", message, None, NO_RANDOM_NUMBERS)])
     if enable_gqa:
         groups = query.size(-3) // key.size(-3)
         key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))

@@ -23,6 +23,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_error
 from parallelizer.language.plan import Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import Difference, ProofVerdict, judge, unequal
 from parallelizer.proof.divergence import Divergence, governing_rule
+from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.locate import locate
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, sharded, unsharded
@@ -79,6 +80,20 @@ class Proof:
         """False only for what was not proven: information cannot fail."""
         return self.proven is not False
 
+    def __str__(self) -> str:
+        """What was compared, the worst three parameters, where a run first differs, and the verdict."""
+        rows = [("loss", f"{self.losses[0]:.12g} unsharded, {self.losses[1]:.12g} sharded")]
+        rows += [
+            (d.name, f"{d.what} of step {d.step}: error {d.error:.2g}, bound {d.bound:.2g}")
+            for d in self.worst()
+        ]
+        if self.divergence is not None:
+            rows.append(("first difference", self.divergence.description))
+        width = max(len(name) for name, _ in rows)
+        verdict = {None: "information, not a verdict", True: "proven", False: "NOT proven"}[self.proven]
+        lines = [f"{self.plan} on {self.mesh}, in {self.dtype}: {verdict}"]
+        return "\n".join([*lines, *(f"  {name:<{width}}  {text}" for name, text in rows)])
+
     def worst(self, count: int = 3) -> list[Difference]:
         """The parameters nearest to their bounds, or furthest over them, each once; without a verdict, those
         with the largest errors.
@@ -112,7 +127,10 @@ def prove(
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+    try:
+        proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+    except PlanError as error:
+        raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
     return dataclasses.replace(proof, changes=changes, diagnostics=real.diagnostics)
 
 

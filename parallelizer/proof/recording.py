@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.styles.compiled_forward import seen_from_outside
 from parallelizer.torch_private import tree_leaves
 
@@ -61,6 +62,8 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
     handles += more
     try:
         yield
+    except PlanError:
+        raise
     except Exception as error:
         if inside:
             raise ModuleFailed(inside[-1], error) from error

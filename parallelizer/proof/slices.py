@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from parallelizer.language.plan import BATCH_AXES, Mesh
+from parallelizer.proof.rounding import relative_error
 from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.packing import Packing
 
@@ -129,14 +130,29 @@ def partial_axis(
 ) -> str | None:
     """The axis over which the ranks' tensors sum to the right one, if there is one."""
     for axis in above_one(mesh):
-        summed: list[torch.Tensor | None] = []
-        for rank in range(len(mine)):
-            terms = [t for r in line(mesh, rank, axis) if (t := mine[r]) is not None]
-            fit = len(terms) == mesh.sizes[axis] and all(t.shape == terms[0].shape for t in terms)
-            summed.append(torch.stack(terms).sum(0) if fit else None)
+        summed = summed_over(mine, mesh, axis)
         if all(s is not None for s in summed) and not wrong_ranks(whole, summed, mesh, bound, order=order):
             return axis
     return None
+
+
+def summed_over(mine: Locals, mesh: Mesh, axis: str) -> list[torch.Tensor | None]:
+    """The sums of the ranks' tensors over an axis, on every rank; None where they are of several shapes."""
+    summed: list[torch.Tensor | None] = []
+    for rank in range(len(mine)):
+        terms = [t for r in line(mesh, rank, axis) if (t := mine[r]) is not None]
+        fit = len(terms) == mesh.sizes[axis] and all(t.shape == terms[0].shape for t in terms)
+        summed.append(torch.stack(terms).sum(0) if fit else None)
+    return summed
+
+
+def alike_over(mine: Locals, mesh: Mesh, axis: str, bound: float) -> bool:
+    """Whether ranks that differ on one axis only hold the same tensor."""
+    return all(
+        (one := mine[rank]) is not None
+        and all(relative_error(mine[other], one) <= bound for other in line(mesh, rank, axis))
+        for rank in range(len(mine))
+    )
 
 
 def separating_axis(wrong: Sequence[int], mesh: Mesh) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 from torch import nn
@@ -34,6 +35,8 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         raise ValueError(f"the program was compiled for {program.mesh}, the DeviceMesh is {describe(mesh)}")
     if program.of_slot("fsdp"):
         mesh = with_shard_axis(mesh)
+        # The logits leave as a view of a DTensor's local tensor, which nothing changes in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     look(model)
     modules = dict(model.named_modules())
     tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]

@@ -78,8 +78,8 @@ def check_followed(followed: Followed) -> tuple[Diagnostic, ...]:
     found = [one for check in ON_THE_WAY for one in check(followed)]
     if followed.flow.failure is None:
         found += [one for check in AT_THE_END for one in check(followed)]
-    elif not followed.runs_alone:
-        found.append(fails_without_the_plan(followed.flow.failure))
+    elif followed.alone is not None:
+        found.append(fails_without_the_plan(followed.alone))
     elif not found:
         reasons = (one for check in FAILED for one in check(followed))
         found.append(next(iter(reasons)))

@@ -7,6 +7,8 @@ behind. So everything on a fake world runs in a child (`parallelizer.child`) and
 from __future__ import annotations
 
 import logging
+import re
+import traceback
 
 import torch.distributed as dist
 
@@ -21,6 +23,17 @@ _HELP_KERNEL = "give it an implementation that only says the shapes: torch.libra
 _HELP_OTHER = (
     "if the model runs by itself on real tensors, it needs their values or memory here, or the plan is wrong"
 )
+
+_ARTEFACTS = re.compile(
+    r"fake|meta\b|storage|data pointer|numpy|subclass|symbolic|symint|not (implemented|supported)|device|cuda|gpu|triton",
+    re.I,
+)
+"""What errors say that are about tensors without values or about this machine, and not about the model."""
+
+_SIZES = re.compile(r"shape|size|dim|broadcast|must match|unpack")
+_OF_PYTHON = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError
+)  # fmt: skip
 
 
 def enter_fake_world(world_size: int, rank: int) -> None:
@@ -40,3 +53,17 @@ def remedy(error: BaseException) -> str:
     text = str(error)
     lacking = "no fake impl" in text or "'Meta' backend" in text
     return _HELP_KERNEL if lacking or type(error).__name__ == "UnsupportedOperatorException" else _HELP_OTHER
+
+
+def raises_anywhere(error: BaseException) -> bool:
+    """Whether what a model raised on fake tensors it raises on real ones too: mistakes of Python, and sizes that do not fit.
+
+    Errors that may come from the lack of values, memory or kernels are not taken for the model's.
+    """
+    raised = traceback.extract_tb(error.__traceback__)[-1:]
+    text = " ".join([f"{type(error).__name__}: {error}", *(frame.line or "" for frame in raised)])
+    if type(error).__module__ != "builtins" or _ARTEFACTS.search(text):
+        return False
+    if isinstance(error, NotImplementedError):
+        return 'missing the required "forward"' in text
+    return isinstance(error, _OF_PYTHON) or (type(error) is RuntimeError and bool(_SIZES.search(text)))

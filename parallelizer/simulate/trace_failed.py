@@ -2,7 +2,7 @@
 
 A traced step that raises is explained in the child that ran it, which knows the operator and the module (`explained`). A
 child that ends without a word broke off (`broken_off`). A followed step that fails is the plan's fault unless the model
-fails without the plan too, which is `fails_without_the_plan`.
+fails without the plan too, which is `fails_without_the_plan`: an error where real tensors would fail as well.
 """
 
 from __future__ import annotations
@@ -52,13 +52,31 @@ def broken_off(error: WorldError) -> PlanError:
 
 
 def fails_without_the_plan(failure: StepFailure) -> Diagnostic:
-    """What to say of a followed step that fails on fake tensors whatever the plan."""
+    """What to say of a step that fails on fake tensors whatever the plan; `failure` is that of the unsharded step."""
     where = failure.module or "the root"
+    if failure.anywhere:
+        return _model_failed(failure)
     message = (
         f"the step cannot run on fake tensors: {where} at {failure.operator or 'its start'}: {failure.error}"
     )
     reason = "" if failure.text in ("", failure.operator) else f": {failure.text}"
     return Diagnostic(CODE, message + reason, failure.span, failure.remedy, "warning")
+
+
+def _model_failed(failure: StepFailure) -> Diagnostic:
+    """A model, or a loss, that raises on real tensors too."""
+    where = "the loss" if failure.phase == "loss" else failure.module or "the root"
+    stage = f"{failure.phase} of " if failure.phase in ("forward", "backward") else ""
+    # Before an error of Python's own any operator may have run.
+    at = f" at {failure.operator}" if failure.error == "RuntimeError" and failure.computes else ""
+    reason = f"{failure.error}: {failure.text}" if failure.text else failure.error
+    what = "the loss" if failure.phase == "loss" else "the model"
+    return Diagnostic(
+        "model-failed",
+        f"{what} does not run, with or without the plan: {stage}{where} fails{at}: {reason}",
+        failure.span,
+        f"correct {what}, or the sizes that the configuration gives it",
+    )
 
 
 def _diagnostic(error: BaseException, program: Program, running: Running, reached: Reached) -> Diagnostic:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -18,15 +18,17 @@ from parallelizer.child import Children, WorldError, in_children
 from parallelizer.compiler.checks.idle_rules import idle_rules
 from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span, has_errors, in_order
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.step import Loss
 from parallelizer.simulate.all_checks import check_followed, check_traced
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
 from parallelizer.simulate.checks.traced_step import Traced
-from parallelizer.simulate.follow.flow import FollowedStep, follow, runs_alone
+from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing
 from parallelizer.simulate.record.trace_classes import tracing_classes
 from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
-from parallelizer.simulate.trace_failed import broken_off
+from parallelizer.simulate.trace_failed import broken_off, fails_without_the_plan
 from parallelizer.styles.application import Program
 from parallelizer.styles.sizes import TENSOR_AXES
 
@@ -74,6 +76,10 @@ def validating(
         def finish() -> Validation:
             flow, wrong = followed()
             trace, seen = traced()
+            if trace is None and recipe is not None and flow is None and not wrong:
+                seen = _of_the_model(
+                    seen, program, model, recipe
+                )  # nothing was followed: the model alone may be to blame
             # One step that does not run is told of once. Where the plan is to blame, that has been explained.
             if trace is None and has_errors(wrong):
                 seen = _without_trace_failed(seen)
@@ -105,7 +111,7 @@ def following(
         def finish() -> tuple[FollowedStep | None, Findings]:
             try:
                 (flow,) = children.results()
-                alone = flow.failure is None or in_children([(runs_alone, *given)])[0]
+                alone = None if flow.failure is None else _fails_alone(*given)
             except WorldError as error:
                 return None, broken_off(error).diagnostics
             except PlanError as error:
@@ -145,6 +151,34 @@ def looking_through(
             )
 
         yield finish
+
+
+def _fails_alone(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> StepFailure | None:
+    """Why the model does not run without the plan. What is taken for the model's own mistake is so with all its layers: a
+    forward may want them to be as many as they are.
+    """
+    given = program, model, workload, loss
+    failure: StepFailure | None = in_children([(failure_alone, *given)])[0]
+    if failure is None or not failure.anywhere:
+        return failure
+    whole: StepFailure | None = in_children([(failure_alone, *given, False)])[0]
+    return whole or replace(failure, anywhere=False)
+
+
+def _of_the_model(found: Findings, program: Program, model: nn.Module, recipe: Recipe) -> Findings:
+    """What a trace that failed has told, or else that the model does not run without the plan either."""
+    if not any(one.code == TRACE_FAILED for one in found):
+        return found
+    try:
+        alone = _fails_alone(program, model, recipe.workload, recipe.loss)
+    except (
+        WorldError,
+        PlanError,
+    ):  # of a loss of another form, or a process that is gone, the trace has told
+        return found
+    if alone is None or not alone.anywhere:
+        return found
+    return (*_without_trace_failed(found), fails_without_the_plan(alone))
 
 
 def _without_trace_failed(found: Iterable[Diagnostic]) -> Findings:

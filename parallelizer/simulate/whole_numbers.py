@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from parallelizer.compiler.observe.attribute_reads import named_in
+from parallelizer.compiler.observe.attribute_reads import flowing_into, named_in
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.attributes import read
 
@@ -42,8 +42,8 @@ class WholeNumbers:
 def whole_numbers_of(
     error: BaseException, degree: int, path_of: Callable[[nn.Module], str | None]
 ) -> WholeNumbers | None:
-    """The numbers that the failing forward read and that `degree` divides, those that did not fit alone if that can be
-    told; None if the error is about something else.
+    """The numbers that flow into the statement that failed and that `degree` divides, those that did not fit alone if that can
+    be told; None if the error is about something else. A number that merely equals a size in the error is left out.
 
     What fails in a module of torch's own was said by the module around it.
     """
@@ -56,8 +56,9 @@ def whole_numbers_of(
         path = path_of(module)
         if path is None or code.co_filename.startswith(_TORCH):
             continue
-        read_here = {n: v for n, v in _read_by(code, module).items() if v > 1 and v % degree == 0}
-        found = _told_apart(read_here, str(error), frozenset(named_in(code, line)))
+        flowing = {name: read(module, name) for name in flowing_into(code, line)}
+        read_here = {n: v for n, v in flowing.items() if v is not None and v > 1 and v % degree == 0}
+        found = _told_apart(read_here, str(error), named_in(code, line))
         return WholeNumbers(path, *found) if found[0] else None
     return None
 
@@ -97,7 +98,7 @@ def advised(program: Program, found: WholeNumbers | None, otherwise: str) -> tup
 def _advice(found: WholeNumbers, rule: Application | None, degree: int) -> str:
     what = ", ".join(f"`{name}` ({value})" for name, value in found.values.items())
     reads = f"the forward of {found.module or 'the root'} reads {what}, of the whole model"
-    names = ", ".join(found.values)
+    names = ", ".join([*(rule.divided if rule else ()), *found.values])
     if found.certain:
         reads += f", and a rank has {', '.join(str(v // degree) for v in found.values.values())}"
     else:
@@ -129,23 +130,36 @@ def _read_by(code: types.CodeType, module: nn.Module) -> dict[str, int]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _told_apart(values: dict[str, int], text: str, statement: frozenset[str]) -> tuple[dict[str, int], bool]:
+def _told_apart(values: dict[str, int], text: str, statement: Sequence[str]) -> tuple[dict[str, int], bool]:
     """Those of the numbers read that are the sizes in the error, or stand in the statement; and whether it is certain."""
     listed = _LIST.search(text)
     sizes = [int(n) for n in listed[1].split(", ")] if listed else []
     if -1 in sizes:
         # That dimension takes what there is: it is an earlier size that does not fit.
         return {name: value for name, value in values.items() if value not in sizes}, False
-    matching = [size for size in sizes if size in values.values()]
+    exact = _in_place(values, sizes, statement)
     if "split" not in text:
         # Neighbouring features share a head: of what features are viewed as, the outermost is split.
-        matching = matching[:1]
-    exact = {name: value for name, value in values.items() if value in matching}
+        exact = dict([*exact.items()][:1])
     if exact:
         return exact, "split" in text or "shape" in text
     factors = {n: v for n, v in values.items() if not sizes or any(size % v == 0 for size in sizes)}
     stated = {name: value for name, value in factors.items() if name in statement}
     return (stated, len(stated) == 1) if stated else (factors, False)
+
+
+def _in_place(values: Mapping[str, int], sizes: Sequence[int], statement: Sequence[str]) -> dict[str, int]:
+    """The numbers that are sizes, where each stands: from the last on, because the sizes of the batch and of the sequence, which
+    may be equal to others, come first.
+    """
+    placed: dict[str, int] = {}
+    names = sorted(values, key=lambda n: statement.index(n) if n in statement else -1)
+    end = len(sizes)
+    for name in reversed(names):
+        at = next((i for i in reversed(range(end)) if sizes[i] == values[name]), None)
+        if at is not None:
+            placed, end = {name: values[name], **placed}, at
+    return placed
 
 
 def _is_inside(path: str, module: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import (
     Flow,
     Mesh,
@@ -87,6 +89,20 @@ class Program:
 
     def __iter__(self) -> Iterator[Application]:
         return iter(self.applications)
+
+    def __str__(self) -> str:
+        """A table: which rule gives which style to which modules, over which axes."""
+        groups: dict[tuple[str, str, str, str], list[str]] = {}
+        for a in self.applications:
+            place = f"{Path(a.rule.span.file).name}:{a.rule.span.line}"
+            groups.setdefault((a.style, "+".join(a.axes), a.rule.key or '""', place), []).append(a.module)
+        rows = [("modules", "style", "axes", "rule", "where")]
+        for (style, axes, key, place), modules in groups.items():
+            paths = fold_paths([m for m in modules if m])
+            rows.append((", ".join(([] if all(modules) else ["(root)"]) + paths), style, axes, key, place))
+        widths = [max(len(row[at]) for row in rows) for at in range(4)]
+        lines = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, (*widths, 0), strict=True)) for row in rows]
+        return "\n".join([f"{self.plan.file} on {self.mesh}", *(f"  {line.rstrip()}" for line in lines)])
 
     def __len__(self) -> int:
         return len(self.applications)

@@ -140,7 +140,8 @@ class Settings:
 
     start_timeout: float = launch(120, seconds, "seconds until every rank must have met the others")
     collective_timeout: float = launch(600, seconds, "seconds until a collective that hangs is an error")
-    max_cpu_ranks: int = launch(64, whole(1), "more processes than this on one machine are refused")
+    max_cpu_ranks: int = launch(64, whole(1),
+        "more processes than this on one machine are refused; unless it is set, more than 8 a core too")
     max_restarts: int = launch(
         100, whole(0), "how often ranks that failed are started again, from the last checkpoint")
     stuck_after: float = launch(

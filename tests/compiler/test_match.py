@@ -169,6 +169,22 @@ def test_a_style_for_modules_refuses_a_parameter() -> None:
     assert marked(text, found) == "colwise"
 
 
+def test_the_plan_of_another_model_is_one_finding() -> None:
+    strange = (
+        "tokens: rowwise",
+        "layers.*.wq: colwise",
+        "layers.*.wo: rowwise",
+        "layers.{0,1}.w[12]: colwise",
+        '"": fsdp',
+    )
+    text = rules(*strange)
+    found = finding(text, MLP, TP)
+    assert found.code == "unmatched-glob" and marked(text, found) == "tokens"
+    assert found.message == "4 of 5 rules match no module: this is the plan of another model"
+    assert found.help and found.help.startswith("the model has after, before, inner") and "init" in found.help
+    assert len(findings(rules(*strange[:3], "inner.up: colwise"), MLP, TP)) == 3  # two of five match
+
+
 def test_all_unmatched_rules_are_reported_at_once_and_with_other_mistakes() -> None:
     found = findings(rules("a: colwise", "b: colwise", "inner.up: {style: colwise, packed: [1, 4]}"), MLP, TP)
     assert [d.code for d in found] == ["unmatched-glob", "unmatched-glob", "not-divisible"]

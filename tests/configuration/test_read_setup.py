@@ -366,3 +366,15 @@ def test_a_share_is_handed_on() -> None:
     limit = setup(parallel__max_unsharded=0.02).max_unsharded
     assert limit is not None and limit.value == 0.02
     assert setup().max_unsharded is None
+
+
+def test_a_model_config_without_a_plan_is_told_in_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(
+        "_target_: torch.nn.Identity\nloss: torch.sum\nbatch: {x: {shape: [batch]}}\n"
+    )
+    with pytest.raises(PlanError) as caught:
+        from_config(*compose_config(["model=mine"], str(tmp_path)))
+    [found] = caught.value.diagnostics
+    assert (found.code, found.message) == ("plan-not-found", "the model config has no `plan`")
+    assert found.span is not None and found.span.file.endswith("model/mine.yaml")

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention, plain_attention
 
 
@@ -97,7 +98,7 @@ def test_plain_attention_is_torchs(kind: str) -> None:
 
 
 def test_plain_attention_refuses_dropout() -> None:
-    with pytest.raises(ValueError, match="dropout"):
+    with pytest.raises(PlanError, match="dropout of"):
         plain_attention(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), dropout_p=0.1)
 
 

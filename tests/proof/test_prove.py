@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.plan import Mesh
 from parallelizer.proof import prove as module
+from parallelizer.proof.compare import Difference, ProofVerdict
+from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.locate import locate
 from parallelizer.proof.prove import Proof, prove, prove_subject
 from parallelizer.report.documents import verify_document
@@ -166,3 +169,19 @@ def test_the_cost_does_not_depend_on_the_real_size() -> None:
     proof = prove(subjects.setup("model=llama3_405b", "parallel=fsdp2"))
     assert proof.passed
     assert any(change.startswith("n_layers 126 -> ") for change in proof.changes)
+
+
+def test_a_proof_prints_as_a_table() -> None:
+    differences = (
+        Difference("gradient", "a.weight", 0, 1e-9, 1e-12),
+        Difference("gradient", "b", 1, 0.0, 1e-12),
+    )
+    where = Divergence("a", "backward", "tp", None, "the gradient of a.weight is 1/tp of the reference")
+    proof = Proof("llama", Mesh({"tp": 2}), "float64", ProofVerdict(differences, 16), (1.5, 1.25), where)
+    assert str(proof).splitlines() == [
+        "llama on tp=2, in float64: NOT proven",
+        "  loss              1.5 unsharded, 1.25 sharded",
+        "  a.weight          gradient of step 0: error 1e-09, bound 1e-12",
+        "  b                 gradient of step 1: error 0, bound 1e-12",
+        "  first difference  the gradient of a.weight is 1/tp of the reference",
+    ]

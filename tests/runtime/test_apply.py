@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -17,14 +18,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
+from parallelizer.child import in_children
 from parallelizer.language.plan import Mesh
 from parallelizer.runtime.state import state_of
+from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.styles.sharded_logits import plain
 from parallelizer.styles.tied_parameters import tied_names
 from tests.findings import on_meta
 from tests.parity import SEED, plan, token_batch, token_loss
 from tests.ranks import run_ranks
 from tests.runtime.test_step import llama
+from tests.simulate.setups import stack
 from tests.snapshot import snapshot
 from tests.styles.models import Mlp, around
 
@@ -224,3 +228,25 @@ def test_programs_can_be_applied_to_several_models() -> None:
 
     for first, second in run_ranks(worker, 2):
         assert first == second
+
+
+VIEW = "FSDP2-wrapped module Stack returned a view tensor from its forward"
+
+
+def _warned(preset: str) -> list[str]:
+    setup = stack(f"parallel={preset}")
+    model = setup.build_model()
+    program = setup.compile(model)
+    enter_fake_world(program.mesh.world_size, 0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pz.apply(program, model, pz.build_mesh(program.mesh, "cpu"))
+        told.clear()
+        warnings.warn(VIEW, stacklevel=1)
+        warnings.warn("another", stacklevel=1)
+    return [str(one.message) for one in told]
+
+
+def test_fsdp_s_word_on_views_is_silenced_and_nothing_else() -> None:
+    assert in_children([(_warned, "fsdp2")]) == [["another"]]
+    assert in_children([(_warned, "single")]) == [[VIEW, "another"]]

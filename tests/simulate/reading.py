@@ -23,6 +23,7 @@ class Attention(nn.Module):
         super().__init__()
         self.config, self.kind, self.index = config, kind, index
         self.heads, self.kv_heads, self.size = config.heads, config.kv_heads, 8
+        self.block_size = self.window = 16
         self.q_size, self.kv_size = self.heads * self.size, self.kv_heads * self.size
         made = self.q_size + 2 * self.kv_size
         self.qkv = Conv1D(made, dim) if kind == "transposed" else nn.Linear(dim, made)
@@ -54,6 +55,16 @@ class Attention(nn.Module):
 
     def rest(self, qkv: Tensor) -> tuple[Tensor, ...]:
         return (qkv[..., : self.q_size].view(*qkv.shape[:2], -1, self.size, 7),)
+
+    def accident(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        rows, length = qkv.shape[:2]
+        assert rows <= self.block_size
+        return (qkv[..., :16].view(rows, length, self.heads, self.size),)
+
+    def asserted(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        rows, length = qkv.shape[:2]
+        assert length <= self.window
+        return self.sizes(qkv.view(rows, length, 64))
 
     def other(self, qkv: Tensor) -> tuple[Tensor, ...]:
         return (qkv.view(3, 5, 7),)

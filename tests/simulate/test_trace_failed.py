@@ -122,8 +122,8 @@ def test_the_command_shows_the_diagnostic_alone_where_torch_logs_a_traceback() -
     # In a process of its own: torch's handler holds the stderr that was there when torch was imported.
     ended = command("-m", "parallelizer", "plan", *FAILING, "parallel=fsdp2", "model.kind=shapes", cwd=ROOT)
     lines = ended.err.splitlines()
-    assert ended.status == 0 and re.match(r"warning\[trace-failed\]: the step cannot run", lines[0])
-    assert lines[-1] == "1 warning" and len(lines) < 15
+    assert ended.status == 1 and re.match(r"error\[model-failed\]: the model does not run", lines[0])
+    assert lines[-1] == "1 error" and len(lines) < 15
 
 
 def document(capfd: Captured, *arguments: str) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -43,6 +45,22 @@ def told(kind: str, degree: int = 2) -> WholeNumbers | None:
 )
 def test_what_was_read_and_does_not_fit_is_told(kind: str, values: dict[str, int], certain: bool) -> None:
     assert told(kind) == WholeNumbers("layers.0", values, certain)
+
+
+def test_numbers_that_equal_a_size_by_accident_are_not_told() -> None:
+    """Of `block_size` and `heads`, both as many as a size of the view, the forward divides the one that stands there."""
+    attention = Attention(16, "accident", Config(), 2)
+    attention.qkv, attention.block_size = nn.Linear(16, 32), 4
+    with pytest.raises(RuntimeError) as caught:
+        attention(torch.zeros(4, 5, 16))
+    found = whole_numbers_of(caught.value, 2, lambda m: "layers.0" if m is attention else None)
+    assert found == WholeNumbers("layers.0", {"heads": 4}, True)
+
+
+def test_a_bound_that_the_forward_asserts_is_not_told() -> None:
+    error = followed("asserted")
+    assert error.code == "does-not-run" and "divide" not in (error.help or "")
+    assert [(Path(r.span.file).name, r.label) for r in error.related[:1]] == [("reading.py", "it fails here")]
 
 
 def test_of_sizes_that_no_number_has_to_do_with_nothing_is_told() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from parallelizer.commands.json_output import add_json_option, print_json
 
@@ -28,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.overrides:
         sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
         return 2
-    report = examine()
     if arguments.json:
+        report = examine()
         print_json(document(report))
     else:
-        sys.stdout.write(text(report))
+        report = tell(sys.stdout)
     return 0 if report.healthy else 1
 
 
@@ -58,6 +59,41 @@ def examine() -> Report:
     return Report(all_facts(), trials)
 
 
+def tell(stream: TextIO) -> Report:
+    """As `examine`, and print each line as soon as it is known: the trials take half a minute. What needs torch waits until a
+    trial has imported it.
+    """
+    from parallelizer.commands.doctor.facts import GROUPS
+    from parallelizer.commands.doctor.trials import all_trials
+
+    trials = all_trials()
+    done: list[Trial] = []
+    facts: dict[str, dict[str, str]] = {}
+
+    def say(lines: Iterable[str]) -> None:
+        stream.writelines(f"{line}\n" for line in lines)
+        stream.flush()
+
+    for group, function in GROUPS.items():
+        if group == NEEDS_TORCH:
+            done.append(next(trials))
+        facts[group] = dict(function())
+        say(_group(group, facts[group], WIDTH, first=len(facts) == 1))
+    say(["", "what works here"])
+    for trial in itertools.chain(done[:1], trials):
+        done += [] if trial is done[0] else [trial]
+        say(_trial(trial, WIDTH))
+    report = Report(facts, tuple(done))
+    say(_verdict(report))
+    return report
+
+
+WIDTH = len("context-parallel attention, flex")
+"""Of the column of names, where they are not known yet."""
+
+NEEDS_TORCH = "devices"
+
+
 def document(report: Report) -> dict[str, Any]:
     """The JSON of `doctor --json`."""
     return {
@@ -75,15 +111,25 @@ def text(report: Report) -> str:
     rows = [(group, name, value) for group, facts in report.facts.items() for name, value in facts.items()]
     width = max(len(name) for name in (*(r[1] for r in rows), *(t.name for t in report.trials)))
     lines: list[str] = []
-    for at, (group, name, value) in enumerate(rows):
-        if at == 0 or rows[at - 1][0] != group:
-            lines += ["", group] if lines else [group]
-        lines.append(f"  {name:{width}}  {value}")
+    for group, facts in report.facts.items():
+        lines += _group(group, facts, width, first=not lines)
     lines += ["", "what works here"]
     for trial in report.trials:
-        lines.append(f"  {trial.name:{width}}  {trial.state}: {trial.text}")
-        if trial.help:
-            lines.append(f"  {'':{width}}  {trial.help}")
+        lines += _trial(trial, width)
+    return "\n".join([*lines, *_verdict(report)]) + "\n"
+
+
+def _group(group: str, facts: Mapping[str, str], width: int, *, first: bool) -> list[str]:
+    """The lines of one group of facts; of one that has none, nothing."""
+    lines = [f"  {name:{width}}  {value}" for name, value in facts.items()]
+    return [*([] if first else [""]), group, *lines] if lines else []
+
+
+def _trial(trial: Trial, width: int) -> list[str]:
+    lines = [f"  {trial.name:{width}}  {trial.state}: {trial.text}"]
+    return [*lines, f"  {'':{width}}  {trial.help}"] if trial.help else lines
+
+
+def _verdict(report: Report) -> list[str]:
     broken = [trial.name for trial in report.trials if trial.needed and trial.state != "works"]
-    lines += ["", f"needed and broken: {', '.join(broken)}" if broken else "all that is needed works"]
-    return "\n".join(lines) + "\n"
+    return ["", f"needed and broken: {', '.join(broken)}" if broken else "all that is needed works"]

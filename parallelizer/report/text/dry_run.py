@@ -31,6 +31,6 @@ def write(
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
-    if setup.mesh.world_size > 1:
+    if step is not None and setup.mesh.world_size > 1:
         sys.stdout.write(f"proof: {told(find(setup, model))}\n")
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.simulate.checks.followed_step import MIXED, Followed
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.follow.varying import Operand
-from parallelizer.simulate.whole_numbers import advised
+from parallelizer.simulate.whole_numbers import QUOTED_ROOT, advised
 from parallelizer.styles.sizes import TENSOR_AXES
 
 
@@ -31,13 +31,15 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     numbers = failure.numbers
     if numbers is not None:
         numbers = dataclasses.replace(numbers, module=followed.one(numbers.module))
-    help_text, near = advised(followed.program, numbers, _advice(failure, where))
+    help_text, near = advised(followed.program, numbers, _advice(failure, followed.one(failure.module)))
     if near is not None:
         span = near.rule.span
         related = tuple(r for r in related if r.span != span)
+    if failure.span is not None:
+        related = (Related(failure.span, "it fails here"), *related)
     # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
     own_words = failure.error == "ContextParallelError"
-    at = "" if own_words else f" at {failure.operator or 'no operator'}"
+    at = "" if own_words or not failure.computes else f" at {failure.operator}"
     yield Diagnostic(
         "does-not-run",
         f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
@@ -64,9 +66,10 @@ def _operand(followed: Followed, operand: Operand, axes: list[str]) -> str:
     return f"{shape} from {followed.folded([operand.maker])} ({lies})"
 
 
-def _advice(failure: StepFailure, where: str) -> str:
+def _advice(failure: StepFailure, path: str) -> str:
     if MIXED in failure.text:
-        return f"{where} meets a DTensor with a plain tensor: give it a style, or let what comes before hand on plain tensors"
+        meets = f"{path or 'the root'} meets a DTensor with a plain tensor"
+        return f"{meets}: give it a style, or let what comes before hand on plain tensors"
     if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
         return "tensors that lie otherwise than each other meet there: see `input` and `output` of the rules around"
-    return f"`python -m parallelizer explain {where}` shows the rules there"
+    return f"`python -m parallelizer explain {path or QUOTED_ROOT}` shows the rules there"

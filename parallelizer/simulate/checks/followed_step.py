@@ -23,19 +23,19 @@ MIXED = "mixed torch.Tensor and DTensor"
 
 @dataclass(frozen=True)
 class Followed:
-    """What checks of a followed step look at. `model` is as it was compiled; `runs_alone` says whether it runs on fake
-    tensors without the plan, which tells whose fault a failure is.
+    """What checks of a followed step look at. `model` is as it was compiled; `alone` is why it does not run on
+    fake tensors without the plan either, which tells whose fault a failure is; None where it runs.
     """
 
     program: Program
     model: nn.Module
     flow: FollowedStep
-    runs_alone: bool = True
+    alone: StepFailure | None = None
 
     @property
     def failure(self) -> StepFailure | None:
         """Why the step failed, where the plan is to blame."""
-        return self.flow.failure if self.runs_alone else None
+        return self.flow.failure if self.alone is None else None
 
     def one(self, path: str) -> str:
         """One path in the whole model that a path in the followed one stands for."""

@@ -35,7 +35,7 @@ from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import Loss, forward
 from parallelizer.simulate.collectives import axes_by_ranks
-from parallelizer.simulate.fake_world import enter_fake_world, remedy
+from parallelizer.simulate.fake_world import enter_fake_world, raises_anywhere, remedy
 from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_attention, whole_attention
 from parallelizer.simulate.follow.counted_positions import LocalPositions
 from parallelizer.simulate.follow.parts import Part
@@ -91,7 +91,7 @@ class Gradient:
 class StepFailure:
     """The step raised. `module` was running, `operator` was called last, with `operands`; `span` is the line of the
     model, `remedy` what to do if it is the model's fault, `numbers` what the module's forward read that may be sizes of
-    the whole model.
+    the whole model. `anywhere` says that real tensors would raise it too.
     """
 
     module: str
@@ -103,6 +103,12 @@ class StepFailure:
     span: Span | None = None
     remedy: str = ""
     numbers: WholeNumbers | None = None
+    anywhere: bool = False
+
+    @property
+    def computes(self) -> bool:
+        """Whether the last operator computes anything; torch's own checks end with a question about the tensor."""
+        return self.operator not in ("", "prim.device.default")
 
 
 @dataclass
@@ -134,12 +140,14 @@ class FollowedStep:
         return iter((path,)) if self.folded is None else self.folded.stands_for(path)
 
 
-def follow(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> FollowedStep:
+def follow(
+    program: Program, model: nn.Module, workload: Workload, loss: Loss, *, fold: bool = True
+) -> FollowedStep:
     """Run one forward and backward in a fake world, which this process enters for good; the model is used
-    up.
+    up. With `fold`, few of many equal layers run.
     """
     warnings.filterwarnings("ignore")  # of torch, about what a real run will say again
-    run = longest_run(program, model)
+    run = longest_run(program, model) if fold else None
     if run is not None:
         program = shorten(program, model, run, SHORT)
     rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
@@ -224,13 +232,18 @@ class _Step:
             written_at(error),
             remedy(error),
             whole_numbers_of(error, self.program.mesh.sizes["tp"], running.path_of) if running else None,
+            raises_anywhere(error),
         )
 
 
-def runs_alone(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> bool:
-    """Whether the model runs forward and backward on fake tensors with nothing applied to it."""
+def failure_alone(
+    program: Program, model: nn.Module, workload: Workload, loss: Loss, fold: bool = True
+) -> StepFailure | None:
+    """Why the model does not run forward and backward on fake tensors with nothing applied to it; None where it does."""
     alone = dataclasses.replace(program, applications=(), mesh=Mesh({}))
-    return follow(alone, model, workload, loss).failure is None
+    flow = follow(alone, model, workload, loss, fold=fold)
+    failure = flow.failure
+    return failure and dataclasses.replace(failure, module=next(flow.paths(failure.module)))
 
 
 def _without_data_axes(program: Program) -> Program:

@@ -174,7 +174,6 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     """Run two steps in a fake world, which this process enters for good, and record the second, when
     optimizer states exist.
     """
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -29,6 +30,7 @@ from parallelizer.diagnostics import interrupts
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.yaml_nodes import shown_path
+from parallelizer.runtime.checkpoint.folder import name, steps_in
 from parallelizer.runtime.launch.failures import LaunchError, failure_of
 from parallelizer.runtime.launch.outside import outside_ranks
 from parallelizer.training.job.recipe_file import RecipeFile
@@ -77,8 +79,11 @@ class JobFailed(Exception):
 
 
 @contextmanager
-def job_reported(folder: Path | None, sweep: bool) -> Iterator[None]:
-    """Around one job: say what is wrong, remove its output folder if nothing was trained in it, and exit.
+def job_reported(
+    folder: Path | None, sweep: bool, kept: Path | None = None, command: str = ""
+) -> Iterator[None]:
+    """Around one job: say what is wrong, remove its output folder if nothing was trained in it, and exit. Of a run that is
+    interrupted, which checkpoint in `kept` stands, and that `command` goes on from there.
 
     In a sweep JobFailed is raised instead, and Hydra goes on to the next job; but Ctrl-C ends the sweep.
     """
@@ -99,9 +104,22 @@ def job_reported(folder: Path | None, sweep: bool) -> Iterator[None]:
         status = _say(error)
         if isinstance(error, KeyboardInterrupt) and folder is not None and folder.exists():
             print(f"what was measured until then lies in {folder}", file=sys.stderr)
+            print(_goes_on(folder, kept or folder / "checkpoints", command), file=sys.stderr)
         if sweep and not isinstance(error, KeyboardInterrupt):
             raise JobFailed from None
         sys.exit(status)
+
+
+def _goes_on(folder: Path, kept: Path, command: str) -> str:
+    """Which checkpoint stands, and the command that goes on from it."""
+    steps = steps_in(kept) if kept.is_dir() else []
+    if not steps:
+        return "no checkpoint was saved: train.checkpoint_every=N saves one every N steps"
+    # A run of the same command has a folder of its own, unless it is told.
+    where = f"hydra.run.dir={shlex.quote(shown_path(folder))}"
+    again = command if "hydra.run.dir=" in command else f"{command} {where}"
+    newest = shown_path(kept / name(steps[-1]))
+    return f"the checkpoint of step {steps[-1]} stands, {newest}; this goes on from it:\n  python {again}"
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import running_origins, searched_first
@@ -89,7 +88,13 @@ class HydraTask:
     def __call__(self, config: DictConfig) -> None:
         now, outside = HydraConfig.get(), launch.outside_ranks()
         folder = Path(now.runtime.output_dir) if outside is None or outside.rank == 0 else None
-        with outcome.job_reported(folder, sweep=now.mode == RunMode.MULTIRUN):
+        kept = OmegaConf.select(config, "train.checkpoint_dir")
+        with outcome.job_reported(
+            folder,
+            now.mode == RunMode.MULTIRUN,
+            Path(str(kept)) if kept else None,
+            self.recipe.typed(sys.argv[1:]),
+        ):
             run(self.train, self.recipe, config, folder, outside)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -159,8 +164,6 @@ def run(
 
 def started(train: Train, job: Job) -> Result:
     """One of the ranks that this command has started."""
-    # The logits leave as a view of a DTensor's local tensor; nothing here changes them in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return train(job)
 
 

@@ -6,7 +6,6 @@ import inspect
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,6 +79,4 @@ def run(
 
 def started(generate: Generate, job: SamplingJob) -> list[list[int]]:
     """One of the ranks."""
-    # The logits leave as a view of a DTensor's local tensor; nothing here changes them in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return generate(job)

@@ -34,6 +34,7 @@ from parallelizer.training.watch.metrics import MetricsWriter
 from parallelizer.training.watch.profiling import Profiling
 from parallelizer.training.watch.progress import Progress
 from parallelizer.training.watch.result import Result
+from parallelizer.training.watch.summary import is_cross_entropy
 
 
 class Reporting:
@@ -63,6 +64,7 @@ class Reporting:
         self.checkpoints, self.first, self.number = checkpoints, done, done
         self.leads = dist.get_rank() == 0
         self.units = setup.workload.batch_size * data.units(setup.workload.seq_len)
+        self.nats = is_cross_entropy(setup.loss())
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.skipped = 0
@@ -184,6 +186,7 @@ class Reporting:
             first=self.first,
             stopped=self.stopped,
             checkpoint=self.checkpoints.written,
+            nats=self.nats,
             unwritten=self.checkpoints.unwritten,
             rates=tuple(self.rates),
             tokens=self.units,

@@ -19,7 +19,8 @@ class Result:
     `stopped` is the signal that ended the run before its time, 0 for none, `checkpoint` the last one that was written, and
     `unwritten` how many could not be. `rates` are tokens a second of each step, of `tokens` in a step, or of what `unit`
     says; `skipped` the steps that were left out, not being finite; `memory` is rank 0's at the end, `predicted` the peak
-    that the dry run says; `profiled` the folder of traces.
+    that the dry run says; `profiled` the folder of traces. `nats` says whether the loss is a cross entropy, as what it is
+    compared with is.
     """
 
     losses: tuple[float, ...]
@@ -38,6 +39,7 @@ class Result:
     predicted: int | None = None
     mfu: float | None = None
     profiled: Path | None = None
+    nats: bool = True
 
     @property
     def best(self) -> tuple[int, float] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from parallelizer.diagnostics.units import size
@@ -26,7 +27,9 @@ def summary(result: Result, folder: Path) -> None:
             else f"the last is {shown_path(result.checkpoint)}"
         )
         print(f"{result.unwritten} checkpoint{'s' * (result.unwritten > 1)} could not be written; {last}")
-    if result.validation_loss is not None:
+    if result.validation_loss is not None and not result.nats:
+        print(f"validation loss {result.validation_loss:.4f}")
+    elif result.validation_loss is not None:
         baseline = result.baseline
         verdict = "below" if result.validation_loss < baseline.loss else "not yet below"
         print(
@@ -34,6 +37,15 @@ def summary(result: Result, folder: Path) -> None:
             f"{baseline.loss:.4f} ({baseline.unit})"
         )
     print(f"outputs in {shown_path(folder)}")
+
+
+def is_cross_entropy(loss: Callable[..., object]) -> bool:
+    """Whether a loss is a cross entropy, by the functions that it calls: only then an entropy says anything of it."""
+    code = getattr(inspect.unwrap(loss), "__code__", None)
+    called = {getattr(loss, "__name__", ""), *(code.co_names if code is not None else ())}
+    return any(
+        word in name.lower() for name in called for word in ("cross_entropy", "crossentropy", "nll_loss")
+    )
 
 
 def _trained(result: Result) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from parallelizer.commands.doctor.command import Report, document, text
+from parallelizer.commands.doctor import facts, trials
+from parallelizer.commands.doctor.command import Report, document, tell, text
 from parallelizer.commands.doctor.trials import Trial
 from tests.recipes.runs import typed
 
@@ -50,6 +53,31 @@ def test_the_report_is_a_line_each_and_says_what_to_do() -> None:
             {"name": "c", "state": "absent", "text": "no GPU", "help": "use none", "needed": False},
         ],
     }
+
+
+def test_each_line_is_told_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    seen: list[str] = []
+
+    def trying() -> Iterator[Trial]:
+        for trial in (FINE, MISSING, BROKEN):
+            seen.append(stream.getvalue())
+            yield trial
+
+    monkeypatch.setattr(trials, "all_trials", trying)
+    groups = {"versions": lambda: [("torch", "9.9")], "devices": lambda: [("GPUs", "none")]}
+    monkeypatch.setattr(facts, "GROUPS", groups)
+    report = tell(stream)
+    assert report == Report(
+        {"versions": {"torch": "9.9"}, "devices": {"GPUs": "none"}}, (FINE, MISSING, BROKEN)
+    )
+    assert [text.split()[-1] for text in seen] == [
+        "9.9",
+        "well",
+        "none",
+    ]  # each is told before the next is tried
+    squeezed = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
+    assert squeezed == [" ".join(line.split()) for line in text(report).splitlines()]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parallelizer.compiler.observe.attribute_reads import named_in
+from parallelizer.compiler.observe.attribute_reads import flowing_into, named_in
 
 
 class Reader:
@@ -31,6 +31,16 @@ class Reader:
         return x.view(
             self.size,
         )
+
+
+class Flowing:
+    """Not run: read."""
+
+    def forward(self, x: Any) -> Any:
+        assert len(x) <= self.block_size  # type: ignore[attr-defined]
+        config, _ = self.config, self.other  # type: ignore[attr-defined]
+        heads = config.heads * 2
+        return x.view(heads, self.size)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -60,3 +70,10 @@ def test_code_without_a_source_says_nothing() -> None:
     made: dict[str, Any] = {}
     exec("def plain(self):\n    return self.heads", made)
     assert named_in(made["plain"].__code__) == [] == named_in(made["plain"].__code__, 2)
+
+
+def test_what_flows_into_a_statement_leaves_out_what_is_asserted() -> None:
+    code = Flowing.forward.__code__
+    flowing = flowing_into(code, code.co_firstlineno + 4)
+    assert {"config.heads", "size"} < set(flowing)
+    assert "block_size" not in {*flowing, *named_in(code)}

@@ -18,7 +18,6 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.child import WorldError
 from parallelizer.commands import plan, verify
 from parallelizer.commands.explain import codes
 from parallelizer.configuration.compose import compose_config
@@ -214,7 +213,6 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "lock-not-found": lambda here: raised(lambda: lock.read_lock(here / "nowhere.lock")),
     "lock-not-written": lambda here: raised(lambda: lock.write_lock(here / "nowhere" / "plan.lock", {})),
     "lock-unreadable": lambda here: raised(lambda: lock.read_lock(__file__)),
-    "model-failed": lambda here: verified(WorldError("Traceback\nTypeError: no")),
     "no-tp-plan": lambda here: raised(lambda: read_tp_plan(nn.Linear(2, 2))),
     "no-initializer": lambda here: uninitialised(),
     "nonfinite": lambda here: not_finite(),

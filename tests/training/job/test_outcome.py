@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.training.job.outcome import discard, tidy
+from parallelizer.training.job.outcome import discard, job_reported, tidy
 from tests.recipes.runs import entries
 
 
@@ -66,3 +66,23 @@ def test_tidying_leaves_the_logs_that_say_something(folder: Path) -> None:
     (folder / "metrics.jsonl").touch()
     tidy(folder)
     assert sorted(p.name for p in folder.iterdir()) == [".hydra", "metrics.jsonl", "rank2.log", "train.log"]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_an_interrupted_run_names_its_checkpoint_and_the_command_that_goes_on(
+    chosen: bool, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parents[2])
+    (folder / "metrics.jsonl").write_text("{}")
+    command = "-m recipes.train parallel=tp2" + " hydra.run.dir=runs/a" * chosen
+    with pytest.raises(SystemExit) as ended, job_reported(folder, False, None, command):
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert "no checkpoint was saved: train.checkpoint_every=N saves one" in capsys.readouterr().err
+    for step in (10, 20):
+        (folder / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    with pytest.raises(SystemExit), job_reported(folder, False, None, command):
+        raise KeyboardInterrupt
+    told = capsys.readouterr().err.splitlines()
+    assert "the checkpoint of step 20 stands, outputs/day/time/checkpoints/step_20; this goes on" in told[-2]
+    assert told[-1] == f"  python {command}" + " hydra.run.dir=outputs/day/time" * (not chosen)

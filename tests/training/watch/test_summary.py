@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from parallelizer import losses
 from parallelizer.training.data.source import Baseline
 from parallelizer.training.watch.memory import Memory
 from parallelizer.training.watch.result import Result
-from parallelizer.training.watch.summary import summary
+from parallelizer.training.watch.summary import is_cross_entropy, summary
 
 TEXT = Baseline(3.0, "the unigram entropy of that text", "nats a byte")
 
@@ -30,6 +32,18 @@ def test_the_summary_compares_with_the_unigram_entropy(
     assert "trained 3 steps in 1.2 s: loss 5.0000 -> 3.0000" in shown
     assert f"validation loss {validation:.4f}{verdict} the unigram entropy of that text, 3.0000" in shown
     assert shown.endswith("outputs in /somewhere/else\n")
+
+
+def squared(output: Any, batch: Any) -> Any:
+    return (output - batch["y"]).pow(2).sum(), output.numel()
+
+
+def test_a_loss_that_is_no_cross_entropy_is_compared_with_no_entropy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert said(capsys, 5.0, validation=2.9, nats=False)[-2] == "validation loss 2.9000"
+    assert is_cross_entropy(losses.cross_entropy) and is_cross_entropy(losses.classification)
+    assert is_cross_entropy(torch.nn.functional.nll_loss) and not is_cross_entropy(squared)
 
 
 def test_the_summary_s_folder_is_relative_where_it_can_be(
