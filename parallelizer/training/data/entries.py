@@ -13,6 +13,7 @@ from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.training.data.corpus import Data
 from parallelizer.training.data.documents import DOCUMENTS
 from parallelizer.training.data.source import Source
+from parallelizer.training.data.token_file import TokenFile
 
 
 def check_entries(source: Source, setup: Setup, seed: int) -> None:
@@ -47,12 +48,15 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
 def check_vocabulary(source: Source, setup: Setup, model: nn.Module) -> None:
     """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for."""
     rows = vocabulary_of(model, setup)
-    if isinstance(source, Data) and rows is not None and source.vocab_size > rows:
+    if isinstance(source, Data | TokenFile) and rows is not None and source.vocab_size > rows:
         message = (
             f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
         )
-        span = setup.origins.span("data.tokenizer") or setup.origins.span("model.vocab_size")
+        key = "data.tokenizer" if isinstance(source, Data) else "data.vocabulary"
+        span = setup.origins.span(key) or setup.origins.span("model.vocab_size")
         help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
+        if isinstance(source, TokenFile):
+            help_text = "build the model with a larger vocabulary, or say data.dtype as the file was written"
         raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])
 
 
