@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+# What is installed: the package alone, and with all that the tests, the pages and every extra need.
+ALONE := $(VENV)/.installed
+WHOLE := $(VENV)/.installed-whole
 # Three processes on two cores: tests that start ranks wait for processes much of the time (groups in tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup
 # Tests start hundreds of Pythons: each would compile our files anew where this is set.
@@ -10,38 +12,42 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: train test test-all test-wheel lint parity loops matrix docs clean
 
-train: $(STAMP)
+train: $(ALONE)
 	$(BIN)/python -m recipes.train parallel=tp8_cp2 device=cpu
 
-test: $(STAMP)
+test: $(WHOLE)
 	$(PYTEST)
 
-test-all: $(STAMP)  ## the slow matrices too
+test-all: $(WHOLE)  ## the slow matrices too
 	$(PYTEST) -m ""
 
-test-wheel: $(STAMP)  ## the wheel in environments outside of the checkout, one of which pip fills from a package index
+test-wheel: $(WHOLE)  ## the wheel in environments outside of the checkout, one of which pip fills from a package index
 	$(BIN)/python -m pytest -m "" tests/wheel
 
-parity: $(STAMP)  ## every preset and plan that fits in 16 ranks against one rank
+parity: $(WHOLE)  ## every preset and plan that fits in 16 ranks against one rank
 	$(BIN)/python -m pytest tests/recipes/test_parity.py -m ""
 
-loops: $(STAMP)  ## loops that are not ours against the recipe's losses
+loops: $(WHOLE)  ## loops that are not ours against the recipe's losses
 	$(BIN)/python -m pytest -m "" tests/docs/test_foreign_loops.py
 
-matrix: $(STAMP)  ## every shipped Llama on every preset that fits, proven; written into the docs
+matrix: $(WHOLE)  ## every shipped Llama on every preset that fits, proven; written into the docs
 	$(BIN)/python -m benchmarks.proofs --write docs/proving.md
 
-docs: $(STAMP)  ## the pages as a site, site/index.html, that needs no server
+docs: $(WHOLE)  ## the pages as a site, site/index.html, that needs no server
 	$(BIN)/python docs/site.py
 
-lint: $(STAMP)
+lint: $(WHOLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-$(STAMP): pyproject.toml constraints.txt
+$(ALONE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(WHOLE): $(ALONE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hf,slurm,lightning,tensorboard,wandb]"
 	touch $@
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
@@ -53,13 +54,60 @@ def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) ->
     return [{"params": params, "weight_decay": decay} for (_, decay), params in members.items()]
 
 
-def learning_rate(step: int, *, peak: float, warmup: int, total: int, final_ratio: float) -> float:
-    """The rate of `step` (from 0): `warmup` steps linear to `peak`, then half a cosine to its `final_ratio`.
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+"""How the learning rate goes on behind the warm-up."""
 
-    Step `warmup - 1` is the first at `peak`; step `total - 1`, and any later one, is at `peak * final_ratio`.
+SCHEDULE_KEYS = ("warmup", "final_ratio", "schedule", "decay")
+"""The keys of `optim` that are no optimizer's."""
+
+
+def optimizer_of(kind: Callable[..., Optimizer], model: nn.Module, config: Mapping[str, Any]) -> Optimizer:
+    """An optimizer class of torch's kind over the parameters that want gradients, with the keys of `config` as arguments.
+
+    `_target_` and the keys of the schedule are left out, and `fused: auto` is left to the class. `weight_decay` is that of
+    parameters of two dimensions and more. Raises what the class raises.
+    """
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in config.items()
+        if name not in ("_target_", *SCHEDULE_KEYS) and (name, value) != ("fused", "auto")
+    }
+    taken = inspect.signature(kind).parameters
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    decay: Any = arguments.get(
+        "weight_decay", taken["weight_decay"].default if "weight_decay" in taken else 0.0
+    )
+    groups = parameter_groups(parameters, decay)
+    if "weight_decay" not in taken:  # nor does it read it of its groups
+        for group in groups:
+            group.pop("weight_decay")
+    return kind(groups, **arguments)
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    final_ratio: float,
+    schedule: str = "cosine",
+    decay: float = 0.2,
+) -> float:
+    """The rate of `step` (from 0): `warmup` steps linear to `peak`, then as the `schedule` says to its `final_ratio`.
+
+    `cosine` is half a cosine, `linear` a line, `wsd` stays at the peak and goes down in a line over the last share `decay`
+    of all steps, `constant` stays, whatever `final_ratio` is. Step `warmup - 1` is the first at `peak`; step `total - 1`,
+    and any later one, is at `peak * final_ratio`.
     """
     done = step + 1
     if done <= warmup:
         return peak * done / warmup
-    progress = min(1.0, (done - warmup) / max(1, total - warmup))
-    return peak * (final_ratio + (1 - final_ratio) * (1 + math.cos(math.pi * progress)) / 2)
+    if schedule == "constant":
+        return peak
+    first = warmup  # steps before it goes down
+    if schedule == "wsd":
+        first = max(warmup, total - round(decay * total))
+    progress = min(1.0, max(0, done - first) / max(1, total - first))
+    left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
+    return peak * (final_ratio + (1 - final_ratio) * left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 import traceback
 import types
@@ -375,6 +376,28 @@ def of_compiled_flex(error: BaseException) -> bool:
     inside = next((i for i, code in enumerate(raised) if code.co_filename == _flex.__file__), None)
     # Inside it there is always a compiler, its own.
     return inside is not None and any(map(_compiles, (*raised[:inside], *above)))
+
+
+def raised_while_compiling(error: BaseException) -> str | None:
+    """What torch.compile met, in a line, where the error is the compiler's wrapping around it; None for any other.
+
+    Inductor and its backends keep the exception; Dynamo only quotes it in its text.
+    """
+    seen: set[int] = set()
+    inner: object = error
+    while isinstance(inner, BaseException) and id(inner) not in seen and _is_compilers(inner):
+        seen.add(id(inner))
+        error, inner = inner, getattr(inner, "inner_exception", None) or inner.__cause__
+    if seen and isinstance(inner, BaseException) and not _is_compilers(inner):
+        return f"{type(inner).__name__}: {inner}"
+    quoted = re.search(r"(?:got|raised exception) (\w+)\((['\"])(.*?)\2,?\)", str(error)) if seen else None
+    return None if quoted is None else f"{quoted[1]}: {quoted[3]}"
+
+
+def _is_compilers(error: BaseException) -> bool:
+    return type(error).__module__ in ("torch._dynamo.exc", "torch._inductor.exc") and (
+        hasattr(error, "inner_exception") or type(error).__module__ == "torch._dynamo.exc"
+    )
 
 
 def _compiles(code: types.CodeType) -> bool:

@@ -50,6 +50,8 @@ def train(job: training.Job) -> training.Result:
                 warmup=settings.warmup,
                 total=settings.steps,
                 final_ratio=settings.final_ratio,
+                schedule=settings.schedule,
+                decay=settings.decay,
             )
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate

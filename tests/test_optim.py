@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.optim import build_optimizer, learning_rate
+from parallelizer.optim import SCHEDULES, build_optimizer, learning_rate, optimizer_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +47,79 @@ def test_the_learning_rate_of_a_run_written_out() -> None:
     rates = [learning_rate(step, peak=1.0, warmup=2, total=6, final_ratio=0.2) for step in range(7)]
     half = 0.4 * (1 + math.sqrt(0.5))
     assert rates == pytest.approx([0.5, 1.0, 0.2 + half, 0.6, 1.0 - half, 0.2, 0.2])
+
+
+@given(
+    warmup=st.integers(0, 50),
+    total=st.integers(1, 200),
+    step=st.integers(0, 300),
+    final_ratio=st.floats(0, 1),
+    decay=st.floats(0.01, 1),
+)
+def test_every_schedule_is_its_closed_form(
+    warmup: int, total: int, step: int, final_ratio: float, decay: float
+) -> None:
+    def rate(schedule: str) -> float:
+        return learning_rate(
+            step,
+            peak=3.0,
+            warmup=warmup,
+            total=total,
+            final_ratio=final_ratio,
+            schedule=schedule,
+            decay=decay,
+        )
+
+    def line(first: int) -> float:
+        """From 3 at `first` steps done to 3 * final_ratio at `total`."""
+        share = 1.0 if total <= first else min(1.0, max(0.0, (step + 1 - first) / (total - first)))
+        return 3.0 + (3.0 * final_ratio - 3.0) * share
+
+    if step < warmup:
+        expected = dict.fromkeys(SCHEDULES, 3.0 * (step + 1) / warmup)
+    else:
+        down = max(warmup, total - round(decay * total))
+        stays = step + 1 <= down
+        expected = {
+            "constant": 3.0,
+            "linear": line(warmup),
+            "wsd": 3.0 if stays else line(down),
+            "cosine": learning_rate(step, peak=3.0, warmup=warmup, total=total, final_ratio=final_ratio),
+        }
+    assert {schedule: rate(schedule) for schedule in SCHEDULES} == pytest.approx(expected, abs=1e-12)
+
+
+def test_wsd_written_out() -> None:
+    rates = [
+        learning_rate(step, peak=1.0, warmup=2, total=10, final_ratio=0.0, schedule="wsd", decay=0.4)
+        for step in range(11)
+    ]
+    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "expected"),
+    [
+        ("torch.optim.SGD", {"momentum": 0.9, "weight_decay": 0.3}, {"momentum": 0.9}),
+        ("torch.optim.Adafactor", {}, {}),
+        ("torch.optim.AdamW", {"betas": [0.8, 0.9], "fused": "auto"}, {"betas": (0.8, 0.9)}),
+        ("torch.optim.Rprop", {}, {}),
+    ],
+)
+def test_a_class_of_optimizers_is_given_groups_and_the_keys(
+    target: str, keys: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    name = target.rpartition(".")[2]
+    kind = getattr(torch.optim, name)
+    schedule = {"warmup": 3, "final_ratio": 0.1, "schedule": "wsd", "decay": 0.2}
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = optimizer_of(kind, model, {"_target_": target, "lr": 0.1, **keys, **schedule})
+    assert type(optimizer) is kind and optimizer.param_groups[0]["lr"] == 0.1
+    assert {key: optimizer.param_groups[0][key] for key in expected} == expected
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 4
+    for group in optimizer.param_groups:
+        if "weight_decay" in keys:
+            assert group["weight_decay"] == (0.3 if group["params"][0].ndim == 2 else 0.0)
 
 
 def test_only_matrices_decay_and_frozen_parameters_stay_out() -> None:

@@ -30,7 +30,7 @@ NAMES = {
 TRAINING = {
     "Baseline", "Batches", "Guards", "Job", "Reporting", "Result", "RunCheckpoints", "Sampler", "Sampling", "SamplingJob",
     "Settings", "Source", "TRACKERS", "TextLogits", "TextStream", "Tracker", "fingerprint", "learning_rate", "read_document",
-    "run", "run_sampling", "stop_requests",
+    "run", "run_sampling", "source_of", "stop_requests",
 }  # fmt: skip
 """The names of `parallelizer.training`, which recipes use."""
 

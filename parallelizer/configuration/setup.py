@@ -106,10 +106,13 @@ class Setup:
             raise self._error("model-build", message, "model.loss", help_text) from None
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The configured optimizer: `optim._target_` is a function of the model and the `optim` config. A
-        fused AdamW where nothing is configured. Raises PlanError when the path names no function.
+        """The configured optimizer: `optim._target_` is a class of optimizers, which is given parameter groups and the
+        other keys, or a function of the model and the `optim` config. A fused AdamW where nothing is configured. Raises
+        PlanError when the path names neither.
         """
         import torch
+
+        from parallelizer.optim import optimizer_of
 
         if not self.optim.get("_target_"):
             return torch.optim.AdamW(model.parameters(), fused=True)
@@ -117,15 +120,20 @@ class Setup:
             build = function_at(self.optim["_target_"])
         except Exception as error:  # whatever the import of somebody's module raises
             message = f"optim._target_={self.optim['_target_']} is no function: {_reason(error)}"
-            help_text = "name a function (model, optim config) -> optimizer"
+            help_text = "name a class of optimizers, or a function (model, optim config) -> optimizer"
             raise self._error("optim-invalid", message, "optim._target_", help_text) from None
         try:
-            optimizer: torch.optim.Optimizer = build(model, self.optim)
+            is_class = isinstance(build, type) and issubclass(build, torch.optim.Optimizer)
+            optimizer: torch.optim.Optimizer = (
+                optimizer_of(build, model, self.optim) if is_class else build(model, self.optim)
+            )
         except PlanError:
             raise
         except Exception as error:  # whatever somebody's function raises
             message = f"optim._target_={self.optim['_target_']} makes no optimizer: {_reason(error)}"
-            help_text = "it is called with the model and the optim config"
+            help_text = (
+                "a function is called with the model and the optim config, a class with the keys of optim"
+            )
             raise self._error("optim-invalid", message, "optim._target_", help_text) from error
         return optimizer
 

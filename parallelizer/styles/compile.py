@@ -34,7 +34,8 @@ declare(
                 "choice", "how hard inductor tries", ("default", "max-autotune-no-cudagraphs")
             ),
             "dynamic": OptionKind(
-                "bool", "true: one code for all sizes; false: one for each; else as torch finds out"
+                "bool",
+                "true: one code for all sizes; false: one for each, as under tensor parallelism; else as torch finds out",
             ),
             "fullgraph": OptionKind("bool", "refuse what would break the graph"),
         },

@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 def compile_forward(module: nn.Module, **options: Any) -> None:
-    """From now on the module's forward runs compiled, from its first call on; names and signature stay."""
+    """From now on the module's forward runs compiled, from its first call on; names and signature stay.
+
+    Where a parameter is a DTensor, each size has code of its own, unless `dynamic` says something else: torch 2.13 makes
+    code for all sizes when a second one comes, and fails, or takes minutes, at DTensors of symbolic sizes.
+    """
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        options.setdefault("dynamic", False)
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         made = torch.compile(function, **options)

@@ -9,8 +9,8 @@
 
 `run` does what is not training: it composes and checks the configuration, starts or joins the ranks, and tells how the run
 ended. `train` is called on every rank with a `Job`, which builds the parts of a run: `RunCheckpoints`, `Batches`, `Guards`
-and `Reporting`. `run_sampling` and `SamplingJob` are the same for text from a checkpoint. `Source` is the base class of data
-of one's own. Names are imported on first use.
+and `Reporting`. `run_sampling` and `SamplingJob` are the same for text from a checkpoint. `source_of` makes data of a
+dataset, a DataLoader or an iterable, and `Source` is the base class of any other. Names are imported on first use.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.training.command import run as run
     from parallelizer.training.command import run_sampling as run_sampling
     from parallelizer.training.data.files import read_document as read_document
+    from parallelizer.training.data.samples import source_of as source_of
     from parallelizer.training.data.source import Baseline as Baseline
     from parallelizer.training.data.source import Source as Source
     from parallelizer.training.data.source import fingerprint as fingerprint
@@ -64,6 +65,7 @@ _WHERE = {
     "read_document": "training.data.files",
     "run": "training.command",
     "run_sampling": "training.command",
+    "source_of": "training.data.samples",
     "stop_requests": "runtime.launch.stopping",
 }
 

@@ -104,6 +104,15 @@ def whole(least: int, most: int = 2**63 - 1) -> Kind:
     return values(f"a whole number from {least}{upto}", lambda v: is_whole(v) and least <= v <= most)
 
 
+def defaulted(kind: Kind) -> Kind:
+    """As `kind`, and the default where the configuration lacks the key: one that was written before there was such a key."""
+
+    def read_value(reading: Reading, one: Key) -> Any:
+        return one.default if reading.get(one.name, _MISSING) is _MISSING else _read(kind, reading, one)
+
+    return Kind(kind.words, read_value)
+
+
 def one_of(*words: str) -> Kind:
     """One of some words."""
     return values(" or ".join(words), lambda value: isinstance(value, str) and value in words)

@@ -14,9 +14,11 @@ from parallelizer.configuration.reading import Reading, is_whole
 from parallelizer.diagnostics.diagnostic import PlanError, Span, quoted
 from parallelizer.diagnostics.nearest import did_you_mean
 from parallelizer.language.yaml_nodes import Scalar
+from parallelizer.optim import SCHEDULES
 from parallelizer.training.keys import (
     Key,
     Kind,
+    defaulted,
     folder,
     key,
     keys_of,
@@ -26,6 +28,7 @@ from parallelizer.training.keys import (
     read,
     seconds,
     seconds_or_0,
+    share,
     text,
     truth,
     whole,
@@ -153,6 +156,10 @@ class Settings:
     lr: float = optim(2e-3, number, "the peak of the learning rate, after the warm-up")
     warmup: int = optim(10, whole(0), "steps to the peak")
     final_ratio: float = optim(0.1, number, "the last step's rate is this share of the peak")
+    schedule: str = optim("cosine", defaulted(one_of(*SCHEDULES)),
+        "how the rate goes down behind the warm-up; wsd: in a line over the last steps; constant: not at all")
+    decay: float = optim(
+        0.2, defaulted(share), "of schedule wsd: the share of all steps, the last ones, in which the rate goes down")
 
 
 READ_ELSEWHERE = (
@@ -172,8 +179,8 @@ READ_ELSEWHERE = (
     Key("train.dtype", "float32", Kind("a floating-point type of torch"),
         "the dtype of parameters in forward and backward; masters stay float32"),
     Key("train.clip", 1.0, Kind("a positive number, or null"), "bound of the gradient norm; null: none"),
-    Key("optim._target_", "parallelizer.optim.build_optimizer", Kind("the dotted path of a function"),
-        "a function of the model and this config"),
+    Key("optim._target_", "parallelizer.optim.build_optimizer", Kind("the dotted path of a function or a class"),
+        "a function of the model and this config, or a class of optimizers"),
     Key("optim.betas", [0.9, 0.95], Kind("two numbers from 0, below 1"), "of AdamW"),
     Key("optim.eps", 1e-8, Kind("a number from 0"), "of AdamW"),
     Key("optim.weight_decay", 0.1, Kind("a number from 0"), "of matrices; norms are not decayed"),

@@ -56,7 +56,7 @@ def test_links_lead_somewhere_and_the_plan_is_the_shipped_one() -> None:
         assert (ROOT / "docs" / target).exists(), target
     for file in re.findall(r"`((?:recipes|configs|docs|tests)/[\w/.]+\.\w+)`", TEXT):
         assert (ROOT / file).exists(), file
-    name, shown = re.findall(r"```yaml\n# (\S+)\n(.*?)```", TEXT, re.S)[0]
+    [(name, shown)] = re.findall(r"```yaml\n# (configs/\S+)\n(.*?)```", TEXT, re.S)
     assert shown in (ROOT / name).read_text()
     assert FILES["recipes/own_data.py"] == (ROOT / "recipes/own_data.py").read_text()
 
@@ -65,19 +65,22 @@ def test_links_lead_somewhere_and_the_plan_is_the_shipped_one() -> None:
 @pytest.mark.parametrize("line", a_fifth(TRAIN), ids=str)
 def test_a_run_of_the_page_trains(here: Path, line: str) -> None:
     needs(line)
-    if "tokenizer.json" in line:
-        made = run("python make_tokenizer.py", here)
-        assert made.status == 0, made.err
+    for word, script in (("tokenizer.json", "make_tokenizer.py"), ("train.bin", "make_bin.py")):
+        if word in line:
+            made = run(f"python {script}", here)
+            assert made.status == 0, made.err
     ended = run(line, here)
     assert ended.status == 0, ended.err
     assert "trained 2 steps" in ended.out
-    assert ("nats a token" in ended.out) == ("tokenizer" in line or "data=tokens" in line)
+    tokens = ("tokenizer", "data=tokens", "data=bin", "data=rows")
+    assert ("nats a token" in ended.out) == any(word in line for word in tokens)
 
 
 def test_every_command_is_followed() -> None:
     others = [line for line in COMMANDS if line not in TRAIN]
     assert others == [
         "python make_tokenizer.py",
+        "python make_bin.py",
         "python -m parallelizer verify model=llama_packed parallel=cp2",
     ]
-    assert len(TRAIN) == 5
+    assert len(TRAIN) == 9

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -114,3 +115,16 @@ def test_a_model_of_one_s_own_is_used_as_the_text_says(tmp_path: Path) -> None:
         more = ["train.steps=1", "train.eval_batches=1"] if "recipes.train" in line else []
         done = command(*shlex.split(line), *more, cwd=tmp_path, timeout=300)
         assert done.status == 0, done.out + done.err
+
+
+def test_make_train_installs_the_package_alone_and_make_test_everything(tmp_path: Path) -> None:
+    def installed(target: str) -> list[str]:
+        words = ["make", "--dry-run", "--no-print-directory", target, f"VENV={tmp_path / 'venv'}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+        return re.findall(r"--constraint constraints\.txt --editable (.+)", done.stdout)
+
+    assert installed("train") == ["."]
+    alone, whole = installed("test")
+    assert alone == "." and {"dev", "hf", "docs"} < set(re.findall(r"\w+", whole))
+    for target in ("test-all", "test-wheel", "parity", "loops", "matrix", "docs", "lint"):
+        assert installed(target) == [alone, whole], target

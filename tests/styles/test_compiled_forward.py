@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +51,19 @@ class Small(nn.Module):
         return logits
 
 
+STARTER = Path(__file__).resolve().parents[2] / "parallelizer/commands/new/starter"
+
+
+def starter() -> nn.Module:
+    """The model that `parallelizer new` writes."""
+    spec = importlib.util.spec_from_file_location("my_gpt", STARTER / "my_gpt.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model: nn.Module = module.MyGpt(VOCAB, 24, 4, 2, 16)
+    return model
+
+
 COMPILE = "{style: compile, backend: aot_eager}"
 TENSOR = """
   embed: {style: rowwise, output: shard(1)}
@@ -59,6 +75,11 @@ TENSOR = """
 """
 CASES = [
     Case("tp2 around all styles", plan(f"rules:\n  blocks.*: {COMPILE}{TENSOR}"), {"tp": 2}, Small),
+    Case(
+        "tp2 around the starter's packed projection",
+        plan(f"extends: {STARTER / 'conf/plans/my_gpt.yaml'}\nrules: {{blocks.*: {COMPILE}}}"),
+        {"tp": 2}, starter, accumulate=2,
+    ),
     Case(
         "cp2 recomputed inside",
         plan(
@@ -100,6 +121,9 @@ def test_a_compiled_step_computes_what_one_process_does(
         ("layers.*.feed_forward: checkpoint, layers.*: compile", {"tp": 2}, "compiled-region"),
         ("layers.*.feed_forward: fsdp, layers.*: compile", {"dp_shard": 2}, "compiled-region"),
         ("layers.*: [compile, fsdp]", {"dp_shard": 2}, None),
+        ("layers.*: {style: compile, dynamic: true}", {"tp": 2}, "compiled-region"),
+        ("layers.*: {style: compile, dynamic: true}", {"dp_shard": 2}, None),
+        ("layers.*.attention_norm: {style: compile, dynamic: true}", {"tp": 2}, None),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(text: str, sizes: dict[str, int], code: str | None) -> None:
@@ -107,6 +131,18 @@ def test_what_cannot_be_compiled_is_refused(text: str, sizes: dict[str, int], co
     rules = (tensor if "tp" in sizes else '"": fsdp, ') + text
     found = findings("rules: {" + rules.replace("layers.*", '"layers.*', 0) + "}", llama(), mesh_of(**sizes))
     assert [d.code for d in found if d.severity == "error"] == ([code] if code else [])
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, False), ({"dynamic": True}, True)])
+def test_what_has_dtensors_gets_code_for_each_size(
+    given: dict[str, bool], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options) or function)
+    compile_forward(nn.Linear(2, 2), backend="eager")
+    monkeypatch.setattr("parallelizer.styles.compiled_forward.DTensor", nn.Parameter)
+    compile_forward(nn.Linear(2, 2), backend="eager", **given)
+    assert asked == [{"backend": "eager"}, {"backend": "eager", "dynamic": expected}]
 
 
 def test_names_signature_and_copies_stay() -> None:

@@ -14,17 +14,20 @@ if TYPE_CHECKING:
 
 
 def compiled_regions(state: Compilation) -> Iterator[Diagnostic]:
-    """FSDP's units gather around compiled code and not in it; and torch 2.13 cannot compile a recomputation that has
-    DTensors in it, whose meshes it takes for tensors to save. One finding for each pair of rules.
+    """FSDP's units gather around compiled code and not in it; and torch 2.13 can compile neither a recomputation that has
+    DTensors in it, whose meshes it takes for tensors to save, nor DTensors of symbolic sizes. One finding for each pair of
+    rules.
     """
     compiled = [a for a in state.applications if a.slot == "compile"]
     if not compiled:
         return
-    laid_out = [
-        a.module
+    split = [
+        a
         for a in state.applications
         if a.slot in ("params", "io") and any(axis in TENSOR_AXES for axis in a.axes)
     ]
+    laid_out = [a.module for a in split]
+    yield from _symbolic_sizes(compiled, split)
     told = set()
     for inner in state.applications:
         if inner.slot not in ("checkpoint", "fsdp"):
@@ -53,6 +56,35 @@ def compiled_regions(state: Compilation) -> Iterator[Diagnostic]:
             related=(Related(around.rule.span, f"this compiles {where}"),)
             if around.rule.span != inner.rule.span
             else (),
+        )
+
+
+def _symbolic_sizes(compiled: list[Application], split: list[Application]) -> Iterator[Diagnostic]:
+    """`dynamic: true` around tensor parallelism, once for each rule."""
+    told = set()
+    for around in compiled:
+        if not around.options.get("dynamic") or around.rule.span in told:
+            continue
+        # The layouts of the compiled module's own inputs and outputs are hooks, which stay outside.
+        inside = next(
+            (
+                a
+                for a in split
+                if _within(a.module, around.module) and (a.slot, a.module) != ("io", around.module)
+            ),
+            None,
+        )
+        if inside is None:
+            continue
+        told.add(around.rule.span)
+        where = around.module or "the root"
+        yield Diagnostic(
+            "compiled-region",
+            f"{where} is compiled with `dynamic: true`, and tensor parallelism is inside: torch cannot compile DTensors "
+            "of symbolic sizes",
+            around.spans.get("dynamic", around.rule.span),
+            "leave `dynamic` out: there is code for each size then",
+            related=(Related(inside.rule.span, f"this splits {inside.module or 'the root'}"),),
         )
 
 

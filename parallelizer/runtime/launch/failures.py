@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from parallelizer import torch_private
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.runtime.exception_notes import planned_module, raised_by_torch
 from parallelizer.runtime.lost_rank import is_of_another, what_was_said
@@ -45,8 +46,10 @@ class Failure:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception's type, and what it says first."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
+    """An exception's type, and what it says first; of one that torch.compile wrapped, those of what was raised."""
+    raised = torch_private.raised_while_compiling(error)
+    line = (raised or f"{type(error).__name__}: {error}").strip().splitlines()[0].rstrip(": ")
+    return f"{line} (in torch.compile)" if raised else line
 
 
 def failure_of(

@@ -11,6 +11,7 @@ from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.training.data.corpus import Data
 from parallelizer.training.data.documents import DOCUMENTS
 from parallelizer.training.data.source import Source
+from parallelizer.training.data.token_file import TokenFile
 
 
 def check_entries(source: Source, setup: Setup, seed: int) -> None:
@@ -46,12 +47,15 @@ def check_vocabulary(source: Source, rows: int | None, origins: Origins) -> None
     """Raises PlanError `data-mismatch` for a text with tokens that the model has no embedding for, of which it has so many
     `rows`.
     """
-    if isinstance(source, Data) and rows is not None and source.vocab_size > rows:
+    if isinstance(source, Data | TokenFile) and rows is not None and source.vocab_size > rows:
         message = (
             f"the tokens of the text are below {source.vocab_size:,}, and the model's vocabulary is {rows:,}"
         )
-        span = origins.span("data.tokenizer") or origins.span("model.vocab_size")
+        key = "data.tokenizer" if isinstance(source, Data) else "data.vocabulary"
+        span = origins.span(key) or origins.span("model.vocab_size")
         help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
+        if isinstance(source, TokenFile):
+            help_text = "build the model with a larger vocabulary, or say data.dtype as the file was written"
         raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])
 
 

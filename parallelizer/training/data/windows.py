@@ -6,7 +6,9 @@ and their S successors, one beside the other.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +18,14 @@ from parallelizer.losses import IGNORED
 from parallelizer.training.data.source import ALL
 
 
+class Tokens(Sized, Protocol):
+    """Tokens [n] of an integer type: a tensor, or what reads them where they are indexed."""
+
+    def __getitem__(self, places: Tensor, /) -> Tensor: ...
+
+
 def global_batch(
-    tokens: Tensor, *, position: int, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
+    tokens: Tokens, *, position: int, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
 ) -> dict[str, Tensor]:
     """The `rows` of the batch after `position` samples: `input_ids` and `labels`, the next tokens, int64 [rows, S].
 
@@ -33,7 +41,7 @@ def global_batch(
 
 
 def evaluation_batches(
-    tokens: Tensor, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
+    tokens: Tokens, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
 ) -> list[dict[str, Tensor]]:
     """At most `count` batches of windows spread evenly over `tokens`, always the same ones; never empty.
 
@@ -53,14 +61,14 @@ def evaluation_batches(
     return batches
 
 
-def windows(tokens: Tensor, chosen: Tensor, seq_len: int) -> dict[str, Tensor]:
+def windows(tokens: Tokens, chosen: Tensor, seq_len: int) -> dict[str, Tensor]:
     """The windows numbered by `chosen` int64 [n]: `input_ids` and `labels`, int64 [n, S]."""
     places = chosen[:, None] * seq_len + torch.arange(seq_len + 1)
     taken = tokens[places].long()
     return {"input_ids": taken[:, :-1].contiguous(), "labels": taken[:, 1:].contiguous()}
 
 
-def window_count(tokens: Tensor, seq_len: int, name: str = "text") -> int:
+def window_count(tokens: Sized, seq_len: int, name: str = "text") -> int:
     """How many windows `tokens` has. PlanError `data-too-short` if none."""
     n_windows = (len(tokens) - 1) // seq_len
     if n_windows < 1:
