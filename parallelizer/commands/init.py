@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
@@ -44,7 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     import_torch()
     try:
         _check_target(arguments.output, arguments.force)
-        text = propose(lambda more: read_setup(arguments, more), arguments)
+        # What a model prints must not stand in the plan.
+        with contextlib.redirect_stdout(sys.stderr):
+            text = propose(lambda more: read_setup(arguments, more), arguments)
         if arguments.output is None:
             sys.stdout.write(text)
         else:

@@ -94,6 +94,11 @@ class _Watcher:
     def where(self) -> str:
         return self.running.current
 
+    def argument(self, tensor: torch.Tensor) -> str | None:
+        """The argument of the running module that a tensor is; None for another tensor."""
+        given = self.open[-1].given if self.open and self.open[-1].module == self.where else {}
+        return next((name for name, each in given.items() if each == id(tensor)), None)
+
     def run(self, batch: dict[str, torch.Tensor]) -> Seen:
         self._adopt(batch)
         for path, module in self.model.named_modules():

@@ -9,7 +9,7 @@ from torch import nn
 
 from parallelizer.propose.from_forward.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
-from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written
 from parallelizer.torch_private import has_empty_child
 
 
@@ -151,14 +151,7 @@ class _RoleFinder:
         for p in self.seen.projections:
             if p.module not in own and any(id(a.group()) == bond for d in p.lead for a in leaves(d)):
                 inside[p.module] = None
-        divide: dict[str, dict[str, None]] = {}
-        for written in self.seen.written:
-            own_atoms = leaves(written.dim)
-            if own_atoms and id(own_atoms[0].group()) == bond:
-                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
-                for (path, name), value in written.names.items():
-                    if value in sizes:
-                        divide.setdefault(path or written.module, {})[name] = None
+        divide = self._divided(bond)
         return SplitRegion(
             kind,
             {name: sizes or () for name, sizes in parts.items()},
@@ -168,6 +161,28 @@ class _RoleFinder:
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
         )
+
+    def _divided(self, bond: int) -> dict[str, dict[str, None]]:
+        """The numbers that views of what is split were given, by the module that holds them."""
+        found: dict[str, dict[str, None]] = {}
+        quotients: list[tuple[Written, bool]] = []
+        for written in self.seen.written:
+            own_atoms = leaves(written.dim)
+            split = bool(own_atoms) and id(own_atoms[0].group()) == bond
+            if written.over:
+                quotients.append((written, split))
+            elif split:
+                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
+                for (path, name), value in written.names.items():
+                    if value in sizes:
+                        found.setdefault(path or written.module, {})[name] = None
+        # Of `C // self.n_head`, a head's size, both or neither are a rank's; of `C // self.size`, a number of heads, one.
+        for written, split in quotients:
+            is_over = any(name in found.get(path or written.module, {}) for path, name in written.over)
+            if is_over != split:
+                for path, name in written.names:
+                    found.setdefault(path or written.module, {})[name] = None
+        return found
 
     def _gate(self, source: Projection, ends: set[str]) -> tuple[str, str] | None:
         """The outermost module around a source through one of whose arguments its input comes, and that argument. What is added
@@ -224,13 +239,20 @@ class _RoleFinder:
             p.module: self.seen.shapes.get(p.given, ()).__len__() == 3
             for p in self.seen.projections
             if p.module not in in_regions
-            and p.made.root().kind == FEATURE
-            and not p.made.root().children
-            and not p.made.root().cuts
-            and id(p.made.group()) in returned
-            and id(p.made.group()) not in self.refusals
+            and (p.output in self.seen.output or self._is_untouched(p.made, returned))
             and len(self.by_module[p.module]) == 1
         }
+
+    def _is_untouched(self, made: Atom, returned: set[int]) -> bool:
+        """Whether features are returned, each by itself."""
+        root, bond = made.root(), id(made.group())
+        return (
+            root.kind == FEATURE
+            and not root.children
+            and not root.cuts
+            and bond in returned
+            and bond not in self.refusals
+        )
 
     def tables(self) -> list[Table]:
         """The embeddings, each once."""

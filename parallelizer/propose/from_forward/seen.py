@@ -74,12 +74,13 @@ class Meeting:
 @dataclass
 class Written:
     """A view in `module` of a dimension of these atoms, whose size comes from attributes: their values by (module, name), the
-    module empty for what a configuration holds.
+    module empty for what a configuration holds; `over` those that it was divided by.
     """
 
     module: str
     names: dict[tuple[str, str], int]
     dim: Dim
+    over: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 @dataclass

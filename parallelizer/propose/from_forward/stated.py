@@ -12,13 +12,21 @@ from torch import nn
 
 
 class Stated(int):
-    """A number that is made of attributes alone, by products and sums: their values by (module, name)."""
+    """A number that is made of attributes alone, by products and sums: their values by (module, name). A size of a module's
+    argument counts as an attribute, `x.shape[-1]`. `over` are those that it was divided by.
+    """
 
     names: Mapping[tuple[str, str], int]
+    over: Mapping[tuple[str, str], int]
 
-    def __new__(cls, value: int, names: Mapping[tuple[str, str], int]) -> Stated:
+    def __new__(
+        cls,
+        value: int,
+        names: Mapping[tuple[str, str], int],
+        over: Mapping[tuple[str, str], int] | None = None,
+    ) -> Stated:
         number = super().__new__(cls, value)
-        number.names = names
+        number.names, number.over = names, over or {}
         return number
 
     def __mul__(self, other: Any) -> Any:
@@ -29,9 +37,17 @@ class Stated(int):
 
     __rmul__, __radd__ = __mul__, __add__
 
+    def __floordiv__(self, other: Any) -> Any:
+        value = int(self) // other
+        if isinstance(other, Stated) and not self.over and not other.over:
+            return Stated(value, self.names, other.names)
+        return value
+
     def _with(self, value: Any, other: Any) -> Any:
         # What comes from a tensor's shape is that of a rank's part already: of such a mixture nothing is known.
-        return Stated(value, {**self.names, **other.names}) if isinstance(other, Stated) else value
+        if not isinstance(other, Stated) or self.over or other.over:
+            return value
+        return Stated(value, {**self.names, **other.names})
 
     def __deepcopy__(self, memo: Any) -> int:
         return int(self)
@@ -72,7 +88,7 @@ def _name(
 def names_in(value: Any) -> dict[tuple[str, str], int]:
     """The attributes in a number, a slice, or a sequence of them."""
     if isinstance(value, Stated):
-        return dict(value.names)
+        return {} if value.over else dict(value.names)
     if isinstance(value, slice):
         value = (value.start, value.stop)
     found: dict[tuple[str, str], int] = {}

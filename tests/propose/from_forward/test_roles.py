@@ -116,3 +116,50 @@ def test_features_in_another_order_are_split_by_what_is_outermost_where_they_are
 def test_an_operator_that_nobody_knows_needs_the_whole() -> None:
     facts = found(lambda: Around(lambda t: torch.linalg.qr(t)[0]))
     assert facts.regions == ()
+
+
+class Reads(nn.Module):
+    """Attention that reads its width from its input's shape, and splits heads in a way that is given."""
+
+    def __init__(self, heads: str, back: str) -> None:
+        super().__init__()
+        self.n, self.heads, self.back = 4, heads, back
+        self.size = 8
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        if self.heads == "by number":
+            q, k, v = (w(x).view(b, t, self.n, c // self.n).transpose(1, 2) for w in (self.q, self.k, self.v))
+        else:
+            q, k, v = (
+                w(x).view(b, t, c // self.size, self.size).transpose(1, 2) for w in (self.q, self.k, self.v)
+            )
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.o(y.reshape(b, t, c) if self.back == "by width" else y.flatten(2))
+
+
+class ReadsWidth(nn.Module):
+    def __init__(self, heads: str, back: str) -> None:
+        super().__init__()
+        self.words, self.att = nn.Embedding(128, 32), Reads(heads, back)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        return z + self.att(z)
+
+
+@pytest.mark.parametrize(
+    ("heads", "back", "divided"),
+    [
+        ("by number", "by width", {"n", "x.shape[-1]"}),
+        ("by number", "flat", {"n", "x.shape[-1]"}),
+        ("by size", "by width", {"x.shape[-1]"}),
+        ("by size", "flat", {"x.shape[-1]"}),
+    ],
+)
+def test_sizes_of_an_argument_are_divided_where_they_count_heads(
+    heads: str, back: str, divided: set[str]
+) -> None:
+    attention = region(found(lambda: ReadsWidth(heads, back)), "attention")
+    assert set(attention.divide["att"]) == divided

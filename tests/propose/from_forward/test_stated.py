@@ -52,3 +52,14 @@ def test_a_view_takes_such_numbers() -> None:
     model = Holder()
     with stated(model):
         assert torch.zeros(2, 32).view(2, model.heads, model.size).shape == (2, 4, 8)
+
+
+def test_a_quotient_knows_what_was_divided_by_what() -> None:
+    model = Holder()
+    with stated(model):
+        size = (model.heads * model.size) // model.heads
+        assert size == 8
+        assert dict(size.names) == {("", "heads"): 4, ("", "size"): 8}
+        assert dict(size.over) == {("", "heads"): 4}
+        assert names_in(size) == {}  # it counts neither
+        assert type(size * model.heads) is int
