@@ -23,6 +23,20 @@ SHAPE: Any = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 """What a function mode is asked about where a `shape` is read."""
 
 
+MODES = ("__torch_function__", "call", "_stated_size", "asked_by")
+INNER = ("<genexpr>", "<listcomp>", "<lambda>")
+
+
+def asked_by(module: nn.Module) -> bool:
+    """Whether what a function mode is asked about is code of a method of the module."""
+    frame = sys._getframe(1)
+    # Other modes hand a call on; a comprehension belongs to the function that it stands in.
+    while frame.f_back is not None and frame.f_code.co_name in (*MODES, *INNER):
+        frame = frame.f_back
+    names = frame.f_code.co_varnames
+    return bool(names) and frame.f_locals.get(names[0]) is module
+
+
 class DividedSizes(TorchFunctionMode):
     """On while `module` runs: `size` and `shape` of these tensors, by id, are divided along some dimensions."""
 
@@ -37,7 +51,7 @@ class DividedSizes(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func is not torch.Tensor.size and func != SHAPE:
             return result
-        if id(args[0]) not in self.tensors or not self._is_read_by_the_module():
+        if id(args[0]) not in self.tensors or not asked_by(self.module):
             return result
         name, dims = self.tensors[id(args[0])]
         whole = func(args[0])
@@ -51,20 +65,6 @@ class DividedSizes(TorchFunctionMode):
         if isinstance(result, torch.Size):
             return torch.Size(sizes)
         return sizes[args[1] if len(args) > 1 else kwargs["dim"]]
-
-    def _is_read_by_the_module(self) -> bool:
-        """Whether the code that asks is a method of the module."""
-        frame = sys._getframe(2)
-        # Other modes hand a call on; a comprehension belongs to the function that it stands in.
-        while frame.f_back is not None and frame.f_code.co_name in (
-            "__torch_function__",
-            "call",
-            "<genexpr>",
-            "<listcomp>",
-        ):
-            frame = frame.f_back
-        names = frame.f_code.co_varnames
-        return bool(names) and frame.f_locals.get(names[0]) is self.module
 
 
 def divide_sizes(module: nn.Module, sizes: Mapping[str, Sequence[int]], ranks: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe.flex_attention import fused
@@ -14,7 +15,7 @@ from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves
 from parallelizer.propose.from_forward.seen import Dims, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
-from parallelizer.styles.divided_sizes import SHAPE
+from parallelizer.styles.divided_sizes import SHAPE, asked_by
 from parallelizer.torch_private import (
     NOT_FLEX,
     FlexAnswer,
@@ -32,6 +33,10 @@ class Watched(operators.Watcher, Protocol):
 
     seen: Seen
     quiet: int
+
+    @property
+    def module(self) -> nn.Module:
+        """The running module."""
 
     def argument(self, tensor: Tensor) -> str | None:
         """The argument of the running module that a tensor is."""
@@ -166,7 +171,7 @@ class Functions(TorchFunctionMode):
     def _stated_size(self, result: Any, args: Any, kwargs: Any) -> Any:
         """What a module reads of its argument's sizes, where they count what is whole, as numbers that know it."""
         name = self.watcher.argument(args[0])
-        if name is None:
+        if name is None or not asked_by(self.watcher.module):
             return result
         dims = self.watcher.dims(args[0])
         sizes = [

@@ -94,6 +94,11 @@ class _Watcher:
     def where(self) -> str:
         return self.running.current
 
+    @property
+    def module(self) -> nn.Module:
+        """The running module."""
+        return self.model.get_submodule(self.where)
+
     def argument(self, tensor: torch.Tensor) -> str | None:
         """The argument of the running module that a tensor is; None for another tensor."""
         given = self.open[-1].given if self.open and self.open[-1].module == self.where else {}
@@ -201,6 +206,10 @@ class _Watcher:
         )
         for atom in leaves(dims[-1])[1:]:
             atom.refuse(f"{owner} sums over it", owner)
+        # What a linear that multiplies by hand adds afterwards lies as what it has made.
+        bias = dict(self.model.get_submodule(owner).named_parameters(recurse=False)).get("bias")
+        if isinstance(bias, torch.Tensor) and bias.shape == result.shape[-1:]:
+            self.note(bias, [(made,)])
         self.note(result, [*dims[:-1], (made,)])
 
     def lookup(self, result: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> None:
@@ -248,7 +257,11 @@ class _Watcher:
         """One operator of aten."""
         packet = func.overloadpacket
         aten = torch.ops.aten
-        if packet in (aten.t, aten.transpose) and id(args[0]) in self.owners:
+        if (
+            packet in (aten.t, aten.transpose, aten.permute)
+            and id(args[0]) in self.owners
+            and args[0].ndim == 2
+        ):
             self.transposed[id(result)] = id(args[0])
         if packet in (aten.mm, aten.addmm):
             *_, given, weight = args[:3] if packet is aten.addmm else args[:2]

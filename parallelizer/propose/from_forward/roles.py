@@ -81,8 +81,7 @@ class _RoleFinder:
             for dim in dims:
                 self._judge(leaves(dim))
         for projection in seen.projections:
-            for segment in _segments(projection.made):
-                self._judge(segment)
+            self._judge(_made_atoms(projection.made))
         self.by_module: dict[str, list[Projection]] = {}
         for projection in seen.projections:
             self.by_module.setdefault(projection.module, []).append(projection)
@@ -100,7 +99,7 @@ class _RoleFinder:
         made: dict[int, list[Projection]] = {}
         taken: dict[int, list[Projection]] = {}
         for projection in self.seen.projections:
-            for bond in {id(a.group()) for s in _segments(projection.made) for a in s}:
+            for bond in {id(a.group()) for a in _made_atoms(projection.made)}:
                 made.setdefault(bond, []).append(projection)
             first = leaves(projection.taken)[:1]
             if first:
@@ -202,7 +201,7 @@ class _RoleFinder:
     def _always(self, module: str, bond: int) -> bool:
         """Whether every call of a module makes or takes what is split."""
         return all(
-            any(id(a.group()) == bond for s in _segments(p.made) for a in s)
+            any(id(a.group()) == bond for a in _made_atoms(p.made))
             or any(id(a.group()) == bond for a in leaves(p.taken)[:1])
             for p in self.by_module[module]
         )
@@ -316,6 +315,11 @@ def _segments(made: Atom) -> list[list[Atom]]:
         pieces.append(leaves([piece]))
         at = stop
     return pieces if at == root.size else [[root]]
+
+
+def _made_atoms(made: Atom) -> list[Atom]:
+    """Every atom of what a linear makes."""
+    return [atom for segment in _segments(made) for atom in segment]
 
 
 def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:

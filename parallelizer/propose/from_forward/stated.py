@@ -4,11 +4,14 @@ would have divided.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+
+from parallelizer.styles.attributes import pairs
 
 
 class Stated(int):
@@ -41,6 +44,8 @@ class Stated(int):
         value = int(self) // other
         if isinstance(other, Stated) and not self.over and not other.over:
             return Stated(value, self.names, other.names)
+        if type(other) is int and other > 0 and not self.over:
+            return Stated(value, {name: n // other for name, n in self.names.items() if n % other == 0})
         return value
 
     def _with(self, value: Any, other: Any) -> Any:
@@ -56,11 +61,21 @@ class Stated(int):
         return int, (int(self),)
 
 
+_EINOPS = "_reconstruct_from_shape"
+"""What einops makes of a pattern and sizes, kept by their values."""
+
+
 @contextmanager
 def stated(model: nn.Module) -> Iterator[None]:
     """Let the whole numbers that modules hold know their names, and those of the objects called `config` that they hold."""
-    changed: list[tuple[dict[str, Any], str, int]] = []
+    changed: list[tuple[dict[str, Any], str, Any]] = []
+    einops = vars(sys.modules.get("einops.einops", sys))
+    cached = einops.get(_EINOPS)
     try:
+        if hasattr(
+            cached, "__wrapped__"
+        ):  # it would answer with the number of the first module that has as many
+            einops[_EINOPS] = cached.__wrapped__
         for path, module in model.named_modules():
             _name(vars(module), path, "", changed)
             for name, value in list(vars(module).items()):
@@ -74,12 +89,20 @@ def stated(model: nn.Module) -> Iterator[None]:
     finally:
         for holder, name, value in changed:
             holder[name] = value
+        if cached is not None:
+            einops[_EINOPS] = cached
 
 
 def _name(
-    holder: dict[str, Any], path: str, prefix: str, changed: list[tuple[dict[str, Any], str, int]]
+    holder: dict[str, Any], path: str, prefix: str, changed: list[tuple[dict[str, Any], str, Any]]
 ) -> None:
     for name, value in list(holder.items()):
+        if pairs(value) and not prefix:
+            changed.append((holder, name, value))
+            holder[name] = tuple(
+                (word, Stated(n, {(path, f"{name}.{word}"): n}) if type(n) is int and n > 1 else n)
+                for word, n in value
+            )
         if type(value) is int and not name.startswith("_") and value > 1:
             changed.append((holder, name, value))
             holder[name] = Stated(value, {(path, f"{prefix}{name}"): value})

@@ -163,3 +163,78 @@ def test_sizes_of_an_argument_are_divided_where_they_count_heads(
 ) -> None:
     attention = region(found(lambda: ReadsWidth(heads, back)), "attention")
     assert set(attention.divide["att"]) == divided
+
+
+class Einops(nn.Module):
+    """Attention whose heads einops takes apart, in a block of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.o = 4, nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rearrange = pytest.importorskip("einops").rearrange
+        q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.heads) for t in self.qkv(x).chunk(3, -1))
+        return self.o(rearrange(F.scaled_dot_product_attention(q, k, v), "b h n d -> b n (h d)"))
+
+
+class TwoEinops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.one, self.two = nn.Embedding(128, 32), Einops(), Einops()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        z = z + self.one(z)
+        return z + self.two(z)
+
+
+class Layers(nn.Module):
+    """Attention that takes its heads apart by layers of einops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Rearrange = pytest.importorskip("einops.layers.torch").Rearrange
+        self.words = nn.Embedding(128, 32)
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.apart, self.back = Rearrange("b n (h d) -> b h n d", h=4), Rearrange("b h n d -> b n (h d)")
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        q, k, v = (self.apart(w(z)) for w in (self.q, self.k, self.v))
+        return z + self.o(self.back(F.scaled_dot_product_attention(q, k, v)))
+
+
+def test_numbers_that_layers_of_einops_hold_are_divided_there() -> None:
+    attention = region(found(Layers), "attention")
+    assert dict(attention.divide) == {"apart": ("_axes_lengths.h",)}
+
+
+def test_numbers_that_einops_is_given_are_those_of_each_module() -> None:
+    einops = pytest.importorskip("einops")
+    einops.rearrange(torch.zeros(2, 13, 32), "b n (h d) -> b h n d", h=4)  # it keeps what it has seen
+    one, two = found(TwoEinops).regions
+    assert dict(one.divide) == {"one": ("heads",)}
+    assert dict(two.divide) == {"two": ("heads",)}
+
+
+class ByHand(nn.Linear):
+    """A linear that multiplies by hand, as Falcon's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = input @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+
+class TwoByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(128, 32), ByHand(32, 64), ByHand(64, 32)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(self.words(input_ids))))
+
+
+def test_a_linear_that_multiplies_by_hand_is_a_linear() -> None:
+    (mlp,) = found(TwoByHand).regions
+    assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))

@@ -34,7 +34,8 @@ def test_what_is_mixed_with_a_size_of_a_tensor_is_a_plain_number() -> None:
     model = Holder()
     with stated(model):
         assert names_in(torch.zeros(3, 2).shape[0] * model.heads) == {}
-        assert names_in(model.heads // 2) == {}
+        assert names_in(model.heads // 2) == {("", "heads"): 2}
+        assert names_in(model.heads // 3) == {}
         assert type(model.flag) is bool
 
 
