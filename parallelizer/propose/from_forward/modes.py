@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves
-from parallelizer.propose.from_forward.seen import Dims, Seen, Written
+from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
+from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.divided_sizes import SHAPE, asked_by
 from parallelizer.torch_private import (
     NOT_FLEX,
@@ -162,6 +163,15 @@ class Functions(TorchFunctionMode):
         if len(sizes) != result.ndim or not all(isinstance(n, int) for n in sizes):
             return
         dims = self.watcher.dims(result)
+        features = [
+            (at - len(dims), size)
+            for at, (size, dim) in enumerate(zip(sizes, dims, strict=True))
+            if size > 1 and any(a.kind == FEATURE for a in leaves(dim))
+        ]
+        loose = tuple(at for at, size in features if not isinstance(size, Stated))
+        read = tuple(at for at, size in features if any("[" in name for _, name in names_in(size)))
+        if (loose or read) and (span := written_here()) is not None:
+            self.watcher.seen.fixed.append(Fixed(span, tuple(map(int, sizes)), dims, loose, read))
         for size, dim in zip(sizes, dims, strict=True):
             if isinstance(size, Stated) and any(a.kind == FEATURE for a in leaves(dim)):
                 self.watcher.seen.written.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from parallelizer.propose.from_forward.modes import Functions, Operators
 from parallelizer.propose.from_forward.seen import (
     Dims,
     Lookup,
+    Place,
     Projection,
     Seen,
     SeenAttention,
@@ -40,6 +42,7 @@ from parallelizer.propose.from_forward.seen import (
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
+from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.target import forward_names
 from parallelizer.torch_private import tree_leaves
 
@@ -92,7 +95,8 @@ class _Watcher:
 
     @property
     def where(self) -> str:
-        return self.running.current
+        """The module in which the forward is, with the line of code that is running."""
+        return Place(self.running.current, _line())
 
     @property
     def module(self) -> nn.Module:
@@ -304,6 +308,12 @@ class _Watcher:
         """The parameter that a tensor is, or is computed from alone."""
         owners = self.owners.get(id(tensor), [])
         return owners[0] if owners else self.derived.get(id(tensor))
+
+
+def _line() -> str:
+    """The file and line that is running of somebody else's code than torch's and ours."""
+    span = written_here()
+    return "" if span is None else f"{span.file if len(span.file) < 40 else Path(span.file).name}:{span.line}"
 
 
 def _plain(output: Any) -> Any:

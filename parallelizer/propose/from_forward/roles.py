@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from parallelizer.propose.from_forward.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.from_forward.counted import CountedView
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
 from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written
 from parallelizer.torch_private import has_empty_child
@@ -159,7 +160,23 @@ class _RoleFinder:
             tuple(dict.fromkeys(bare)),
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
+            tuple(self._counted(bond)),
         )
+
+    def _counted(self, bond: int) -> list[CountedView]:
+        """The views that state how much there is of what is split, by a number that every rank has. Where one does, a size of
+        an argument cannot be divided for another.
+        """
+        loose: list[CountedView] = []
+        read: list[CountedView] = []
+        for fixed in self.seen.fixed:
+            first = [leaves(dim)[:1] for dim in fixed.dims]
+            whole = [{a.kind for a in leaves(dim)} & {BATCH, SEQUENCE} for dim in fixed.dims]
+            known = tuple(None if w or n < 2 else n for n, w in zip(fixed.sizes, whole, strict=True))
+            for dim in (*fixed.loose, *fixed.read):
+                if first[dim] and id(first[dim][0].group()) == bond:
+                    (loose if dim in fixed.loose else read).append(CountedView(fixed.at, dim, known))
+        return [*loose, *read] if loose else []
 
     def _divided(self, bond: int) -> dict[str, dict[str, None]]:
         """The numbers that views of what is split were given, by the module that holds them."""
@@ -210,7 +227,7 @@ class _RoleFinder:
         if bond not in self.refusals:
             return None
         reason, where = self.refusals[bond]
-        return f"{reason}, in {where}" if where and where not in reason else reason
+        return f"{reason}, {_place(where)}" if where and where not in reason else reason
 
     def _say(self, projections: Iterable[Projection], bond: int | None, reason: str) -> None:
         """Note why linears are in no region: what became of their own output, or of what it meets, or else `reason`."""
@@ -218,7 +235,7 @@ class _RoleFinder:
             met = projection.made.met() if bond is not None else None
             own = self._reason(bond) if bond is not None else None
             if met is not None:
-                why = f"{met[0]}, in {met[1] or 'the root'}"
+                why = f"{met[0]}, {_place(met[1])}"
             elif own is not None:
                 why = f"what it makes goes with what cannot be split: {own}"
             else:
@@ -301,6 +318,11 @@ class _RoleFinder:
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
                 why[path] = f"{type(module).__name__} is no linear"
         return why
+
+
+def _place(where: str) -> str:
+    line = getattr(where, "line", "")
+    return f"in {where or 'the root'}" + (f" ({line})" if line else "")
 
 
 def _segments(made: Atom) -> list[list[Atom]]:
