@@ -1,12 +1,16 @@
-"""`python -m parallelizer init`: exit status 0 when a plan was written, 1 when the configuration is wrong."""
+"""`python -m parallelizer init`: exit status 0 when a plan was written and proven, 1 when it was not proven or the
+configuration is wrong.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from parallelizer.propose.from_forward.facts import Facts
     from parallelizer.propose.from_forward.positions import Carriers
     from parallelizer.propose.from_forward.rules import Choice
+    from parallelizer.propose.from_forward.trial import Deadline
 
 
 NAME = "init"
@@ -37,6 +42,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unproven", action="store_true", help="do not run the plan on ranks: it is validated only"
     )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=60.0, metavar="N",
+        help="how long to look and to try (60); what was not looked at then is said",
+    )  # fmt: skip
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError("a number of seconds, above 0")
+    return seconds
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """The text of a plan; `doubt` says why it is not proven, if it was to be."""
+
+    text: str
+    doubt: str | None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,35 +68,37 @@ def run(arguments: argparse.Namespace) -> int:
     import_torch()
     try:
         _check_target(arguments.output, arguments.force)
-        text = propose(lambda more: read_setup(arguments, more), arguments)
+        # What a model prints must not stand in the plan.
+        with contextlib.redirect_stdout(sys.stderr):
+            proposed = propose(lambda more: read_setup(arguments, more), arguments)
         if arguments.output is None:
-            sys.stdout.write(text)
+            sys.stdout.write(proposed.text)
         else:
-            _write(arguments.output, text)
+            _write(arguments.output, proposed.text)
     except PlanError as error:
         show_diagnostics.write(error.diagnostics, sys.stderr)
         return 1
-    return 0
+    return 1 if proposed.doubt else 0
 
 
-def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> str:
-    """The text of the plan; `setup_of` reads the configuration with some more overrides. Raises PlanError when the model
-    cannot be built.
-    """
+def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> Proposed:
+    """A plan; `setup_of` reads the configuration with some more overrides. Raises PlanError when the model cannot be built."""
     import tempfile
 
-    from parallelizer.propose.from_forward import retreat
+    from parallelizer.propose.from_forward.retreat import Retreat
     from parallelizer.propose.from_forward.rules import Choice, units
-    from parallelizer.propose.from_forward.trial import Trials
+    from parallelizer.propose.from_forward.trial import Deadline, Trials
     from parallelizer.propose.from_forward.write_plan import WIDTH, write_plan
 
+    deadline = Deadline(arguments.seconds)
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text('rules: {"": fsdp}\n')
         # The plan that the model config names is what is to be written: it need not be there yet.
         setup = setup_of([f"plan={path}"])
     model = setup.build_model()
-    facts, found, failure = _look(setup, model)
+    _tell("watching a forward of the model")
+    facts, found, failure = _look(setup, model, deadline)
     batch = {
         name: f"{{dim: {dim}, pad: {entry.ignore}}}" if entry.ignore is not None else str(dim)
         for name, entry in setup.workload.entries.items()
@@ -100,14 +126,20 @@ def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespac
     def text(choice: Choice) -> str:
         return write_plan(facts, choice, title)
 
-    settled = retreat.Retreat(facts, Trials(setup, model), text, retreat.to_stderr).settle(
-        full, prove=not arguments.unproven
-    )
+    trials = Trials(setup, model, deadline, _tell)
+    settled = Retreat(facts, trials, text).settle(full, prove=not arguments.unproven)
     said += settled.said
     said += _left(facts, settled.choice)
+    if settled.doubt:
+        said.append(f"not proven: {settled.doubt}")
     for sentence in said:
-        retreat.to_stderr(sentence)
-    return write_plan(facts, settled.choice, title, said)
+        _tell(sentence)
+    return Proposed(write_plan(facts, settled.choice, title, said), settled.doubt)
+
+
+def _tell(sentence: str) -> None:
+    sys.stderr.write(f"init: {sentence}\n")
+    sys.stderr.flush()
 
 
 def _title(model: nn.Module, overrides: Sequence[str], width: int) -> str:
@@ -134,9 +166,9 @@ def _left(facts: Facts, choice: Choice) -> list[str]:
     ]
 
 
-def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
+def _look(setup: Setup, model: nn.Module, deadline: Deadline) -> tuple[Facts, Carriers, str | None]:
     """What the model does, and what of it carries the sequence, from children; why nothing is known, if nothing is."""
-    from parallelizer.child import WorldError, in_children
+    from parallelizer.child import Failed, NotInTime
     from parallelizer.proof.tiny import shrink
     from parallelizer.propose.from_forward.facts import Facts
     from parallelizer.propose.from_forward.positions import Carriers, carriers
@@ -149,13 +181,14 @@ def _look(setup: Setup, model: nn.Module) -> tuple[Facts, Carriers, str | None]:
         whole = shrunk.whole_model(small)
     except PlanError:
         small = whole = None
+    found = Carriers()
     try:
-        (found,) = in_children([(carriers, model, setup.workload, small, whole)])
-        (facts,) = in_children([(_facts, model, setup.workload, found.input)])
-    except WorldError as error:
+        with contextlib.suppress(NotInTime):
+            found = deadline.within(lambda: carriers(model, setup.workload, small, whole), 0.3)
+        facts = deadline.within(lambda: _facts(model, setup.workload, found.input), 0.6)
+    except (Failed, NotInTime) as error:
         names = tuple(path for path, _ in model.named_modules())
-        reason = str(error).strip().splitlines()[-1]
-        return Facts(modules=names, blocks=tuple(blocks(model, names))), Carriers(), reason
+        return Facts(modules=names, blocks=tuple(blocks(model, names))), Carriers(), str(error)
     return facts, found, None
 
 

@@ -18,6 +18,8 @@ PLACEMENT_HELP = "a placement is replicate, shard(0), shard(1), ..., partial, or
 _WORD = re.compile(r"(\w+)\s*(?:[(\[{]\s*([0-9]*)\s*[)\]}])?")
 """A word with or without a number behind it: `shrad(1)`, `shard[1]`, `shard`."""
 
+_ARGUMENT_SIZE = re.compile(r"(\w+)\.shape\[(-?[0-9])\]")
+
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,2}(_[0-9]{3}){1,5}|[1-9][0-9]{0,17}")
@@ -26,6 +28,12 @@ _WHOLE = re.compile(r"0|[1-9][0-9]{0,2}(_[0-9]{3}){1,5}|[1-9][0-9]{0,17}")
 def parse(declared: OptionKind, node: Node, findings: Findings) -> Any:
     """The value of an option. A node of the wrong form adds a diagnostic, and the value means nothing."""
     return _CONVERTERS[declared.kind](declared, node, findings)
+
+
+def argument_size(text: str) -> tuple[str, int] | None:
+    """The argument and the dimension of a size as in `x.shape[-1]`; None for another text."""
+    found = _ARGUMENT_SIZE.fullmatch(text)
+    return (found[1], int(found[2])) if found and found[1].isidentifier() else None
 
 
 def boolean(node: Node, findings: Findings) -> bool:
@@ -138,6 +146,21 @@ def _names(declared: OptionKind, node: Node, findings: Findings) -> tuple[str, .
             names.append(item.text)
         else:
             help_text = "write the names of attributes of the module, as in [num_heads] or [config.num_heads]"
+            findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
+    return tuple(names)
+
+
+def _numbers(declared: OptionKind, node: Node, findings: Findings) -> tuple[str, ...]:
+    items = node.items if isinstance(node, SequenceNode) else (node,)
+    names = []
+    for item in items:
+        if isinstance(item, Scalar) and (_is_dotted(item.text) or argument_size(item.text)):
+            names.append(item.text)
+        else:
+            help_text = (
+                "write the names of attributes of the module, as in [num_heads] or [config.num_heads], "
+                'or sizes of arguments of its forward, as in ["x.shape[-1]"]'
+            )
             findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
     return tuple(names)
 
@@ -297,6 +320,7 @@ _CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
     "dtype": _dtype,
     "axis": _axis,
     "names": _names,
+    "numbers": _numbers,
     "parts": _parts,
     "parts-by-param": _parts_by_param,
     "size": _size,

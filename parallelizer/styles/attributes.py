@@ -1,6 +1,7 @@
 """Whole numbers that a forward reads: attributes of the module, or of an object that it holds.
 
-A dotted name leads through such objects: `config.num_attention_heads`. They are often shared by the whole model, so a
+A dotted name leads through such objects, `config.num_attention_heads`, and into the sizes of einops' layers,
+`_axes_lengths.h`. They are often shared by the whole model, so a
 number in one is never changed in place: the module gets a copy of its own.
 """
 
@@ -17,7 +18,7 @@ def read(module: nn.Module, name: str) -> int | None:
     """The whole number of that name; None where there is none."""
     value: Any = module
     for part in name.split("."):
-        value = getattr(value, part, None)
+        value = _held(value, part)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
@@ -26,13 +27,32 @@ def write(module: nn.Module, name: str, value: int) -> None:
 
     Raises AttributeError where something on the way, or the number itself, cannot be set.
     """
-    *path, leaf = name.split(".")
-    holder: Any = module
-    for part in path:
-        own = copy.copy(getattr(holder, part))
-        _set(holder, part, own)
-        holder = own
-    _set(holder, leaf, value)
+    leaf, *path = name.split(".")
+    _set(module, leaf, _changed(getattr(module, leaf), path, value) if path else value)
+
+
+def _changed(holder: Any, path: list[str], value: int) -> Any:
+    """A copy of what is held, with another number at the end of the path."""
+    leaf, *rest = path
+    inner = _changed(_held(holder, leaf), rest, value) if rest else value
+    if pairs(holder):
+        return tuple((name, inner if name == leaf else number) for name, number in holder)
+    own = copy.copy(holder)
+    _set(own, leaf, inner)
+    return own
+
+
+def pairs(value: Any) -> bool:
+    """Whether it is a tuple of names and numbers, as the layers of einops hold their sizes."""
+    return (
+        isinstance(value, tuple)
+        and bool(value)
+        and all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) for each in value)
+    )
+
+
+def _held(holder: Any, name: str) -> Any:
+    return dict(holder).get(name) if pairs(holder) else getattr(holder, name, None)
 
 
 def divide(module: nn.Module, name: str, ranks: int) -> None:
@@ -45,10 +65,12 @@ def is_writable(module: nn.Module, name: str) -> bool:
     *path, leaf = name.split(".")
     holder: Any = module
     for part in path:
-        inner = getattr(holder, part)
+        inner = _held(holder, part)
         if isinstance(inner, nn.Module) or _computed(holder, part):
             return False  # of another module: a rule for it would not know
         holder = inner
+    if pairs(holder):
+        return True
     if not path:
         return not _computed(module, leaf)
     try:

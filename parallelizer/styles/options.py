@@ -11,8 +11,9 @@ AXIS = OptionKind("axis", "the mesh axis it stands on")
 PARTS = "the parts of a fused dimension (ratios, or attributes of the module or one around it); each is split by itself"
 PACKED = OptionKind("parts", PARTS)
 DIVIDE = OptionKind(
-    "names",
-    "attributes that forward reads, divided by the axis size; `config.heads`: in a copy of the module's own",
+    "numbers",
+    "attributes that forward reads, divided by the axis size; `config.heads`: in a copy of the module's own; "
+    "`x.shape[-1]`: a size that forward reads of its argument",
 )
 REPLICATE_KV = OptionKind(
     "bool-or-name",

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from parallelizer.language import plan
 from parallelizer.language.placement import to_torch
 from parallelizer.styles.attributes import divide
+from parallelizer.styles.divided_sizes import divide_sizes
 from parallelizer.styles.layouts import Layouts, lay_out, lay_out_statement
 from parallelizer.styles.packing import Packing, pack
 from parallelizer.styles.parameter_views import View, run_on_local_parameters, run_on_views, slice_buffers
@@ -58,8 +59,9 @@ class ShardParams(ParallelStyle):
 
     With layouts, forward runs on DTensors between them; without, on the local shards. Buffers stay whole and plain, for
     state dicts and whoever fills them; forward sees its rank's slices. `gradients` says how a replicated parameter's local
-    gradient lies in the second case. `heads`, with the dimensions `head_dims` of parameters that count their features: each
-    rank computes one of so many heads, which are fewer than the ranks.
+    gradient lies in the second case. `divide_sizes` are dimensions of arguments, by name, whose sizes forward reads divided.
+    `heads`, with the dimensions `head_dims` of parameters that count their features: each rank computes one of so many
+    heads, which are fewer than the ranks.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ShardParams(ParallelStyle):
         buffers: ParamPlacements | None = None,
         packed: Mapping[str, Packing] | None = None,
         divide: Mapping[str, int] | None = None,
+        divide_sizes: Mapping[str, Sequence[int]] | None = None,
         layouts: Layouts | None = None,
         gradients: type[Placement] = Partial,
         heads: int | None = None,
@@ -79,6 +82,7 @@ class ShardParams(ParallelStyle):
         self.params, self.axis, self.packed = params, axis, packed or {}
         self.buffers = buffers or {}
         self.divide, self.layouts, self.gradients = divide or {}, layouts, gradients
+        self.divide_sizes = divide_sizes or {}
         self.heads, self.head_dims = heads, head_dims or {}
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -88,6 +92,8 @@ class ShardParams(ParallelStyle):
         place_parameters(module, device_mesh, _on(names, self.params), self.src_data_rank)
         for name, ranks in self.divide.items():
             divide(module, name, ranks)
+        if self.divide_sizes:
+            divide_sizes(module, self.divide_sizes, device_mesh[self.axis].size())
         if self.buffers:
             slice_buffers(module, device_mesh, _on(names, self.buffers), local=self.layouts is None)
         if self.layouts is not None:
@@ -109,6 +115,9 @@ class ShardParams(ParallelStyle):
                 yield calls(divide, f'"{name}"', str(ranks))
             else:
                 yield Statement(f"{MODULE}.{name} //= {ranks}", None)
+        if self.divide_sizes:
+            sizes = dict_text({name: str(dims) for name, dims in self.divide_sizes.items()})
+            yield calls(divide_sizes, sizes, f'{mesh}["{self.axis}"].size()')
         if self.buffers:
             kept = () if self.layouts is None else ("local=False",)
             yield calls(slice_buffers, mesh, by_name_text(_on(axes, self.buffers)), *kept)

@@ -10,7 +10,12 @@ from parallelizer.styles.layouts import Layouts, arrivals
 from parallelizer.styles.packed_parts import packings
 from parallelizer.styles.placed_parameters import ShardParams
 from parallelizer.styles.prepare import check_flows
-from parallelizer.styles.sizes import check_sizes, divided_attributes, group_attributes
+from parallelizer.styles.sizes import (
+    check_sizes,
+    divided_argument_sizes,
+    divided_attributes,
+    group_attributes,
+)
 from parallelizer.styles.target import ParamPlacements, Sharding, Target
 
 
@@ -39,9 +44,10 @@ def sharding_of(target: Target, params: ParamPlacements, layouts: Layouts | None
         target.options.get("divide_groups") or (),
     )
     divided = {**divided_attributes(target), **(group_attributes(target, groups) if groups > 1 else {})}
+    sizes = divided_argument_sizes(target)
     placed, seen = _above_1(target, params), _above_1(target, buffers)
     used = {a for by_axis in (*placed.values(), *seen.values()) for a in by_axis}
-    if layouts is not None or divided:
+    if layouts is not None or divided or sizes:
         used.add(target.axis)
     style = ShardParams(
         placed,
@@ -49,6 +55,7 @@ def sharding_of(target: Target, params: ParamPlacements, layouts: Layouts | None
         buffers=seen,
         packed=packed,
         divide={name: groups if name in shared else target.degree for name in divided},
+        divide_sizes=sizes if target.degree > 1 else {},
         layouts=layouts,
     )
     return Sharding(

@@ -4,6 +4,7 @@ Raises StyleError.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping
 
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 
 from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.parse_options import argument_size
 from parallelizer.language.plan import Placement, full_name, shard
 from parallelizer.styles.attributes import is_writable, numbers, read
-from parallelizer.styles.target import ParamPlacements, StyleError, Target
+from parallelizer.styles.target import ParamPlacements, StyleError, Target, forward_names
 
 TENSOR_AXES = ("ep", "tp")
 """The axes that parameters may be placed on by tensor styles."""
@@ -22,7 +24,7 @@ TENSOR_AXES = ("ep", "tp")
 def divided_attributes(target: Target) -> dict[str, int]:
     """The attributes to be divided, with their whole values; dotted names lead through what the module holds."""
     divided = _numbers(target, "divide", target.degree)
-    if divided and target.param is not None:
+    if target.options.get("divide") and target.param is not None:
         raise StyleError(
             "wrong-type",
             f"the glob names the parameter {target.param}, and `divide` takes attributes of a module",
@@ -37,9 +39,32 @@ def group_attributes(target: Target, groups: int) -> dict[str, int]:
     return _numbers(target, "divide_groups", groups)
 
 
+def divided_argument_sizes(target: Target) -> dict[str, list[int]]:
+    """The sizes of arguments among what is to be divided: dimensions by the argument's name. Whether they divide is only
+    known when forward runs.
+    """
+    found: dict[str, list[int]] = {}
+    for written in target.options.get("divide") or ():
+        size = argument_size(written)
+        if size is None:
+            continue
+        taken = forward_names(target.module) or tuple(inspect.signature(target.module.forward).parameters)
+        if size[0] not in taken:
+            raise StyleError(
+                "unknown-attribute",
+                f"forward of {target.path or 'the root'} ({type(target.module).__name__}) has no parameter {size[0]!r}",
+                did_you_mean(size[0], list(taken), "it takes"),
+                "divide",
+            )
+        found.setdefault(size[0], []).append(size[1])
+    return found
+
+
 def _numbers(target: Target, option: str, degree: int) -> dict[str, int]:
     divided = {}
     for name in target.options.get(option) or ():
+        if argument_size(name) is not None:
+            continue
         value = read(target.module, name)
         if value is None:
             raise StyleError(

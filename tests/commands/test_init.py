@@ -69,3 +69,28 @@ class Peeking(Gpt):
 
     def forward(self, input_ids: Tensor, where: Tensor | None = None) -> Tensor:
         return super().forward(input_ids if input_ids.sum().item() > 0 else -input_ids, where)
+
+
+def test_a_plan_that_is_not_proven_in_time_is_written_with_status_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["init", *CONF, "model=gpt", "--seconds", "0.001"]) == 1
+    answer = capsys.readouterr()
+    assert "fsdp" in answer.out and "not proven: the time was over" in answer.out
+    for sentence in ("not proven", "could not be watched"):
+        assert answer.err.count(sentence) == 1
+
+
+class Talking(Gpt):
+    """A GPT that says how large it is, as nanoGPT does."""
+
+    def __init__(self, places: int = 256) -> None:
+        super().__init__(places)
+        print("number of parameters: many")
+
+
+def test_what_a_model_prints_does_not_stand_in_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    main(
+        ["init", *CONF, "model=gpt", "model._target_=tests.commands.test_init.Talking", "--seconds", "0.001"]
+    )
+    assert "number of parameters" not in capsys.readouterr().out

@@ -59,9 +59,11 @@ def _proposed(name: str, unproven: bool) -> str:
     from parallelizer.commands import init as command
 
     given = overrides(name)
-    arguments = argparse.Namespace(overrides=given, unproven=unproven, output=None, force=False)
+    arguments = argparse.Namespace(
+        overrides=given, unproven=unproven, output=None, force=False, seconds=600.0
+    )
     with contextlib.redirect_stderr(io.StringIO()):
-        return command.propose(lambda more: _setup([*given, *more]), arguments)
+        return command.propose(lambda more: _setup([*given, *more]), arguments).text
 
 
 def _setup(given: list[str]) -> Any:

@@ -40,6 +40,7 @@ GOOD = [
     ("names", "num_heads", ("num_heads",)),
     ("names", "[a, _b1]", ("a", "_b1")),
     ("parts", "[1, 1]", (1, 1)),
+    ("numbers", "[config.heads, 'x.shape[-1]']", ("config.heads", "x.shape[-1]")),
     ("names", "[config.heads, config.text.heads]", ("config.heads", "config.text.heads")),
     ("parts", "[q, 2, k]", ("q", 2, "k")),
     ("parts", "[config.q, 2]", ("config.q", 2)),
@@ -90,7 +91,7 @@ WRONG_FORMS = [
 @pytest.mark.parametrize("text", WRONG_FORMS)
 @pytest.mark.parametrize("kind", sorted(options._CONVERTERS))
 def test_every_other_form_is_refused_inside_the_value(kind: str, text: str) -> None:
-    allowed = {("names", "[]")}
+    allowed = {("names", "[]"), ("numbers", "[]")}
     _, findings = parse(kind, text, ("full",))
     assert bool(findings.items) is ((kind, text) not in allowed)
     for found in findings.items:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from parallelizer.styles import attributes
@@ -89,3 +90,11 @@ def test_a_tuple_with_names_is_not_to_be_written() -> None:
 
 def test_numbers_are_those_of_the_module_and_of_what_it_holds() -> None:
     assert attributes.numbers(Module(Frozen())) == ["heads", "config.heads"]
+
+
+def test_a_number_of_a_layer_of_einops_is_read_and_set() -> None:
+    layer = pytest.importorskip("einops.layers.torch").Rearrange("b n (h d) -> b h n d", h=4)
+    assert attributes.read(layer, "_axes_lengths.h") == 4 and attributes.is_writable(layer, "_axes_lengths.h")
+    assert attributes.read(layer, "_axes_lengths.d") is None
+    attributes.divide(layer, "_axes_lengths.h", 2)
+    assert layer(torch.zeros(1, 3, 8)).shape == (1, 2, 3, 4)

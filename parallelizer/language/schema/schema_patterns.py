@@ -32,6 +32,9 @@ IDENTIFIER = r"^[A-Za-z_\u00aa-\uffff][A-Za-z0-9_\u00aa-\uffff]*$"
 
 DOTTED = rf"^{IDENTIFIER[1:-1]}(?:\.{IDENTIFIER[1:-1]})*$"
 
+NUMBER = rf"^(?:{DOTTED[1:-1]}|{IDENTIFIER[1:-1]}\.shape\[-?[0-9]\])$"
+"""What a forward reads: an attribute, or a size of an argument."""
+
 WHOLE = r"^(?:0|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5}|[1-9][0-9]{0,17})$"
 SIGNED = WHOLE.replace("^", "^-?", 1)
 WHOLE_FROM_1 = WHOLE.replace("0|", "", 1)

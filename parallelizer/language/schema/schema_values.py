@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelizer.language.parse_options import DTYPES
 from parallelizer.language.plan import AXES
-from parallelizer.language.schema.schema_patterns import DOTTED, IDENTIFIER, TEXT, WHOLE, WHOLE_FROM_1
+from parallelizer.language.schema.schema_patterns import DOTTED, IDENTIFIER, NUMBER, TEXT, WHOLE, WHOLE_FROM_1
 from parallelizer.language.styles import OptionKind
 
 Schema = dict[str, Any]
@@ -102,6 +102,11 @@ def _names(option: OptionKind) -> Schema:
     return {"anyOf": [name, {"type": "array", "items": name}]}
 
 
+def _numbers(option: OptionKind) -> Schema:
+    name = {"type": "string", **matching(NUMBER, "this is no attribute name, and no size as in x.shape[-1]")}
+    return {"anyOf": [name, {"type": "array", "items": name}]}
+
+
 def _parts(option: OptionKind) -> Schema:
     part = {
         "anyOf": [whole(WHOLE_FROM_1), {"type": "string", "pattern": DOTTED}],
@@ -145,6 +150,7 @@ _KINDS: dict[str, Callable[[OptionKind], Schema]] = {
     "dtype": lambda _: {"enum": list(DTYPES)},
     "axis": lambda _: ref("axis"),
     "names": _names,
+    "numbers": _numbers,
     "parts": _parts,
     "parts-by-param": _parts_by_param,
     "size": lambda _: _size(),

@@ -156,12 +156,12 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
 
 def align(one: Dim, other: Dim, where: str = "") -> Dim:
     """The atoms of two dimensions of one size that meet element by element, factored alike."""
-    left, right = leaves(one), leaves(other)
+    left, right = _more_than_one(one), _more_than_one(other)
     met: list[Atom] = []
     while left and right:
         a, b = left[0].root(), right[0].root()
         if a.children or b.children:
-            left, right = leaves(left), leaves(right)
+            left, right = _more_than_one(left), _more_than_one(right)
             continue
         if a.size == b.size:
             met.append(unify(a, b, where))
@@ -173,6 +173,11 @@ def align(one: Dim, other: Dim, where: str = "") -> Dim:
             (a if a.size > b.size else b).split(min(a.size, b.size))
             left, right = leaves(left), leaves(right)
     return tuple(met)
+
+
+def _more_than_one(dim: Iterable[Atom]) -> list[Atom]:
+    """The atoms that have several indices: a piece of one index has none to meet others by."""
+    return [atom for atom in leaves(dim) if atom.size > 1]
 
 
 def view(dims: Sequence[Dim], sizes: Sequence[int], where: str = "") -> list[Dim]:

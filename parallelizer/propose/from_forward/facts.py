@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parallelizer.propose.from_forward.counted import CountedView
+
 
 @dataclass(frozen=True)
 class SplitRegion:
@@ -12,7 +14,8 @@ class SplitRegion:
 
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
     whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
-    work on what is split. `divide` are attributes of modules that state how many heads there are.
+    work on what is split. `divide` are attributes of modules, and sizes of their arguments, that state how many heads there
+    are; `views` state so by numbers that cannot be divided.
     """
 
     kind: str
@@ -22,6 +25,7 @@ class SplitRegion:
     bare: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    views: tuple[CountedView, ...] = ()
 
 
 @dataclass(frozen=True)

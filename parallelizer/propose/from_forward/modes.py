@@ -7,13 +7,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.propose.from_forward import operators
-from parallelizer.propose.from_forward.atoms import FEATURE, leaves
-from parallelizer.propose.from_forward.seen import Dims, Seen, Written
+from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves
+from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
+from parallelizer.simulate.users_code import written_here
+from parallelizer.styles.divided_sizes import SHAPE, asked_by
 from parallelizer.torch_private import (
     NOT_FLEX,
     FlexAnswer,
@@ -31,6 +34,13 @@ class Watched(operators.Watcher, Protocol):
 
     seen: Seen
     quiet: int
+
+    @property
+    def module(self) -> nn.Module:
+        """The running module."""
+
+    def argument(self, tensor: Tensor) -> str | None:
+        """The argument of the running module that a tensor is."""
 
     def note(self, tensor: Tensor, dims: Dims) -> None:
         """Remember what a tensor is made of."""
@@ -110,6 +120,8 @@ class Functions(TorchFunctionMode):
         if answer is not NOT_FLEX:
             return answer
         result = func(*args, **kwargs)
+        if func is torch.Tensor.size or func == SHAPE:
+            return self._stated_size(result, args, kwargs)
         if func in _VIEWS:
             self._note_sizes(result, args)
         elif func in _PIECES and (names := names_in([*args[1:], *kwargs.values()])):
@@ -151,9 +163,36 @@ class Functions(TorchFunctionMode):
         if len(sizes) != result.ndim or not all(isinstance(n, int) for n in sizes):
             return
         dims = self.watcher.dims(result)
+        features = [
+            (at - len(dims), size)
+            for at, (size, dim) in enumerate(zip(sizes, dims, strict=True))
+            if size > 1 and any(a.kind == FEATURE for a in leaves(dim))
+        ]
+        loose = tuple(at for at, size in features if not isinstance(size, Stated))
+        read = tuple(at for at, size in features if any("[" in name for _, name in names_in(size)))
+        if (loose or read) and (span := written_here()) is not None:
+            self.watcher.seen.fixed.append(Fixed(span, tuple(map(int, sizes)), dims, loose, read))
         for size, dim in zip(sizes, dims, strict=True):
             if isinstance(size, Stated) and any(a.kind == FEATURE for a in leaves(dim)):
-                self.watcher.seen.written.append(Written(self.watcher.where, dict(size.names), dim))
+                self.watcher.seen.written.append(
+                    Written(self.watcher.where, dict(size.names), dim, dict(size.over))
+                )
+
+    def _stated_size(self, result: Any, args: Any, kwargs: Any) -> Any:
+        """What a module reads of its argument's sizes, where they count what is whole, as numbers that know it."""
+        name = self.watcher.argument(args[0])
+        if name is None or not asked_by(self.watcher.module):
+            return result
+        dims = self.watcher.dims(args[0])
+        sizes = [
+            Stated(n, {(self.watcher.where, f"{name}.shape[{at - len(dims)}]"): n})
+            if n > 1 and dim and all(a.kind == WHOLE for a in leaves(dim))
+            else n
+            for at, (n, dim) in enumerate(zip(args[0].shape, dims, strict=True))
+        ]
+        if isinstance(result, torch.Size):
+            return torch.Size(sizes)
+        return sizes[args[1] if len(args) > 1 else kwargs["dim"]]
 
 
 def _bound(args: Any, kwargs: Any, *names: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from parallelizer.propose.from_forward.modes import Functions, Operators
 from parallelizer.propose.from_forward.seen import (
     Dims,
     Lookup,
+    Place,
     Projection,
     Seen,
     SeenAttention,
@@ -40,6 +42,7 @@ from parallelizer.propose.from_forward.seen import (
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
+from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.target import forward_names
 from parallelizer.torch_private import tree_leaves
 
@@ -92,7 +95,18 @@ class _Watcher:
 
     @property
     def where(self) -> str:
-        return self.running.current
+        """The module in which the forward is, with the line of code that is running."""
+        return Place(self.running.current, _line())
+
+    @property
+    def module(self) -> nn.Module:
+        """The running module."""
+        return self.model.get_submodule(self.where)
+
+    def argument(self, tensor: torch.Tensor) -> str | None:
+        """The argument of the running module that a tensor is; None for another tensor."""
+        given = self.open[-1].given if self.open and self.open[-1].module == self.where else {}
+        return next((name for name, each in given.items() if each == id(tensor)), None)
 
     def run(self, batch: dict[str, torch.Tensor]) -> Seen:
         self._adopt(batch)
@@ -196,6 +210,10 @@ class _Watcher:
         )
         for atom in leaves(dims[-1])[1:]:
             atom.refuse(f"{owner} sums over it", owner)
+        # What a linear that multiplies by hand adds afterwards lies as what it has made.
+        bias = dict(self.model.get_submodule(owner).named_parameters(recurse=False)).get("bias")
+        if isinstance(bias, torch.Tensor) and bias.shape == result.shape[-1:]:
+            self.note(bias, [(made,)])
         self.note(result, [*dims[:-1], (made,)])
 
     def lookup(self, result: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> None:
@@ -243,7 +261,11 @@ class _Watcher:
         """One operator of aten."""
         packet = func.overloadpacket
         aten = torch.ops.aten
-        if packet in (aten.t, aten.transpose) and id(args[0]) in self.owners:
+        if (
+            packet in (aten.t, aten.transpose, aten.permute)
+            and id(args[0]) in self.owners
+            and args[0].ndim == 2
+        ):
             self.transposed[id(result)] = id(args[0])
         if packet in (aten.mm, aten.addmm):
             *_, given, weight = args[:3] if packet is aten.addmm else args[:2]
@@ -286,6 +308,12 @@ class _Watcher:
         """The parameter that a tensor is, or is computed from alone."""
         owners = self.owners.get(id(tensor), [])
         return owners[0] if owners else self.derived.get(id(tensor))
+
+
+def _line() -> str:
+    """The file and line that is running of somebody else's code than torch's and ours."""
+    span = written_here()
+    return "" if span is None else f"{span.file if len(span.file) < 40 else Path(span.file).name}:{span.line}"
 
 
 def _plain(output: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from parallelizer.child import NotInTime
+from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
 from parallelizer.propose.from_forward.rules import Choice, key, units
-from parallelizer.propose.from_forward.trial import Trials
+from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
 
 TP, CP, BOTH, DATA = {"tp": 2}, {"cp": 2}, {"cp": 2, "tp": 2}, {"dp_shard": 2}
@@ -19,42 +20,67 @@ Text = Callable[[Choice], str]
 
 @dataclass(frozen=True)
 class Settled:
-    """What stands, and sentences on what does not, each with its reason."""
+    """What stands, and sentences on what does not, each with its reason. `doubt` says why it is not proven, if it was to be."""
 
     choice: Choice
     said: tuple[str, ...]
+    doubt: str | None = None
 
 
 class Retreat:
     """Finds the most of a proposal that passes on small meshes."""
 
-    def __init__(self, facts: Facts, trials: Trials, text: Text, tell: Callable[[str], None]) -> None:
-        self.facts, self.trials, self.text, self.tell = facts, trials, text, tell
+    def __init__(self, facts: Facts, trials: Trials, text: Text) -> None:
+        self.facts, self.trials, self.text = facts, trials, text
         self.all = units(facts)
+        self.best: Choice | None = None  # the most that has validated so far
 
     def settle(self, full: Choice, *, prove: bool) -> Settled:
         """Try the whole, then less: first whether it validates, then, if `prove`, whether it is proven equal."""
         said: list[str] = []
-        choice = self._passing(full, said, proven=False)
+        try:
+            choice = self._passing(full, said, proven=False)
+        except NotInTime:
+            choice = self.best or dataclasses.replace(
+                full, units=frozenset(), context=False, batch={}, buffers={}
+            )
+            said.append(f"the time is over: {self._untried(full, choice)} was not looked at")
+        doubt = None
         if prove:
-            choice = self._passing(choice, said, proven=True)
-            mesh: Mapping[str, int] = {**DATA, "tp": 2} if choice.units else DATA
-            reason = self.trials.refusal(self.text(choice), mesh, proven=True)
-            if reason:
-                said.append(
-                    f"on {' x '.join(f'{a}={n}' for a, n in mesh.items())} it does not hold: {reason}"
-                )
-            if self.trials.unproven:
-                reason = self.trials.unproven
-                said.append(
-                    f"it is validated and not proven: the model itself cannot be compared with: {reason}"
-                )
+            try:
+                choice = self._passing(choice, said, proven=True)
+                doubt = self._doubt(choice)
+            except NotInTime:
+                doubt = "the time was over before it was run: `verify` proves it, and `--seconds` gives more"
+        return Settled(choice, tuple(dict.fromkeys(said)), doubt)
 
-        return Settled(choice, tuple(said))
+    def _doubt(self, choice: Choice) -> str | None:
+        mesh: Mapping[str, int] = {**DATA, "tp": 2} if choice.units else DATA
+        reason = self.trials.refusal(self.text(choice), mesh, proven=True)
+        if reason:
+            return f"on {meshed(mesh)} it does not hold: {reason}"
+        if self.trials.unproven:
+            return f"it is validated only: the model itself cannot be compared with: {self.trials.unproven}"
+        return None
+
+    def _untried(self, full: Choice, choice: Choice) -> str:
+        """What of the whole proposal is not in a choice."""
+        missing = [self._called(unit) for unit in self.all if unit in full.units - choice.units]
+        missing += ["a split stream"] * (full.is_sharded and not choice.is_sharded and bool(choice.units))
+        missing += ["context parallelism"] * (full.context and not choice.context)
+        return ", ".join(missing) or "a part of it"
+
+    def _validated(self, choice: Choice, mesh: Mapping[str, int], proven: bool) -> str | None:
+        """As the trials say. What does validate over tp is remembered, without the axes that it was not tried on."""
+        reason = self.trials.refusal(self.text(choice), mesh, proven=proven)
+        if reason is None and not proven and "tp" in mesh:
+            alone = dataclasses.replace(choice, context=False, buffers={})
+            self.best = choice if "cp" in mesh else alone
+        return reason
 
     def _passing(self, full: Choice, said: list[str], *, proven: bool) -> Choice:
         """The most that passes; where everything does on both axes at once, each alone is not asked for."""
-        if full.units and full.context and self.trials.refusal(self.text(full), BOTH, proven=proven) is None:
+        if full.units and full.context and self._validated(full, BOTH, proven) is None:
             return full
         choice = self._tensor(full, said, proven=proven)
         return self._context(choice, said, proven=proven)
@@ -69,7 +95,6 @@ class Retreat:
                 self._say_form(full, choice, first, said)
                 return choice
             first = first or reason
-            self.tell(f"{self._form(choice)}: {reason}")
         return self._one_by_one(full, first, said, proven)
 
     def _one_by_one(self, full: Choice, first: str, said: list[str], proven: bool) -> Choice:
@@ -87,8 +112,7 @@ class Retreat:
                     break
                 reasons.append(reason)
             else:
-                said.append(f"{self._called(unit)} is left whole over tp: {reasons[0]}")
-                self.tell(said[-1])
+                said.append(f"{self._called(unit)} is left whole over tp: {self._why(unit, reasons[0])}")
         if not kept.units or not full.is_sharded:
             return kept
         sharded = dataclasses.replace(kept, stream="shard(1)")
@@ -119,16 +143,17 @@ class Retreat:
         if reason is None:
             return choice
         said.append(f"there is no context parallelism: {reason}")
-        self.tell(said[-1])
         # Positions that the batch brings are of use to a stream that is split over tp too.
         batch = choice.batch if "positions" in choice.batch.values() else {}
         return dataclasses.replace(choice, context=False, batch=batch, buffers={})
 
     def _tp(self, choice: Choice, proven: bool) -> str | None:
-        return self.trials.refusal(self.text(choice), TP, proven=proven)
+        return self._validated(choice, TP, proven)
 
-    def _form(self, choice: Choice) -> str:
-        return f"with the stream as {choice.stream}" + ("" if choice.divided else ", heads not divided")
+    def _why(self, unit: str, refusal: str) -> str:
+        """The line of the model that is in the way and what would help, or else the refusal."""
+        views = [view for region in self.facts.regions if key(region) == unit for view in region.views]
+        return counted.reason(views, refusal) or refusal
 
     def _called(self, unit: str) -> str:
         modules = dict.fromkeys(
@@ -139,8 +164,3 @@ class Retreat:
         )
         listed = f" ({', '.join(modules)})" if modules else ""
         return self.all[unit] + listed
-
-
-def to_stderr(sentence: str) -> None:
-    """Say what is being tried and why it is not taken."""
-    sys.stderr.write(f"init: {sentence}\n")

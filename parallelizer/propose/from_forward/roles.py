@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from parallelizer.propose.from_forward.atoms import FEATURE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
+from parallelizer.propose.from_forward.counted import CountedView
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
-from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written
 from parallelizer.torch_private import has_empty_child
 
 
@@ -81,8 +82,7 @@ class _RoleFinder:
             for dim in dims:
                 self._judge(leaves(dim))
         for projection in seen.projections:
-            for segment in _segments(projection.made):
-                self._judge(segment)
+            self._judge(_made_atoms(projection.made))
         self.by_module: dict[str, list[Projection]] = {}
         for projection in seen.projections:
             self.by_module.setdefault(projection.module, []).append(projection)
@@ -100,7 +100,7 @@ class _RoleFinder:
         made: dict[int, list[Projection]] = {}
         taken: dict[int, list[Projection]] = {}
         for projection in self.seen.projections:
-            for bond in {id(a.group()) for s in _segments(projection.made) for a in s}:
+            for bond in {id(a.group()) for a in _made_atoms(projection.made)}:
                 made.setdefault(bond, []).append(projection)
             first = leaves(projection.taken)[:1]
             if first:
@@ -151,14 +151,7 @@ class _RoleFinder:
         for p in self.seen.projections:
             if p.module not in own and any(id(a.group()) == bond for d in p.lead for a in leaves(d)):
                 inside[p.module] = None
-        divide: dict[str, dict[str, None]] = {}
-        for written in self.seen.written:
-            own_atoms = leaves(written.dim)
-            if own_atoms and id(own_atoms[0].group()) == bond:
-                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
-                for (path, name), value in written.names.items():
-                    if value in sizes:
-                        divide.setdefault(path or written.module, {})[name] = None
+        divide = self._divided(bond)
         return SplitRegion(
             kind,
             {name: sizes or () for name, sizes in parts.items()},
@@ -167,7 +160,45 @@ class _RoleFinder:
             tuple(dict.fromkeys(bare)),
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
+            tuple(self._counted(bond)),
         )
+
+    def _counted(self, bond: int) -> list[CountedView]:
+        """The views that state how much there is of what is split, by a number that every rank has. Where one does, a size of
+        an argument cannot be divided for another.
+        """
+        loose: list[CountedView] = []
+        read: list[CountedView] = []
+        for fixed in self.seen.fixed:
+            first = [leaves(dim)[:1] for dim in fixed.dims]
+            whole = [{a.kind for a in leaves(dim)} & {BATCH, SEQUENCE} for dim in fixed.dims]
+            known = tuple(None if w or n < 2 else n for n, w in zip(fixed.sizes, whole, strict=True))
+            for dim in (*fixed.loose, *fixed.read):
+                if first[dim] and id(first[dim][0].group()) == bond:
+                    (loose if dim in fixed.loose else read).append(CountedView(fixed.at, dim, known))
+        return [*loose, *read] if loose else []
+
+    def _divided(self, bond: int) -> dict[str, dict[str, None]]:
+        """The numbers that views of what is split were given, by the module that holds them."""
+        found: dict[str, dict[str, None]] = {}
+        quotients: list[tuple[Written, bool]] = []
+        for written in self.seen.written:
+            own_atoms = leaves(written.dim)
+            split = bool(own_atoms) and id(own_atoms[0].group()) == bond
+            if written.over:
+                quotients.append((written, split))
+            elif split:
+                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
+                for (path, name), value in written.names.items():
+                    if value in sizes:
+                        found.setdefault(path or written.module, {})[name] = None
+        # Of `C // self.n_head`, a head's size, both or neither are a rank's; of `C // self.size`, a number of heads, one.
+        for written, split in quotients:
+            is_over = any(name in found.get(path or written.module, {}) for path, name in written.over)
+            if is_over != split:
+                for path, name in written.names:
+                    found.setdefault(path or written.module, {})[name] = None
+        return found
 
     def _gate(self, source: Projection, ends: set[str]) -> tuple[str, str] | None:
         """The outermost module around a source through one of whose arguments its input comes, and that argument. What is added
@@ -187,7 +218,7 @@ class _RoleFinder:
     def _always(self, module: str, bond: int) -> bool:
         """Whether every call of a module makes or takes what is split."""
         return all(
-            any(id(a.group()) == bond for s in _segments(p.made) for a in s)
+            any(id(a.group()) == bond for a in _made_atoms(p.made))
             or any(id(a.group()) == bond for a in leaves(p.taken)[:1])
             for p in self.by_module[module]
         )
@@ -196,7 +227,7 @@ class _RoleFinder:
         if bond not in self.refusals:
             return None
         reason, where = self.refusals[bond]
-        return f"{reason}, in {where}" if where and where not in reason else reason
+        return f"{reason}, {_place(where)}" if where and where not in reason else reason
 
     def _say(self, projections: Iterable[Projection], bond: int | None, reason: str) -> None:
         """Note why linears are in no region: what became of their own output, or of what it meets, or else `reason`."""
@@ -204,7 +235,7 @@ class _RoleFinder:
             met = projection.made.met() if bond is not None else None
             own = self._reason(bond) if bond is not None else None
             if met is not None:
-                why = f"{met[0]}, in {met[1] or 'the root'}"
+                why = f"{met[0]}, {_place(met[1])}"
             elif own is not None:
                 why = f"what it makes goes with what cannot be split: {own}"
             else:
@@ -224,13 +255,20 @@ class _RoleFinder:
             p.module: self.seen.shapes.get(p.given, ()).__len__() == 3
             for p in self.seen.projections
             if p.module not in in_regions
-            and p.made.root().kind == FEATURE
-            and not p.made.root().children
-            and not p.made.root().cuts
-            and id(p.made.group()) in returned
-            and id(p.made.group()) not in self.refusals
+            and (p.output in self.seen.output or self._is_untouched(p.made, returned))
             and len(self.by_module[p.module]) == 1
         }
+
+    def _is_untouched(self, made: Atom, returned: set[int]) -> bool:
+        """Whether features are returned, each by itself."""
+        root, bond = made.root(), id(made.group())
+        return (
+            root.kind == FEATURE
+            and not root.children
+            and not root.cuts
+            and bond in returned
+            and bond not in self.refusals
+        )
 
     def tables(self) -> list[Table]:
         """The embeddings, each once."""
@@ -282,6 +320,11 @@ class _RoleFinder:
         return why
 
 
+def _place(where: str) -> str:
+    line = getattr(where, "line", "")
+    return f"in {where or 'the root'}" + (f" ({line})" if line else "")
+
+
 def _segments(made: Atom) -> list[list[Atom]]:
     """What a linear makes, as the runs that it is cut into, each with its factors."""
     root = made.root()
@@ -294,6 +337,11 @@ def _segments(made: Atom) -> list[list[Atom]]:
         pieces.append(leaves([piece]))
         at = stop
     return pieces if at == root.size else [[root]]
+
+
+def _made_atoms(made: Atom) -> list[Atom]:
+    """Every atom of what a linear makes."""
+    return [atom for segment in _segments(made) for atom in segment]
 
 
 def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:

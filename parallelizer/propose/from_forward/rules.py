@@ -117,7 +117,7 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
             style = "{style: rowwise, input: replicate, output: stream}"
             yield ProposedRule((table.module,), (style,), "rows of tokens")
         elif choice.is_sharded and table.sequence_dim is not None:
-            laid = "stream" if table.sequence_dim == 1 else f"shard({table.sequence_dim})"
+            laid = layout_of(table.sequence_dim)
             style = f"{{style: prepare-output, output: replicate -> {laid}}}"
             yield ProposedRule((table.module,), (style,), "whole, and each rank takes its part of the stream")
     for region in chosen:
@@ -129,6 +129,26 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
             style = f"{{style: colwise, input: {arrives}, output: replicate}}"
             yield ProposedRule((head,), (style,), "what the model returns")
     yield from _beside(facts, chosen, choice)
+
+
+def layout_of(sequence_dim: int) -> str:
+    """The name of the layout that a table hands on, whose tokens are along this dimension: the stream's where they lie as in
+    the stream.
+    """
+    return "stream" if sequence_dim == 1 else "rows" if sequence_dim == 0 else f"rows_{sequence_dim}"
+
+
+def other_layouts(facts: Facts, choice: Choice) -> dict[str, str]:
+    """The layouts beside the stream's that the rules name."""
+    if not choice.is_sharded or not choice.units:
+        return {}
+    return {
+        layout_of(dim): f"shard({dim})"
+        for table in facts.tables
+        if (dim := table.sequence_dim) is not None
+        and dim != 1
+        and not (table.tokens and table.rows >= SMALL_TABLE and TABLES in choice.units)
+    }
 
 
 def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[ProposedRule]:
@@ -159,7 +179,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
         yield ProposedRule((module,), ("replicate",), "whole, on a rank's heads: gradients are summed")
     for module, names in divided.items():
         if module not in (*region.sources, *region.consumers):  # these know their own sizes
-            style = f"{{style: shard-params, divide: [{', '.join(names)}]}}"
+            numbers = ", ".join(f'"{name}"' if "[" in name else name for name in names)
+            style = f"{{style: shard-params, divide: [{numbers}]}}"
             yield ProposedRule((module,), (style,), "its forward counts heads: a rank has its share")
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.propose.from_forward.atoms import Atom, Dim
 
 Dims = list[Dim]
@@ -74,12 +75,42 @@ class Meeting:
 @dataclass
 class Written:
     """A view in `module` of a dimension of these atoms, whose size comes from attributes: their values by (module, name), the
-    module empty for what a configuration holds.
+    module empty for what a configuration holds; `over` those that it was divided by.
     """
 
     module: str
     names: dict[tuple[str, str], int]
     dim: Dim
+    over: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+class Place(str):
+    """The path of a module, and the line of somebody's own code in it, where something was seen."""
+
+    line: str = ""
+
+    def __new__(cls, path: str, line: str = "") -> Place:
+        place = super().__new__(cls, path)
+        place.line = line
+        return place
+
+    def __reduce__(self) -> tuple[type[Place], tuple[str, str]]:
+        return Place, (str(self), self.line)
+
+
+@dataclass
+class Fixed:
+    """A view that was given numbers: the dimensions that it made, and what was passed for each, -1 as the size that it became.
+
+    `loose` are the dimensions, from the end, whose sizes are no numbers of attributes or arguments that a plan could divide,
+    `read` those whose sizes come from an argument's.
+    """
+
+    at: Span
+    sizes: tuple[int, ...]
+    dims: Dims
+    loose: tuple[int, ...]
+    read: tuple[int, ...]
 
 
 @dataclass
@@ -92,6 +123,7 @@ class Seen:
     calls: list[SeenCall] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
+    fixed: list[Fixed] = field(default_factory=list)
     mixing: set[str] = field(default_factory=set)
     dims: dict[int, Dims] = field(default_factory=dict)
     shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)

@@ -1,15 +1,18 @@
-"""A proposed plan tried as anybody's would be: compiled, followed, and proven."""
+"""A proposed plan tried as anybody's would be: compiled, followed, and proven, within a time."""
 
 from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from torch import nn
 
-from parallelizer.child import WorldError
+from parallelizer.child import Failed, NotInTime, WorldError, in_time
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
@@ -19,41 +22,84 @@ from parallelizer.language.plan import Mesh
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When to stop trying: `seconds` after `began`."""
+
+    seconds: float
+    began: float = dataclasses.field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.began + self.seconds - time.monotonic()
+
+    def within(self, function: Callable[[], T], share: float = 1.0) -> T:
+        """What a function returns in a child, given a share of what is left. Raises NotInTime and Failed."""
+        if self.left <= 0:
+            raise NotInTime(f"{self.seconds:g} s are over")
+        return in_time(function, self.left * share)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    refusal: str | None = None
+    unproven: str | None = None
+
 
 class Trials:
-    """Plans for one configuration, tried on small meshes."""
+    """Plans for one configuration, tried on small meshes until a deadline."""
 
-    def __init__(self, setup: Setup, model: nn.Module) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        model: nn.Module,
+        deadline: Deadline | None = None,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         self.setup, self.model = setup, model
+        self.deadline, self.tell = deadline or Deadline(3600), tell
         self.unproven: str | None = None  # why the unsharded model itself cannot be compared with
         self.said: dict[tuple[str, tuple[tuple[str, int], ...], bool], str | None] = {}
 
     def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
         """Why the checks refuse a plan on a mesh, or what is wrong with its run if `proven`, in one sentence; None where nothing
-        is.
+        is. Raises NotInTime.
         """
         key = (text, tuple(sorted(mesh.items())), proven)
         if key not in self.said:
-            self.said[key] = self._refusal(text, mesh, proven)
+            began = time.monotonic()
+            what = f"{'running' if proven else 'following'} a step on {meshed(mesh)}"
+            try:
+                tried = self.deadline.within(lambda: self._tried(text, mesh, proven))
+            except NotInTime:
+                self.tell(f"{what}: not done in time")
+                raise
+            except Failed as error:
+                tried = _Tried(unproven=str(error)) if proven else _Tried(str(error))
+            self.unproven = tried.unproven or self.unproven
+            holds = "cannot be compared" if tried.unproven else "refused" if tried.refusal else "holds"
+            self.tell(f"{what}: {holds} ({time.monotonic() - began:.0f} s)")
+            self.said[key] = tried.refusal
         return self.said[key]
 
-    def _refusal(self, text: str, mesh: Mapping[str, int], proven: bool) -> str | None:
+    def _tried(self, text: str, mesh: Mapping[str, int], proven: bool) -> _Tried:
         with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
             path = Path(folder) / "plan.yaml"
             path.write_text(text)
             try:
                 setup = dataclasses.replace(self.setup, plan=load_plan(path), mesh=Mesh(dict(mesh)))
-                return self._proof(setup) if proven else self._check(setup)
+                return _Tried(self._proof(setup) if proven else self._check(setup))
             except PlanError as error:
                 if proven and error.diagnostics[0].code in _OF_THE_MODEL:
-                    self.unproven = error.diagnostics[0].message
-                    return None
-                return _sentence(error.diagnostics)
+                    return _Tried(unproven=error.diagnostics[0].message)
+                return _Tried(_sentence(error.diagnostics))
             except WorldError as error:
-                if proven:
-                    self.unproven = str(error).strip().splitlines()[-1]
-                    return None
-                return str(error).strip().splitlines()[-1]
+                reason = str(error).strip().splitlines()[-1]
+                return _Tried(unproven=reason) if proven else _Tried(reason)
 
     def _check(self, setup: Setup) -> str | None:
         return _sentence(validated(setup, setup.compile(self.model), self.model).found)
@@ -71,6 +117,11 @@ class Trials:
         if proof.divergence is not None:
             return f"the sharded run differs from the unsharded one: {proof.divergence.description}"
         return "the sharded run differs from the unsharded one"
+
+
+def meshed(mesh: Mapping[str, int]) -> str:
+    """A mesh in words: `dp_shard=2 x tp=2`."""
+    return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def _sentence(found: tuple[Diagnostic, ...]) -> str | None:

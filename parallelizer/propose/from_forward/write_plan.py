@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, lines
+from parallelizer.propose.from_forward.rules import Choice, lines, other_layouts
 from parallelizer.propose.globs import globs_for
 from parallelizer.propose.plan_text import Form, PlanLine, Section, plan_text, quoted_in_a_map
 
@@ -24,9 +24,12 @@ def write_plan(facts: Facts, choice: Choice, title: str, said: Sequence[str] = (
     layouts = []
     if choice.units:
         comment = "the residual stream over tp"
+        others = other_layouts(facts, choice)
         if choice.is_sharded:
-            comment += "; `replicate` switches sequence parallelism off"
+            here = f"`replicate` here and for {', '.join(others)}" if others else "`replicate`"
+            comment += f"; {here} switches sequence parallelism off"
         layouts.append(f"stream: {choice.stream}   # {comment}")
+        layouts += [f"{name}: {layout}   # the same, of what has no batch" for name, layout in others.items()]
     buffers = {"batch": choice.batch, "model": dict(_buffers(facts, choice))}
     return plan_text(
         FORM,

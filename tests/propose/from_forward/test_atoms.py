@@ -133,3 +133,10 @@ def test_a_rank_that_has_its_run_of_the_outermost_atom_has_its_run_of_every_dime
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_dimension_of_size_1_has_no_atoms(size: int) -> None:
     assert len(fresh(size)) == (size != 1)
+
+
+def test_a_piece_of_one_index_meets_what_has_several() -> None:
+    one = cut(fresh(4, FEATURE), 0, 1)
+    assert size_of(one) == 1
+    other = fresh(6, FEATURE)
+    assert [a.size for a in align((*one, *fresh(6, FEATURE)), other)] == [6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parallelizer.child import NotInTime
 from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.write_plan import write_plan
@@ -33,7 +34,7 @@ def settled(judge: Judge, *, prove: bool = False, **batch: str) -> tuple[Choice,
         return write_plan(facts, choice, "")
 
     full = Choice(frozenset(units(facts)), batch={"input_ids": "1", **batch})
-    result = Retreat(facts, trials, text, lambda sentence: None).settle(full, prove=prove)
+    result = Retreat(facts, trials, text).settle(full, prove=prove)
     return result.choice, result.said, text(result.choice)
 
 
@@ -82,3 +83,50 @@ def test_a_model_of_which_everything_is_refused_has_fsdp() -> None:
     assert not choice.units
     assert '"":' in text
     assert len(said) == len(units(found(models.Qwen)))
+
+
+class Slow(Judge):
+    """Has time for so many trials."""
+
+    def __init__(self, trials: int, word: str = "nothing of this kind", *, when_proven: bool = False) -> None:
+        super().__init__(word, "tp")
+        self.left, self.of_proofs = trials, when_proven
+
+    def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
+        if not self.of_proofs or proven:
+            self.left -= 1
+        if self.left < 0:
+            raise NotInTime("over")
+        return super().refusal(text, mesh, proven=proven)
+
+
+def test_what_there_was_no_time_for_is_left_out_and_said() -> None:
+    choice, said, text = settled(Slow(0))
+    assert not choice.units and not choice.context
+    assert '"":' in text and "colwise" not in text
+    assert said[0].startswith("the time is over: attention (stack.*.core.")
+    assert said[0].endswith("context parallelism was not looked at")
+
+
+def test_what_has_validated_before_the_time_is_over_stays() -> None:
+    # Refused on both axes, and with the stream split; then the time is over as one thing is added to another.
+    choice, said, _ = settled(Slow(7, "packed"))
+    assert choice.units and not choice.context
+    assert "was not looked at" in said[-1]
+
+
+def test_a_plan_that_there_was_no_time_to_prove_is_not_proven() -> None:
+    facts = found(models.Qwen)
+    trials: Any = Slow(0, when_proven=True)
+    full = Choice(frozenset(units(facts)), batch={"input_ids": "1"})
+    result = Retreat(facts, trials, lambda choice: write_plan(facts, choice, "")).settle(full, prove=True)
+    assert result.choice == full
+    assert result.doubt is not None and "--seconds" in result.doubt
+
+
+def test_a_plan_whose_last_proof_fails_is_in_doubt() -> None:
+    facts = found(models.Qwen)
+    trials: Any = Judge("rules", "dp_shard")
+    full = Choice(frozenset(units(facts)), batch={"input_ids": "1"})
+    result = Retreat(facts, trials, lambda choice: write_plan(facts, choice, "")).settle(full, prove=True)
+    assert result.doubt == "on dp_shard=2 x tp=2 it does not hold: no rules here"

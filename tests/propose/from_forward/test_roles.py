@@ -116,3 +116,125 @@ def test_features_in_another_order_are_split_by_what_is_outermost_where_they_are
 def test_an_operator_that_nobody_knows_needs_the_whole() -> None:
     facts = found(lambda: Around(lambda t: torch.linalg.qr(t)[0]))
     assert facts.regions == ()
+
+
+class Reads(nn.Module):
+    """Attention that reads its width from its input's shape, and splits heads in a way that is given."""
+
+    def __init__(self, heads: str, back: str) -> None:
+        super().__init__()
+        self.n, self.heads, self.back = 4, heads, back
+        self.size = 8
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        if self.heads == "by number":
+            q, k, v = (w(x).view(b, t, self.n, c // self.n).transpose(1, 2) for w in (self.q, self.k, self.v))
+        else:
+            q, k, v = (
+                w(x).view(b, t, c // self.size, self.size).transpose(1, 2) for w in (self.q, self.k, self.v)
+            )
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.o(y.reshape(b, t, c) if self.back == "by width" else y.flatten(2))
+
+
+class ReadsWidth(nn.Module):
+    def __init__(self, heads: str, back: str) -> None:
+        super().__init__()
+        self.words, self.att = nn.Embedding(128, 32), Reads(heads, back)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        return z + self.att(z)
+
+
+@pytest.mark.parametrize(
+    ("heads", "back", "divided"),
+    [
+        ("by number", "by width", {"n", "x.shape[-1]"}),
+        ("by number", "flat", {"n", "x.shape[-1]"}),
+        ("by size", "by width", {"x.shape[-1]"}),
+        ("by size", "flat", {"x.shape[-1]"}),
+    ],
+)
+def test_sizes_of_an_argument_are_divided_where_they_count_heads(
+    heads: str, back: str, divided: set[str]
+) -> None:
+    attention = region(found(lambda: ReadsWidth(heads, back)), "attention")
+    assert set(attention.divide["att"]) == divided
+
+
+class Einops(nn.Module):
+    """Attention whose heads einops takes apart, in a block of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.o = 4, nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rearrange = pytest.importorskip("einops").rearrange
+        q, k, v = (rearrange(t, "b n (h d) -> b h n d", h=self.heads) for t in self.qkv(x).chunk(3, -1))
+        return self.o(rearrange(F.scaled_dot_product_attention(q, k, v), "b h n d -> b n (h d)"))
+
+
+class TwoEinops(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.one, self.two = nn.Embedding(128, 32), Einops(), Einops()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        z = z + self.one(z)
+        return z + self.two(z)
+
+
+class Layers(nn.Module):
+    """Attention that takes its heads apart by layers of einops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Rearrange = pytest.importorskip("einops.layers.torch").Rearrange
+        self.words = nn.Embedding(128, 32)
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.apart, self.back = Rearrange("b n (h d) -> b h n d", h=4), Rearrange("b h n d -> b n (h d)")
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        q, k, v = (self.apart(w(z)) for w in (self.q, self.k, self.v))
+        return z + self.o(self.back(F.scaled_dot_product_attention(q, k, v)))
+
+
+def test_numbers_that_layers_of_einops_hold_are_divided_there() -> None:
+    attention = region(found(Layers), "attention")
+    assert dict(attention.divide) == {"apart": ("_axes_lengths.h",)}
+
+
+def test_numbers_that_einops_is_given_are_those_of_each_module() -> None:
+    einops = pytest.importorskip("einops")
+    einops.rearrange(torch.zeros(2, 13, 32), "b n (h d) -> b h n d", h=4)  # it keeps what it has seen
+    one, two = found(TwoEinops).regions
+    assert dict(one.divide) == {"one": ("heads",)}
+    assert dict(two.divide) == {"two": ("heads",)}
+
+
+class ByHand(nn.Linear):
+    """A linear that multiplies by hand, as Falcon's."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product = input @ self.weight.T
+        return product if self.bias is None else product + self.bias
+
+
+class TwoByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(128, 32), ByHand(32, 64), ByHand(64, 32)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(self.words(input_ids))))
+
+
+def test_a_linear_that_multiplies_by_hand_is_a_linear() -> None:
+    (mlp,) = found(TwoByHand).regions
+    assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))

@@ -34,7 +34,8 @@ def test_what_is_mixed_with_a_size_of_a_tensor_is_a_plain_number() -> None:
     model = Holder()
     with stated(model):
         assert names_in(torch.zeros(3, 2).shape[0] * model.heads) == {}
-        assert names_in(model.heads // 2) == {}
+        assert names_in(model.heads // 2) == {("", "heads"): 2}
+        assert names_in(model.heads // 3) == {}
         assert type(model.flag) is bool
 
 
@@ -52,3 +53,14 @@ def test_a_view_takes_such_numbers() -> None:
     model = Holder()
     with stated(model):
         assert torch.zeros(2, 32).view(2, model.heads, model.size).shape == (2, 4, 8)
+
+
+def test_a_quotient_knows_what_was_divided_by_what() -> None:
+    model = Holder()
+    with stated(model):
+        size = (model.heads * model.size) // model.heads
+        assert size == 8
+        assert dict(size.names) == {("", "heads"): 4, ("", "size"): 8}
+        assert dict(size.over) == {("", "heads"): 4}
+        assert names_in(size) == {}  # it counts neither
+        assert type(size * model.heads) is int

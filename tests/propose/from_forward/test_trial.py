@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from parallelizer.child import NotInTime
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
-from parallelizer.propose.from_forward.trial import Trials
+from parallelizer.propose.from_forward.trial import Deadline, Trials
 
 GIVEN = ["model=gpt", "plan=llama", "train.batch_size=8", "train.seq_len=64"]
 
@@ -33,3 +36,12 @@ def test_the_same_plan_is_tried_once() -> None:
     first = tried.refusal(text, {"dp_shard": 2})
     tried.setup = None  # type: ignore[assignment]  # whatever is asked of it now would fail
     assert tried.refusal(text, {"dp_shard": 2}) == first
+
+
+def test_nothing_is_tried_when_the_time_is_over_and_what_was_tried_is_told() -> None:
+    told: list[str] = []
+    setup = from_config(*compose_config(GIVEN, "tests/init/conf"))
+    tried = Trials(setup, setup.build_model(), Deadline(0.0), told.append)
+    with pytest.raises(NotInTime):
+        tried.refusal('rules: {"": fsdp}', {"dp_shard": 2})
+    assert told == ["following a step on dp_shard=2: not done in time"]

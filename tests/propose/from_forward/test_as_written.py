@@ -1,0 +1,51 @@
+"""Models that nobody has changed for `init`: what is proposed for them is split, and proven on ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parallelizer.propose.from_forward.observe import watch
+from parallelizer.propose.from_forward.roles import roles
+from parallelizer.propose.from_forward.rules import Choice, units
+from parallelizer.propose.from_forward.trial import Trials
+from parallelizer.propose.from_forward.write_plan import write_plan
+from tests.init.author import setup_of, written
+
+
+def test_nanogpt_counts_its_heads_by_the_width_of_its_input(tmp_path: Path) -> None:
+    with written("nanogpt", tmp_path):
+        setup = setup_of("nanogpt", tmp_path)
+        facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
+        attention = next(r for r in facts.regions if r.kind == "attention")
+        assert set(attention.divide["transformer.h.0.attn"]) == {"n_head", "n_embd", "x.shape[-1]"}
+        # The loss is computed inside, over all logits: they are gathered first.
+        assert dict(facts.heads) == {"lm_head": True}
+        trials = Trials(setup, model)
+        sharded = write_plan(facts, Choice(frozenset(units(facts)), context=False), "nanoGPT")
+        assert trials.refusal(sharded, {"tp": 2}, proven=True) is None
+        # What the comment says switches sequence parallelism off does so.
+        assert "`replicate` here and for rows switches sequence parallelism off" in sharded
+        whole = sharded.replace("stream: shard(1)", "stream: replicate").replace(
+            "rows: shard(0)", "rows: replicate"
+        )
+        assert trials.refusal(whole, {"tp": 2}) is None
+
+
+@pytest.mark.slow
+def test_nanogpt_without_flash_attention_is_split_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with written("nanogpt", tmp_path):
+        source = tmp_path / "nanogpt.py"
+        source.write_text(
+            source.read_text().replace(
+                "hasattr(torch.nn.functional, 'scaled_dot_product_attention')", "False"
+            )
+        )
+        setup = setup_of("nanogpt", tmp_path)
+        facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
+        text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "nanoGPT")
+        assert "attn.c_attn: {style: colwise, packed: [1, 1, 1]}" in text
+        assert Trials(setup, model).refusal(text, {"tp": 2}, proven=True) is None
