@@ -1,4 +1,4 @@
-"""The order of the components: each imports only components to its left, and no files import each other in a circle."""
+"""The order of the components: each imports only those to its left, and no files import each other in a circle."""
 
 from __future__ import annotations
 
