@@ -1,4 +1,4 @@
-"""The order of the rooms: a room imports only what stands to its left, and no two files import each other in a circle."""
+"""The order of the components: each imports only those to its left, and no files import each other in a circle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ORDER = (
     "torch_private", "diagnostics", "child", "language", "mesh", "styles", "compiler", "losses", "optim", "runtime",
     "simulate", "configuration", "hugging_face", "proof", "report", "propose", "training", "commands", "recipes",
 )  # fmt: skip
-"""From the left: a room imports itself and what stands before it."""
+"""From the left: a component imports itself and those before it."""
 
 FACES = {"parallelizer": 99, "parallelizer.testing": 99, "parallelizer.__main__": 99}
 """The root stands to the right of everything: it hands names on. `testing` and `__main__` are used by nobody here."""
@@ -33,14 +33,14 @@ TORCH_FREE = ("diagnostics", "language")
 
 
 def _rank(module: str) -> int | None:
-    """Where a module's room stands in the order; None for what is apart."""
+    """The position of a module's component in the order; None for components outside of it."""
     if module in FACES:
         return FACES[module]
-    room = module.split(".")[1] if module.startswith("parallelizer.") else module.split(".")[0]
-    if room in APART:
+    component = module.split(".")[1] if module.startswith("parallelizer.") else module.split(".")[0]
+    if component in APART:
         return None
-    assert room in ORDER, f"{module} is in no room of the order: tests/test_import_order.py"
-    return ORDER.index(room)
+    assert component in ORDER, f"{module} is in no component of the order: tests/test_import_order.py"
+    return ORDER.index(component)
 
 
 @cache
@@ -118,8 +118,10 @@ def test_a_room_imports_only_what_stands_to_its_left():
         here = _rank(module)
         for other, line in imported.items():
             there = _rank(other)
-            same_room = module.split(".")[:2] == other.split(".")[:2] and module.startswith("parallelizer.")
-            if here is None or there is None or same_room or (module, other) in EXPLAINED:
+            same_component = module.split(".")[:2] == other.split(".")[:2] and module.startswith(
+                "parallelizer."
+            )
+            if here is None or there is None or same_component or (module, other) in EXPLAINED:
                 continue
             if there >= here and not (module.startswith("recipes") and other in ("parallelizer",)):
                 against.append(f"{_modules()[module].relative_to(ROOT)}:{line} imports {other}")
@@ -142,7 +144,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert not _circles(graph)
 
 
-def test_no_rooms_side_by_side_import_each_other_in_a_circle():
+def test_no_components_side_by_side_import_each_other_in_a_circle():
     """Files and folders of one folder, an import counted for the two that stand side by side where the paths part."""
     graph: dict[str, set[str]] = {}
     for module, others in _imports(types=True).items():
@@ -174,9 +176,9 @@ def test_an_init_holds_no_code():
             ), path
 
 
-@pytest.mark.parametrize("room", TORCH_FREE)
-def test_a_room_without_torch_is_imported_without_it(room):
-    modules = [m for m in _modules() if m.startswith(f"parallelizer.{room}")]
+@pytest.mark.parametrize("component", TORCH_FREE)
+def test_a_component_without_torch_is_imported_without_it(component):
+    modules = [m for m in _modules() if m.startswith(f"parallelizer.{component}")]
     code = (
         f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\n"
         "print([m for m in ('torch', 'hydra', 'omegaconf', 'numpy') if m in sys.modules])"

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names rooms and files that are there, in the order that the tests hold."""
+"""CONTRIBUTING.md names components and files that exist, in the order that the tests check."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def test_a_file_that_it_names_is_there(path: str) -> None:
 
 
 def test_its_order_is_the_one_that_is_held() -> None:
-    written = TEXT.partition("rooms to its left:\n\n")[2].partition("\n\n")[0]
+    written = TEXT.partition("components to its left:\n\n")[2].partition("\n\n")[0]
     assert tuple(re.findall(r"\w+", written)) == ORDER
 
 
-def test_its_table_of_rooms_has_every_one() -> None:
-    table = TEXT.partition("| room |")[2].partition("\n\n")[0]
-    rooms = [
-        re.sub(r"\.py|/", "", room)
+def test_its_table_of_components_has_every_one() -> None:
+    table = TEXT.partition("| component |")[2].partition("\n\n")[0]
+    components = [
+        re.sub(r"\.py|/", "", name)
         for line in table.splitlines()[2:]
-        for room in re.findall(r"`([^`]+)`", line.split("|")[1])
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
     ]
-    assert set(rooms) == {*ORDER, *APART}
+    assert set(components) == {*ORDER, *APART}
