@@ -85,7 +85,7 @@ def _call(text: str) -> ast.Call | None:
     except (SyntaxError, ValueError):
         return None
     is_view = isinstance(tree, ast.Call) and isinstance(tree.func, ast.Attribute)
-    return tree if is_view and tree.func.attr in ("view", "reshape") and not tree.keywords else None  # type: ignore[attr-defined, return-value, union-attr]
+    return tree if is_view and tree.func.attr in ("view", "reshape") and not tree.keywords else None  # type: ignore[attr-defined, return-value]
 
 
 def _written(call: ast.Call, sizes: Sequence[ast.expr]) -> str:

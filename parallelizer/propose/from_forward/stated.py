@@ -72,9 +72,8 @@ def stated(model: nn.Module) -> Iterator[None]:
     einops = vars(sys.modules.get("einops.einops", sys))
     cached = einops.get(_EINOPS)
     try:
-        if hasattr(
-            cached, "__wrapped__"
-        ):  # it would answer with the number of the first module that has as many
+        # What einops keeps would answer with the number of the first module that has as many.
+        if cached is not None and hasattr(cached, "__wrapped__"):
             einops[_EINOPS] = cached.__wrapped__
         for path, module in model.named_modules():
             _name(vars(module), path, "", changed)
