@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from torch import nn
 
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.units import size
+from parallelizer.report.capacity import Capacity, capacity
 from parallelizer.report.text import plan as show_plan
 from parallelizer.report.text import step as show_step
+from parallelizer.report.what_would_fit import Alternative, what_would_fit
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
 
@@ -29,4 +33,20 @@ def write(
     show_plan.write(program, model, sys.stdout, rank=rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+        room = capacity(step, setup.hardware)
+        if room is not None and not room.fits:
+            sys.stdout.flush()  # the figures of other settings take their time
+            _would_fit(what_would_fit(setup, program, model, step, room.total), room, sys.stdout)
     sys.stdout.flush()
+
+
+def _would_fit(found: Sequence[Alternative], room: Capacity, stream: TextIO) -> None:
+    """Print what a step needs with each change, those that fit first."""
+    if not found:
+        return
+    stream.write(f"what would fit {size(room.total)}: the peak with\n")
+    width = max(len(one.change) for one in found)
+    for one in sorted(found, key=lambda one: one.peak > room.total):
+        verdict = "fits" if one.peak <= room.total else "does not fit"
+        stream.write(f"  {one.change:<{width}}  {size(one.peak):>10}  {verdict}\n")
+    stream.write("\n")
