@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from torch import nn
 
@@ -11,9 +12,12 @@ from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.units import size
 from parallelizer.proof.certificate import find, told
+from parallelizer.report.capacity import Capacity, capacity
 from parallelizer.report.text import plan as show_plan
 from parallelizer.report.text import step as show_step
+from parallelizer.report.what_would_fit import Alternative, what_would_fit
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Program
 
@@ -31,6 +35,22 @@ def write(
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
-    if step is not None and setup.mesh.world_size > 1:
-        sys.stdout.write(f"proof: {told(find(setup, model))}\n")
+        room = capacity(step, setup.hardware)
+        if room is not None and not room.fits:
+            sys.stdout.flush()  # the figures of other settings take their time
+            _would_fit(what_would_fit(setup, program, model, step, room.total), room, sys.stdout)
+        if setup.mesh.world_size > 1:
+            sys.stdout.write(f"proof: {told(find(setup, model))}\n")
     sys.stdout.flush()
+
+
+def _would_fit(found: Sequence[Alternative], room: Capacity, stream: TextIO) -> None:
+    """Print what a step needs with each change, those that fit first."""
+    if not found:
+        return
+    stream.write(f"what would fit {size(room.total)}: the peak with\n")
+    width = max(len(one.change) for one in found)
+    for one in sorted(found, key=lambda one: one.peak > room.total):
+        verdict = "fits" if one.peak <= room.total else "does not fit"
+        stream.write(f"  {one.change:<{width}}  {size(one.peak):>10}  {verdict}\n")
+    stream.write("\n")
