@@ -34,6 +34,7 @@ COPIED = {".md", ".svg", ".png", ".css", ".js"}
 
 WORKER_ON_THE_WEB = "https://unpkg.com/iframe-worker/shim"
 
+_DIRECTIVE = re.compile(r"<!-- (?P<said>::: .*?) -->\n.*?<!-- end -->", re.S)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$", re.M | re.S)
 
@@ -96,7 +97,10 @@ def _files(node: Any) -> Iterator[str]:
 
 
 def for_the_site(text: str, path: Path) -> str:
-    """The page's text with its links as the site needs them; code is left alone."""
+    """The page's text with its links as the site needs them; code is left alone. What docs/api_pages.py has written gives way
+    to what mkdocstrings makes of the same name.
+    """
+    text = _DIRECTIVE.sub(lambda match: match["said"], text)
 
     def changed(match: re.Match[str]) -> str:
         target = match["target"]

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.chosen import chosen
-from tests.recipes.runs import COMMANDS, Ended, typed
+from tests.recipes.runs import COMMANDS, Ended, command, typed
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/your_own_model.md").read_text()
@@ -40,14 +40,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(command: str, here: Path) -> Ended:
-    python, m, module, *words = shlex.split(command)
+def run(line: str, here: Path) -> Ended:
+    python, m, module, *words = shlex.split(line)
     assert (python, m) == ("python", "-m") and module in COMMANDS
     return typed(*words, cwd=here, module=module, timeout=300)
 
 
 def test_the_page_has_all_of_it() -> None:
-    assert set(FILES) == {"my_gpt.py", "mine/model/my_gpt.yaml", PLAN, "conf/app.yaml"}
+    assert set(FILES) == {"my_gpt.py", "mine/model/my_gpt.yaml", PLAN, "conf/app.yaml", "app.py"}
     words = [command.split()[2:4] for command in SHOWN]
     for wanted in ("init", "validate", "plan", "verify"):
         assert ["parallelizer", wanted] in words
@@ -63,23 +63,37 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    "command", chosen([c for c in SHOWN if " > " not in c], [c for c in SHOWN if is_cheap(c)])
+    "line", chosen([c for c in SHOWN if " > " not in c], [c for c in SHOWN if is_cheap(c)])
 )
-def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
-    more = " train.steps=1 train.eval_batches=1" if "recipes.train" in command else ""
-    done = run(command + more, here)
-    assert done.status == (1 if FAILING in command else 0), done.out + done.err
-    if is_cheap(command):
-        assert (done.err + done.out).strip() == SHOWN[command].strip()
-    if " verify " in command:
+def test_the_command_does_what_is_shown(line: str, here: Path) -> None:
+    more = " train.steps=1 train.eval_batches=1" if "recipes.train" in line else ""
+    done = run(line + more, here)
+    assert done.status == (1 if FAILING in line else 0), done.out + done.err
+    if is_cheap(line):
+        assert (done.err + done.out).strip() == SHOWN[line].strip()
+    if " verify " in line:
         assert "\nproven: the sharded run equals the unsharded one" in done.out
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
+def test_the_application_trains_under_torchrun(here: Path) -> None:
+    for name in ("model/my_gpt.yaml", "plans/my_gpt.yaml"):
+        (here / "conf" / name).parent.mkdir(exist_ok=True)
+        (here / "conf" / name).write_text(FILES[f"mine/{name}"])
+    for line in re.findall(r"^    torchrun (.*)", TEXT, re.M):
+        words = ["-m", "torch.distributed.run", *shlex.split(line)]
+        done = command(*words, cwd=here, timeout=300)
+        assert done.status == 0, done.err
+        losses = [float(loss) for loss in re.findall(r"^step \d  loss (\S+)", done.out, re.M)]
+        assert len(losses) == 3 and losses[2] < losses[0]
+
+
+@pytest.mark.ranks
 def test_init_proposes_the_plan_that_is_shown(here: Path) -> None:
-    [command] = [c for c in SHOWN if " > " in c]
-    command, _, written = command.partition(" > ")
+    [line] = [c for c in SHOWN if " > " in c]
+    line, _, written = line.partition(" > ")
     (here / written).unlink()
-    done = run(command, here)
+    done = run(line, here)
     assert done.status == 0, done.err
     assert yaml.safe_load(done.out) == yaml.safe_load(FILES[PLAN])
