@@ -1,5 +1,5 @@
-"""What can be known to be wrong before the model runs: one file per check, each a function from a compilation
-to findings.
+"""The checks that run before the model runs: one file for each check, each a function from a compilation to
+findings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which method `auto` takes for a module's attention calls, and what each method would send: in words."""
+"""The method that `auto` selects for a module's attention calls, and the bytes that each method would send,
+in words.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes of the compiler hand on to each other."""
+"""The data that the passes of the compiler pass on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Plan x module tree x mesh -> applications.
 
-The compiler is `PASSES` and a loop over it. It reads the model (on the meta device or not) and changes
-nothing.
+The compiler is a loop over `PASSES`. It reads the model (on the meta device or not) and does not change it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The first pass: which rule wins each slot of each module. It finds rules that match nothing, and rules that
-win nothing.
+"""The first pass: selects the rule that wins each slot of each module. It reports rules that match nothing,
+and rules that are always overridden.
 """
 
 from __future__ import annotations

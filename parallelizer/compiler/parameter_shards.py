@@ -1,6 +1,6 @@
-"""What one rank holds of every parameter: shapes, placements and bytes, by arithmetic from the program alone.
+"""The shard of every parameter on one rank: shapes, placements and bytes, computed from the program alone.
 
-Tensor axes cut first, then the data axes.
+Tensor axes split first, then the data axes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""From winning rules to applications: options and layouts filled in, each style asked what it does, FSDP's
-units drawn.
+"""From winning rules to applications: fills in options and layouts, asks each style for its effect, and
+determines FSDP's units.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Places, values and placements as `explain` and notes on exceptions write them, in a line of text."""
+"""The one-line form of places, values and placements in `explain` and in notes on exceptions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a model's constructor does to its parameters beyond what their modules do by themselves.
+"""Detects values that a model's constructor gives to parameters beyond the initialisation of their modules.
 
-Models are built on meta, and each module then fills its own parameters by `reset_parameters()`. What a constructor adds, as
-GPT-2's does to the projections of each residual branch, would be lost without a word.
+Models are built on meta, and each module then fills its own parameters by `reset_parameters()`. Values that a
+constructor sets in addition, as GPT-2's does for the projections of each residual branch, would be lost
+without a message.
 """
 
 from __future__ import annotations

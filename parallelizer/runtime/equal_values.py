@@ -1,4 +1,4 @@
-"""Whether ranks that must hold the same tensors do: a checksum of each is compared once."""
+"""Checks that replicated tensors are equal on all ranks: compares a checksum of each once."""
 
 from __future__ import annotations
 

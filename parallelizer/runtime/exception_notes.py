@@ -1,7 +1,8 @@
-"""Notes on exceptions: which module of a plan it was, under which rules, and how its tensors lay.
+"""Notes on exceptions: the module of the plan, its rules, and the placements of its tensors.
 
-A forward hook that torch calls after an exception too adds the note; there is nothing around the call itself. On
-the way it marks the autograd nodes at the borders of its module, so that an exception of backward finds it.
+A forward hook adds the note; torch calls it after an exception too, so the call itself is not wrapped. The
+hook also marks the autograd nodes at the inputs and outputs of its module, so that an exception in backward
+finds the module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What may fail on some ranks, and must then fail on all."""
+"""Operations that may fail on some ranks, and must then fail on all."""
 
 from __future__ import annotations
 

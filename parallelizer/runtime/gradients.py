@@ -1,5 +1,5 @@
-"""Gradients of a parallel model: partial ones summed, the norm over all ranks with what is replicated counted
-once, clipping.
+"""Gradients of a parallel model: the sum of partial gradients, the norm over all ranks, in which replicated
+gradients count once, and clipping.
 """
 
 from __future__ import annotations

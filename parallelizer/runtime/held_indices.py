@@ -1,4 +1,4 @@
-"""Which indices of a parameter a rank holds, as runs in the parameter's original order."""
+"""The indices of a parameter that a rank holds, as runs in the parameter's original order."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Values for a parallel model that was built on meta: the same on every mesh, to the bit.
+"""Initial values for a parallel model that was built on meta: the same on every mesh, to the bit.
 
 Each module is initialised whole by its own `reset_parameters`, one at a time, on the CPU, from a generator
 seeded by (seed, module name), and then sliced. DTensor's own random numbers do not exist on CPU and would
-differ by mesh. The cost is that every rank draws every number once: time grows with the whole model, memory
-with its largest module; with the whole model where only its constructor can make its values.
+differ by mesh. The cost is that every rank draws every number once: the time grows with the whole model, the
+memory with its largest module. If only the constructor can compute the values, the memory grows with the
+whole model.
 """
 
 from __future__ import annotations

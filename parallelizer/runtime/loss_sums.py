@@ -1,4 +1,4 @@
-"""What a loss function returns, as the two tensors that a step adds up."""
+"""The return value of a loss function, as the two tensors that a step sums."""
 
 from __future__ import annotations
 

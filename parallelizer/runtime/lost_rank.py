@@ -1,4 +1,4 @@
-"""Exceptions that tell no more than that another rank has ended."""
+"""Exceptions that only say that another rank has ended."""
 
 from __future__ import annotations
 

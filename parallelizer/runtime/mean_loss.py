@@ -1,4 +1,4 @@
-"""The loss of a global batch in a loop of one's own: `train_step` has it built in."""
+"""The loss of a global batch for a user's own loop; `train_step` includes it."""
 
 from __future__ import annotations
 

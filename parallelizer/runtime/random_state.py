@@ -1,4 +1,4 @@
-"""The state of torch's default generators: kept, put back, lent."""
+"""The state of torch's default generators: saving, restoring, and using another state for a while."""
 
 from __future__ import annotations
 

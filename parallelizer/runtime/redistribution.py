@@ -1,9 +1,10 @@
-"""How DTensor moves a tensor between placements in several hops: which collectives, and what they send.
+"""How DTensor moves a tensor between placements in several hops: which collectives, and the bytes that they
+send.
 
-DTensor goes axis by axis, from the outermost one in (`greedy`). Of several axes another order may send less: a
-sum before a gather is a sum of a part. torch has a planner that looks for the cheapest order, off by default;
-`min-cost` takes its path where it has one and that sends less by our count, and the greedy one everywhere
-else.
+DTensor goes axis by axis, from the outermost axis to the innermost (`greedy`). With several axes another
+order may send less: a sum before a gather sums only a part. torch has a planner that searches for the
+cheapest order; it is off by default. `min-cost` takes the planner's path if there is one and if it sends less
+by our count, and otherwise the greedy path.
 """
 
 from __future__ import annotations

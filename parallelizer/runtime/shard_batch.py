@@ -1,4 +1,6 @@
-"""A rank's part of a batch: its rows, dealt over the data axes, and its tokens of them under context parallelism."""
+"""A rank's part of a batch: its rows, distributed over the data axes, and its tokens of them under context
+parallelism.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parallel model remembers of how it was made parallel."""
+"""The state that a parallel model stores about its parallelization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors of a model that a state dict has, as they lie on this rank, and what they are whole."""
+"""The tensors of a model's state dict: as this rank holds them, and whole."""
 
 from __future__ import annotations
 

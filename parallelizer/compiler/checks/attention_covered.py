@@ -1,7 +1,9 @@
-"""`attention-left-out`: context parallelism is given to attention in some layers and not in others of the same kind.
+"""`attention-left-out`: context parallelism applies to attention in some layers and not in others of the same
+kind.
 
-The code is deprecated. `local-attention` (`simulate/checks/local_attention.py`) finds the same in a followed step, by what
-attention is given and not by what modules are called; this check goes with the next release, since codes are stable for one.
+The code is deprecated. `local-attention` (`simulate/checks/local_attention.py`) finds the same in a followed
+step, by the inputs of attention and not by the names of modules. This check is removed in the next release,
+since codes are stable for one release.
 """
 
 from __future__ import annotations

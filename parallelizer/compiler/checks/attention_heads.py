@@ -1,7 +1,8 @@
-"""Heads are split by splitting features, so features that divide are not enough: a rank must hold whole heads.
+"""Checks that a rank holds whole heads: features that divide are not enough, because heads are split by
+splitting features.
 
-Where the projections around a call are split over tp, query and key heads must divide by it; where ulysses deals them out,
-what is left on a rank of tp must divide by the ranks that it deals them out to.
+Where the projections around a call are split over tp, query and key heads must divide by tp. Where Ulysses
+distributes heads, the heads that remain on a rank of tp must divide by the number of ranks that Ulysses uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of the global batch are dealt out over data ranks and accumulation steps, in equal numbers."""
+"""Checks that the rows of the global batch divide by the data ranks and the accumulation steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Context parallelism splits the sequence; the plan's `buffers` say which tensors carry it."""
+"""Checks the plan's `buffers`: which tensors have the sequence dimension that context parallelism splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies inside a compiled module and cannot be compiled."""
+"""Checks that a compiled module contains nothing that cannot be compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How the sequence is dealt out over cp: what `balance` goes by is there, and what is padded does not count."""
+"""Checks the distribution of the sequence over cp: the inputs of `balance` exist, and padding does not count.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fully_shard` cannot do with the parameters that a plan gives it."""
+"""Parameters of a plan that `fully_shard` does not support."""
 
 from __future__ import annotations
 

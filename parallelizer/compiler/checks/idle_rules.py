@@ -1,5 +1,6 @@
-"""Rules that only ever meet axes of size 1. One plan serves many meshes, so the rules of its files are told of in one
-line; a rule of a preset or of the command line, which was written for this mesh, gets a note of its own.
+"""Rules that only apply to axes of size 1. One plan serves many meshes, so the rules of its files share one
+line of output. A rule of a preset or of the command line was written for this mesh, and gets a note of its
+own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lazy modules have no parameters yet: nothing can be said of their sizes, and nothing sharded."""
+"""Lazy modules: their parameters have no sizes yet, so they can be neither checked nor sharded."""
 
 from __future__ import annotations
 

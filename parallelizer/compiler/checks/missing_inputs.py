@@ -1,4 +1,4 @@
-"""What the model's forward cannot do without must be in the batch."""
+"""Checks that the batch contains the required inputs of the model's forward."""
 
 from __future__ import annotations
 

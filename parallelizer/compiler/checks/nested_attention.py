@@ -1,4 +1,4 @@
-"""`context-parallel` on a module and on one inside it: an attention call would be taken twice."""
+"""`context-parallel` on a module and on a module inside it: an attention call would be converted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rule may name a parameter beside one that names its module: no parameter may be placed by both."""
+"""Checks that a rule for a parameter and a rule for its module do not both place the parameter."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Positions that a model makes or looks up itself: there must be enough of them, and under context parallelism
-each rank must get those of its own part of the sequence.
+"""Positions that a model computes or looks up itself: there must be enough of them, and under context
+parallelism each rank must get the positions of its own part of the sequence.
 """
 
 from __future__ import annotations

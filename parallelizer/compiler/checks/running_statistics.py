@@ -1,4 +1,5 @@
-"""Buffers that a forward updates from what it sees differ from rank to rank, because nothing reduces buffers."""
+"""Buffers that a forward updates from its inputs differ from rank to rank, because buffers are not reduced.
+"""
 
 from __future__ import annotations
 

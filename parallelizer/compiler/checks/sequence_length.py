@@ -1,5 +1,5 @@
-"""The sequence is cut for context parallelism (two chunks a rank), and again over tp where the stream is
-sharded along it.
+"""Checks the length of the sequence: context parallelism splits it into two chunks a rank, and tp splits it
+again if the stream is sharded along it.
 """
 
 from __future__ import annotations

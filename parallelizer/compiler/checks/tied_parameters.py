@@ -1,4 +1,4 @@
-"""A parameter that several modules share stays one parameter only if all of them place it alike."""
+"""Checks that all modules that share a parameter give it the same placement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ulysses-ring deals heads out to a part of the ranks, which must be a divisor of them."""
+"""Checks the degree of ulysses-ring: it distributes heads over this many ranks, which must divide the axis.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that see different tokens must sum their gradients, and fsdp is what sums them."""
+"""Checks that fsdp sums the gradients of ranks that process different tokens."""
 
 from __future__ import annotations
 

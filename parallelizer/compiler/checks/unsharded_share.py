@@ -1,4 +1,4 @@
-"""How much of a model may lie whole on every rank without any rule that says so; off unless a preset sets it."""
+"""Limits the share of a model that is replicated without a rule; off unless a preset sets the limit."""
 
 from __future__ import annotations
 

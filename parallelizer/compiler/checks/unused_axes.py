@@ -1,4 +1,4 @@
-"""An axis above 1 on which nothing stands: its ranks would all compute the same."""
+"""Axes above 1 that no rule uses: all their ranks would compute the same."""
 
 from __future__ import annotations
 

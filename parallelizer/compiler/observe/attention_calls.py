@@ -1,6 +1,8 @@
-"""The attention calls of a model, from one forward on meta tensors: where they are made, and with which heads.
+"""The attention calls of a model, from one forward on meta tensors: the modules that make them, and their
+heads.
 
-`scaled_dot_product_attention` and `flex_attention` are noted with the module that they are called in; names play no part.
+Calls of `scaled_dot_product_attention` and `flex_attention` are recorded with the module that makes them;
+names of modules do not matter.
 """
 
 from __future__ import annotations

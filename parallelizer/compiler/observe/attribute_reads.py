@@ -1,4 +1,6 @@
-"""Which attributes a method reads of its object, told from its source: `heads`, or `config.heads` of what it holds."""
+"""The attributes that a method reads from its object, found in its source: `heads`, or `config.heads` of an
+attribute.
+"""
 
 from __future__ import annotations
 

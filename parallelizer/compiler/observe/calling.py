@@ -1,4 +1,5 @@
-"""How a model is called: which entries of a batch it is given, and what of its output are the logits."""
+"""How a model is called: the entries of a batch that it takes, and the part of its output that is the logits.
+"""
 
 from __future__ import annotations
 

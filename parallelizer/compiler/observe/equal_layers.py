@@ -1,6 +1,6 @@
-"""Equal layers of a model, and a model that has only a few of them, which stands for one of many.
+"""Equal layers of a model, and a shorter model in which one layer stands for many.
 
-What looks at a whole model (a trace, a followed step, an observed forward) runs a short copy of it instead where the
+Code that runs a whole model (a trace, a followed step, an observed forward) runs this shorter copy if the
 layers are equal.
 """
 

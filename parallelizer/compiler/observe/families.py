@@ -1,7 +1,9 @@
-"""Families of models that are called, filled and checked in ways of their own, as those of `transformers` are.
+"""Families of models with their own way of calling, initialising and checking, such as those of
+`transformers`.
 
-A family is one module with the functions of `Family`, and one line in `FAMILIES`. Nothing else in the package knows it by
-name. Its module is imported when the first model is looked at, so it imports nothing heavy until a function is called.
+A family is one module with the functions of `Family`, and one line in `FAMILIES`. No other code contains its
+name. Its module is imported at the first use of a model, so it imports nothing heavy until a function is
+called.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """`flex_attention` outside of context parallelism, in a step on fake tensors.
 
-Its kernels are made when it first runs on a GPU, and it refuses gradients elsewhere. What it holds there is what any fused
-attention holds, queries, keys, values, the result and its log-sum-exp, whatever the mask: so a fused attention runs instead.
-Under a `score_mod`, whose captured tensors have gradients, and where statistics are asked for, scores are written out, and more
-memory is counted than those kernels hold.
+Its kernels are compiled at the first call on a GPU, and it does not support gradients elsewhere. On a GPU it
+stores what any fused attention stores, queries, keys, values, the result and its log-sum-exp, for any mask.
+So a fused attention runs instead. Under a `score_mod`, whose captured tensors have gradients, and if
+statistics are requested, plain operations compute the scores, and more memory is counted than those kernels
+use.
 """
 
 from __future__ import annotations

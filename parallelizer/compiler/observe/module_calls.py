@@ -1,5 +1,6 @@
-"""How the modules of a model call each other, from one forward on the meta device: how each is called, what
-it returns, and which tensor goes from where to where."""
+"""How the modules of a model call each other, from one forward on the meta device: the arguments of each
+call, its return values, and the flow of tensors between modules.
+"""
 
 from __future__ import annotations
 

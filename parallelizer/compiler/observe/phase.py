@@ -1,4 +1,4 @@
-"""Which part of a training step is running: told by `train_step`, read by whoever records it."""
+"""The current part of a training step: set by `train_step`, read by recorders."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Where a model's forward gets positions from: tensors that it makes from the sequence's length, and tables that
-it reads by position.
+"""Where a model's forward gets positions from: tensors that it makes from the sequence's length, and tables
+that it reads by position.
 
-The model runs once on the meta device, on a sequence of a length that no dimension of the model has. What is made
-from that length, or cut to it, is followed from function to function until it meets an activation; names play no
-part. A position that never meets one has no effect and is not told of.
+The model runs once on the meta device, on a sequence of a length that no dimension of the model has. Tensors
+that are made from that length, or cut to it, are followed from function to function until they meet an
+activation. Names do not matter. A position that never meets an activation has no effect and is not reported.
 """
 
 from __future__ import annotations

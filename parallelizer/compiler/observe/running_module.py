@@ -1,4 +1,4 @@
-"""Which module is running, forward and backward, for the recorders."""
+"""The module that is running, in forward and backward, for the recorders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whether a model's forward treats equal layers alike: what looks the same may be called for different things.
+"""Checks that a model's forward treats equal layers in the same way.
 
-A forward that counts its layers (`if i == 4: keep.append(x)`) does so in a short model too, elsewhere or not at
-all. So before layers are folded, one forward of the whole model on meta tensors is looked at, operator by
-operator: what runs in and behind each layer of the run, and where its inputs come from.
+A forward that counts its layers (`if i == 4: keep.append(x)`) does this in a short model too, at another
+layer or not at all. Before layers are folded, one forward of the whole model on meta tensors is therefore
+compared operator by operator: the operators in and after each layer, and the sources of their inputs.
 """
 
 from __future__ import annotations

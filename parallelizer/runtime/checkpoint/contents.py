@@ -1,4 +1,5 @@
-"""What of a checkpoint a rank holds: parameters, saved buffers, the optimizer's tensors, its random states.
+"""The part of a checkpoint that a rank holds: parameters, saved buffers, the optimizer's tensors, its random
+states.
 
 model.<name>               parameters (a shared one under its first name) and saved buffers, whole, in the model's layout
 optimizer.<name>.<key>     the optimizer's state of a parameter

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of this model: names, sizes and kinds of numbers, before anything is read."""
+"""Checks that a checkpoint fits this model (names, sizes and dtypes) before anything is read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The checkpoints that lie in a folder: their names, the newest, and which of them are kept.
+"""The checkpoints in a folder: their names, the newest, and those to keep.
 
-step_40         whole: nothing gets this name before it has been read back
+step_40         complete: a checkpoint gets this name only after it has been read back
 step_60.tmp     being written, or left by a run that was killed
 step_20.old     being removed
 """

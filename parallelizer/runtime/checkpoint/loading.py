@@ -1,4 +1,6 @@
-"""Going on from a checkpoint under any plan, on any number of ranks: hashes first, then what this rank holds."""
+"""Loading a checkpoint under any plan, on any number of ranks: checks the hashes, then reads this rank's
+tensors.
+"""
 
 from __future__ import annotations
 

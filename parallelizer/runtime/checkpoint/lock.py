@@ -1,4 +1,4 @@
-"""One run at a time saves into a folder: two would remove each other's checkpoints, and mix their steps."""
+"""A lock on a folder of checkpoints: two runs would remove each other's checkpoints, and mix their steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a checkpoint consists of: a name, a size and a SHA-256 for every file, written behind all of them.
+"""The list of a checkpoint's files: a name, a size and a SHA-256 for every file. It is written after all of
+them.
 
-A hash tells damage, not intent: whoever may change a file may change the manifest with it. `.metadata` is a pickle, as
-torch.distributed.checkpoint writes it, and is opened only when its hash is right; load checkpoints that you trust.
+A hash detects damage, not intent: an attacker who can change a file can change the manifest too. `.metadata`
+is a pickle, as torch.distributed.checkpoint writes it. It is opened only if its hash is correct; load only
+trusted checkpoints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What torch.distributed.checkpoint asks of us: which part of which tensor a rank writes, and which it reads.
+"""The planners for torch.distributed.checkpoint: which part of which tensor a rank writes, and which part it
+reads.
 
-torch's own planners take a DTensor's shard for one block of the tensor. Ours know of packed parameters, whose shard is
-several, and leave out what other ranks write, so that nothing is copied or sent for it.
+torch's own planners assume that a DTensor's shard is one block of the tensor. These planners support packed
+parameters, whose shard is several blocks. They omit the parts that other ranks write, so that nothing is
+copied or sent for them.
 """
 
 from __future__ import annotations

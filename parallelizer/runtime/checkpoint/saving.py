@@ -1,9 +1,9 @@
-"""Saving beside the training: the numbers are copied, and a thread writes them while the next steps run.
+"""Saving in the background: the tensors are copied, and a thread writes the copy while the next steps run.
 
     copy -> step_N.tmp: torch.distributed.checkpoint's files, run.json -> read back -> manifest.json -> step_N -> old ones removed
 
-What fails there, a full disk or a folder that may not be written to, fails on all ranks, leaves the run and the
-checkpoints before it alone, and is told as a diagnostic.
+If saving fails, for example because the disk is full or the folder is read-only, it fails on all ranks and
+returns a diagnostic. The run and the earlier checkpoints are not affected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What ranks tell each other once a step: that somebody was asked to stop, which step they are at, and on which data.
+"""An exchange between all ranks once a step: requests to stop, the step of each rank, and its position in the
+data.
 
-One all-reduce of five numbers over a group of its own, on the CPU, so that it neither waits for a GPU nor mixes with what
-the step sends. It is started before it is needed and awaited when it is. Only ranks that disagree exchange more.
+It is one all-reduce of five numbers over a group of its own, on the CPU, so that it neither waits for a GPU
+nor mixes with the collectives of the step. It starts before its result is needed. Only ranks that disagree
+exchange more.
 """
 
 from __future__ import annotations

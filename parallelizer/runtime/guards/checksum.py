@@ -1,9 +1,9 @@
-"""A number of 64 bits for the bytes of a tensor, computed where the tensor lies and without a host read.
+"""A 64-bit checksum of the bytes of a tensor, computed on the tensor's device without a host read.
 
-Every eight bytes are a word. A word is mixed with a key of its place and multiplied with an odd weight of its place, and
-the products are added up, modulo 2^64. Both steps of a word are bijections, so that one changed word always changes the
-sum; changes of several words cancel by chance once in billions, or by somebody's intent. (The mixing is that of splitmix64:
-Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014.)
+Every eight bytes are a word. A word is mixed with a key of its position and multiplied by an odd weight of
+its position. The products are summed modulo 2^64. Both steps are bijections of the word, so one changed word
+always changes the sum. Changes of several words cancel by chance once in billions, or by intent. (The mixing
+is that of splitmix64: Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators, 2014.)
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""What several ranks hold alike, compared between them: parameters, persistent buffers, the optimizer's states.
+"""Compares replicated values between ranks: parameters, persistent buffers, the optimizer's states.
 
-Ranks that start with the same values and take the same steps keep the same values, and nothing ever looks: a gradient that
-somebody forgot to sum, a faulty device or a rank that was loaded otherwise makes them drift apart without a word. Each
-tensor's bytes become one number, and one all-reduce an axis tells whether all ranks of it have the same.
+Ranks that start with the same values and apply the same steps keep the same values. A gradient that is not
+summed, a faulty device, or a rank that loaded other values makes them drift apart without an error. Each
+tensor's bytes become one checksum, and one all-reduce for each axis tells whether all its ranks have the
+same.
 
-On GPUs kernels that add up in an order of their own, attention's backward for one, may give two ranks that compute the
-same a last bit that differs. So there a small difference is let pass by default, and on a CPU none.
+On GPUs, kernels without a fixed order of summation, such as attention's backward, may give two ranks that
+compute the same a different last bit. On GPUs small differences are therefore accepted by default, on a CPU
+none.
 """
 
 from __future__ import annotations

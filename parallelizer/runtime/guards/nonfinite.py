@@ -1,7 +1,7 @@
-"""Whose numbers were not finite: which rank's loss, which parameters' gradients, and the module that they come from.
+"""Finds the source of values that are not finite: the ranks, the gradients, and the first module.
 
-A gradient that was summed over ranks does not tell whose part of the sum was wrong, so the step is done again, as it was,
-with every module looked at. What comes of it is gathered, and is the same on all ranks.
+A gradient that was summed over ranks does not show which rank's term was wrong. The step is therefore
+repeated, with a check of every module's output. The result is gathered, and is the same on all ranks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The forward and backward of a step once more, to see where on this rank the first number is that is not finite.
+"""Repeats the forward and backward of a step, to find the first value on this rank that is not finite.
 
-Hooks look at what every module makes of its inputs, and at the gradients on their way back: once before and once behind
-what a plan has put around the module, so that a number is seen where it arises before a collective spreads it. What all
-ranks look at has the same number on all of them, and the lowest is the source.
+Hooks check the outputs of every module, and the gradients in backward, before and after the collectives that
+a plan adds around the module. So a value is found where it first occurs, before a collective spreads it. All
+ranks number the checks in the same way; the check with the lowest number is the source.
 """
 
 from __future__ import annotations

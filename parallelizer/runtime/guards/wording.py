@@ -1,4 +1,4 @@
-"""Ranks as a message names them."""
+"""The wording for lists of ranks in messages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Ranks: started, watched, ended and started again; or joined, where somebody else has started them. `launch` is the face.
+"""Starts, watches, ends and restarts ranks, or joins ranks that another launcher started. `launch` is the
+entry point.
 
-rank, outside               one rank on its own side: started by us, or by torchrun or Slurm
-watch, ends, restarts       the parent's side: who lives, why they ended, whether they start again
-heartbeat, lookout, stacks  where a rank is, which one the others wait for, and where that one stands
+rank, outside               one rank on its own side: started here, or by torchrun or Slurm
+watch, ends, restarts       the parent's side: which ranks run, why they ended, whether they start again
+heartbeat, lookout, stacks  the step of a rank, the rank that the others wait for, and its Python stack
 own_watch                   the same for a rank that has joined others
 stopping                    signals that ask a run to save and stop
-lone_rendezvous             torch elastic's meeting place for one machine
-interfaces, slurm_step      the network between nodes, and what srun says of its tasks
+lone_rendezvous             torch elastic's rendezvous for one machine
+interfaces, slurm_step      the network between nodes, and the environment of srun's tasks
 """

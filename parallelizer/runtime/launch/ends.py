@@ -1,4 +1,4 @@
-"""Why the ranks of one start ended, from their notes and the ends of their processes."""
+"""The reasons why the ranks of one start ended, from their notes and the exit codes of their processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Why one rank failed: in a line, in full, and whether it only noticed that another was gone."""
+"""The reason why one rank failed: in one line, in full, and whether it only lost the connection to another
+rank.
+"""
 
 from __future__ import annotations
 

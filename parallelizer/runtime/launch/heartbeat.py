@@ -1,8 +1,8 @@
-"""How far a rank has come: it says at which step it begins, and whoever watches reads it.
+"""The progress of a rank: the rank writes the number of the step that it begins, and a watcher reads it.
 
-Ranks that `launch.start` has started write into one small file of the job's private folder, each into its own
-place, and their parent reads. What a rank said last outlives it. A rank that joined others watches itself: see
-`own_watch`.
+Ranks that `launch.start` has started write into one small file in the job's private folder, each at its own
+offset, and their parent reads it. The last entry outlives the rank. A rank that joined others watches itself:
+see `own_watch`.
 """
 
 from __future__ import annotations

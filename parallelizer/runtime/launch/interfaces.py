@@ -1,7 +1,7 @@
-"""Which network interface leads to another host: gloo must be told where a machine has several.
+"""Finds the network interface of the route to another host, for gloo on machines with several interfaces.
 
-Left alone, gloo takes the address that the machine's own name has. On many machines `/etc/hosts` gives that name
-a loopback address (Debian's 127.0.1.1), and ranks on other nodes wait for a connection that cannot come.
+By default gloo takes the address of the machine's own name. On many machines `/etc/hosts` gives that name a
+loopback address (Debian's 127.0.1.1), and ranks on other nodes wait for a connection that cannot come.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Starts a function on several ranks of this machine, through torch elastic, and sees that all of them end.
+"""Starts a function on several ranks of this machine, through torch elastic, and makes sure that all of them
+end.
 
-On CPU the ranks are forked, so they have torch and everything else imported already, and neither the worker
-nor its arguments are pickled. On CUDA they are spawned, because a process that has touched CUDA cannot be
-forked: there the worker must be importable by name, and its arguments must pickle. Results come back pickled
-on both.
+On CPU the ranks are forked. They have torch and everything else imported already, and neither the worker nor
+its arguments are pickled. On CUDA they are spawned, because a process that has used CUDA cannot be forked.
+There the worker must be importable by name, and its arguments must pickle. Results are pickled on both.
 
-The parent runs the elastic agent in one thread, and a second thread watches. When the ranks must end (a start
-takes too long, Ctrl-C, one has died and the others hang), the watcher ends the processes, and the agent then
-returns by itself, as it does for any failure. Nothing is ever raised inside the agent, which may be about to
-fork. What happened is read afterwards from the notes that each rank leaves in a private folder.
+The parent runs the elastic agent in one thread and a watcher in a second thread. When the ranks must end (a
+start takes too long, Ctrl-C, one has died and the others hang), the watcher ends the processes. The agent
+then returns by itself, as it does for any failure. Nothing is ever raised inside the agent, which may be
+about to fork. Afterwards the parent reads the notes that each rank leaves in a private folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A rendezvous for torch elastic where one agent, on one machine, meets nobody.
+"""A rendezvous for torch elastic with a single agent, on one machine.
 
-torch's own (`c10d`) lets agents of many machines find each other. For a single agent it costs a random wait
-of up to 0.3 s, a listening socket, and threads in a process that is about to fork; this one costs nothing.
+torch's own rendezvous (`c10d`) connects agents of many machines. For a single agent it costs a random wait of
+up to 0.3 s, a listening socket, and threads in a process that is about to fork. This one costs nothing.
 """
 
 from __future__ import annotations

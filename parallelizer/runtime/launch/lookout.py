@@ -1,9 +1,9 @@
-"""Looks out for ranks that have stopped making progress, and says which of them the others wait for.
+"""Detects ranks that have stopped making progress, and names those that the others wait for.
 
-In lockstep all ranks wait when one is slow, and all of them leave the collective together. So the times at which they
-begin their steps do not tell who was slow. Where they stand when nothing moves does: one that is not inside a
-collective is the one that the others wait for. Only that is said. A rank that makes every step a little longer
-is not found here.
+All ranks wait when one is slow, and all of them leave the collective together. So the start times of their
+steps do not tell which rank was slow. Their stacks do, when no rank makes progress: the others wait for a
+rank that is not inside a collective. Only this is reported. A rank that makes every step a little slower is
+not found here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks that somebody else started, torchrun or Slurm: which one this process is, and how it joins them."""
+"""Ranks that torchrun or Slurm started: the rank of this process, and how it joins the others."""
 
 from __future__ import annotations
 

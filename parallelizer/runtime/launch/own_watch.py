@@ -1,4 +1,4 @@
-"""A rank that torchrun or Slurm started watches itself, for no parent of ours does."""
+"""A rank that torchrun or Slurm started watches itself, because it has no parent process of ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One rank on its own side: its process group, and the life of a rank that `launch.start` has started.
 
-Such a rank tells its parent how far it has come by notes, small files in a private folder. They work alike
-for forked and spawned ranks, and they outlive the rank that wrote them.
+Such a rank reports its progress to its parent by notes, small files in a private folder. They work in the
+same way for forked and spawned ranks, and outlive the rank that wrote them.
 """
 
 from __future__ import annotations

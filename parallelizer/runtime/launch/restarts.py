@@ -1,4 +1,4 @@
-"""When ranks that ended are started again, and when that is given up."""
+"""Decides when ranks that ended are started again, and when restarting is given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A step of Slurm's, as the environment of one of its tasks tells it: which rank the task is, and where all meet."""
+"""A Slurm step, read from the environment of one of its tasks: the rank of the task, and the rendezvous
+address.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where ranks stand: a rank writes down its Python stack when its parent asks, even if it hangs inside torch."""
+"""Stacks of ranks: a rank writes its Python stack when its parent asks, even if it hangs inside torch."""
 
 from __future__ import annotations
 

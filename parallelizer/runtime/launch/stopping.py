@@ -1,8 +1,9 @@
-"""Signals that ask a run to stop when it has saved: SIGTERM, SIGUSR1 (Slurm's warning before it preempts a job), and
-the one by which submitit asks its jobs to be queued again.
+"""Signals that ask a run to save and stop: SIGTERM, SIGUSR1 (Slurm's warning before it preempts a job), and
+the signal by which submitit asks its jobs to be queued again.
 
-A rank learns of them by `stop_requests`; the parent of ranks notes them by `noted_signals`, and passes them on. When
-a whole process group is signalled a rank gets each of them twice. So signals that come close together are one request.
+A rank reads them by `stop_requests`. The parent of ranks records them by `noted_signals`, and passes them on.
+When a whole process group is signalled, a rank gets each signal twice. Signals that arrive close together are
+therefore one request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranks of one start as their parent sees them: watching them, telling of those that hang, and ending them."""
+"""The parent's side of one start: watching the ranks, reporting those that hang, and ending them."""
 
 from __future__ import annotations
 
