@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
 
 NAME = "validate"
-DOC = "find every mistake in the plan and the configuration"
+DOC = "find all mistakes in the plan and the configuration"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="stop before a model is built; with paths of plan files, read these alone",
+        help="stop before a model is built; with paths of plan files, read only these files",
     )
 
 
