@@ -7,7 +7,7 @@ import argparse
 from parallelizer.commands.run_recipe import add_hydra_words, run_recipe
 
 NAME = "generate"
-DOC = "print text from a checkpoint: the recipe that `new` copies, as it is"
+DOC = "sample text from a checkpoint, with the unchanged recipe that `new` copies"
 WHOLE_LINE = True
 
 

@@ -12,7 +12,7 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 
 NAME = "import-plan"
-DOC = "print the plan that a transformers model's own tp_plan comes to"
+DOC = "convert a transformers model's own tp_plan to a plan"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         metavar="FILE",
-        help="compare a plan with what would be written now: exit 1 with what differs",
+        help="compare a plan with the current translation; print the differences and exit with 1",
     )
 
 

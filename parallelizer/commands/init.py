@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 
 NAME = "init"
-DOC = "propose a plan for a model that has none, from what its forward does"
+DOC = "propose a plan for a model without one, from the operations of its forward"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The setup's options, where the plan goes, and whether it is proven."""
     add_setup_options(parser)
-    parser.add_argument("--output", metavar="FILE", help="where to write the plan; stdout unless said")
-    parser.add_argument("--force", action="store_true", help="write over a file that is there")
+    parser.add_argument("--output", metavar="FILE", help="the file for the plan (stdout)")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
     parser.add_argument(
-        "--unproven", action="store_true", help="do not run the plan on ranks: it is validated only"
+        "--unproven", action="store_true", help="do not run the plan on ranks; only validate it"
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=60.0, metavar="N",

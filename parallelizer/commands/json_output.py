@@ -14,7 +14,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document on stdout, and nothing else"
+    )
 
 
 def print_json(document: dict[str, Any]) -> None:

@@ -23,28 +23,32 @@ if TYPE_CHECKING:
     from parallelizer.styles.application import Program
 
 NAME = "plan"
-DOC = "print what each rank holds, sends and needs"
+DOC = "print the shards, collectives and memory of each rank"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The setup's options, `--json`, the rank, and what is made of the plan instead of tables."""
     add_setup_options(parser)
     add_json_option(parser)
-    parser.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+    parser.add_argument("--rank", type=int, default=0, help="the rank whose shards are shown (0)")
     exclusive = parser.add_mutually_exclusive_group()
     exclusive.add_argument(
-        "--lock", metavar="FILE", help="write shards, collectives and memory as text to be committed"
+        "--lock",
+        metavar="FILE",
+        help="write shards, collectives and memory to a text file for version control",
     )
     exclusive.add_argument(
-        "--locked", metavar="FILE", help="compare with such a file: exit 1 with what differs"
+        "--locked",
+        metavar="FILE",
+        help="compare with a file of --lock; print the differences and exit with 1",
     )
     exclusive.add_argument(
         "--diff",
         nargs=2,
         metavar=("A", "B"),
-        help="what changes between two presets, plans or sets of overrides",
+        help="print the differences between two presets, plans or sets of overrides",
     )
-    parser.add_argument("--html", metavar="FILE", help="write all of it as one page for a browser too")
+    parser.add_argument("--html", metavar="FILE", help="also write the output as an HTML page")
 
 
 def run(arguments: argparse.Namespace) -> int:

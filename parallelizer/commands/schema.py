@@ -17,7 +17,7 @@ DOC = "print the JSON Schema of plan files, for editors"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The setup's options and `--preset`."""
     add_setup_options(parser)
-    parser.add_argument("--preset", action="store_true", help="the schema of presets instead")
+    parser.add_argument("--preset", action="store_true", help="print the schema of presets instead")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ def add_setup_options(
     parser: argparse.ArgumentParser,
     *,
     overrides: str = "Hydra overrides, as for the recipe",
-    config_dir: str = "a folder of one's own configuration, searched before the shipped one",
+    config_dir: str = "a folder of your own configuration, searched before the shipped one",
     config_name: str = "the root configuration (train)",
 ) -> None:
     """Add what the setup is read from. The texts are those of `--help`."""

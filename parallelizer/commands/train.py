@@ -7,7 +7,7 @@ import argparse
 from parallelizer.commands.run_recipe import add_hydra_words, run_recipe
 
 NAME = "train"
-DOC = "train under a plan: the recipe that `new` copies, as it is"
+DOC = "train under a plan, with the unchanged recipe that `new` copies"
 WHOLE_LINE = True
 
 

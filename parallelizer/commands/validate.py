@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
 
 NAME = "validate"
-DOC = "find every mistake in the plan and the configuration"
+DOC = "find all mistakes in the plan and the configuration"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="stop before a model is built; with paths of plan files, read these alone",
+        help="stop before a model is built; with paths of plan files, read only these files",
     )
     parser.add_argument(
         "--proven", action="store_true", help="demand a certificate that `verify` wrote, as CI would"

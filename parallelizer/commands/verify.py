@@ -21,9 +21,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_setup_options(parser)
     add_json_option(parser)
     parser.add_argument(
-        "--full-mesh", action="store_true", help="keep the mesh as it is (axes above 2 become 2)"
+        "--full-mesh", action="store_true", help="keep the mesh (by default axes above 2 become 2)"
     )
-    parser.add_argument("--force", action="store_true", help="run a plan that validate refuses")
+    parser.add_argument("--force", action="store_true", help="run a plan even if it does not compile")
     parser.add_argument(
         "--dtype",
         choices=("float64", "float32", "bfloat16"),
@@ -31,9 +31,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="float64 (the proof); bfloat16 reports its drift from float32",
     )
     parser.add_argument(
-        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where the certificate goes"
+        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="the folder for the certificate"
     )
-    parser.add_argument("--seed", type=_seed, default=0, help="of the initial values and the batches (0)")
+    parser.add_argument(
+        "--seed", type=_seed, default=0, help="the seed of the initial values and the batches (0)"
+    )
 
 
 def _seed(text: str) -> int:

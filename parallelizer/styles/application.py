@@ -1,4 +1,4 @@
-"""The compiler's output: applications of styles to modules, and what they are applied and exported with."""
+"""The compiler's output: applications of styles to modules, and the data to apply and export them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Whole numbers that a forward reads: attributes of the module, or of an object that it holds.
+"""Integers that a forward reads: attributes of the module, or of an object that it holds.
 
 A dotted name leads through such objects, `config.num_attention_heads`, and into the sizes of einops' layers,
-`_axes_lengths.h`. They are often shared by the whole model, so a
-number in one is never changed in place: the module gets a copy of its own.
+`_axes_lengths.h`. The whole model often shares them, so a number in one is never changed in place: the module gets a copy
+of its own.
 """
 
 from __future__ import annotations

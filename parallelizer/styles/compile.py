@@ -1,7 +1,8 @@
 """`compile`: `torch.compile` around one module's forward.
 
-What is compiled is what the module's `forward` is by then: tensor styles inside, context parallelism, recomputation. The
-module's own hooks stay outside, FSDP's above all, which gather before the compiled code runs and free behind it.
+The compiled function is the module's `forward` after the other styles: tensor styles, context parallelism,
+recomputation. The module's own hooks stay outside, especially FSDP's, which gather before the compiled code
+runs and free after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A module's forward under `torch.compile`, and the modules that are seen from outside of such a one."""
+"""A module's forward under `torch.compile`, and the modules that are visible from outside of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What applications do to tensors at the border of their modules, in placements: how each arrives and how it
-is wanted."""
+"""The conversions of tensors at the inputs and outputs of modules, as placements: actual and desired."""
 
 from __future__ import annotations
 

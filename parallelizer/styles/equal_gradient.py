@@ -1,7 +1,7 @@
-"""What a plan declares to be the same on every rank of an axis, where nobody can tell from the tensor around it.
+"""Gradients that a plan declares equal on every rank of an axis, where the tensor alone does not show it.
 
-The tags that a followed step gives to tensors are of whole tensors: where half of a gradient differs from rank to rank,
-the other half is taken to differ too.
+The tags of a followed step apply to whole tensors: if half of a gradient differs from rank to rank, the other
+half is assumed to differ too.
 """
 
 from __future__ import annotations

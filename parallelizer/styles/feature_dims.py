@@ -1,7 +1,8 @@
-"""The modules whose weights `colwise` and `rowwise` know by heart: which dimension is which.
+"""The modules that `colwise` and `rowwise` support: which dimension of their weights is which.
 
-`Conv1D` of transformers is a linear whose weight is stored [in, out], in GPT-2 and its relatives. It is known by its shape
-and not by its class, so that nothing is imported and others' copies of it fit too.
+`Conv1D` of transformers is a linear whose weight is stored [in, out], in GPT-2 and its relatives. It is
+recognized by its shape and not by its class, so that nothing is imported and copies of it in other packages
+work too.
 """
 
 from __future__ import annotations

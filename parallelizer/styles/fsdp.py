@@ -1,7 +1,8 @@
 """`fsdp`: parameters, gradients and optimizer state sharded over the data axes, by torch's `fully_shard`.
 
-While compiling it is decided who shards which parameter on which dimension. What FSDP leaves whole (too small, or nothing
-divides) it neither casts to the dtype in which a unit computes nor sums over the data ranks: both are done here.
+Compilation determines which unit shards which parameter on which dimension. FSDP neither casts the parameters
+that stay whole (too small, or no dimension divides) to the unit's dtype, nor sums their gradients over the
+data ranks. This file does both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`replicate_kv`: key-value heads that are fewer than the ranks, each on a group of ranks on purpose.
+"""`replicate_kv`: fewer key-value heads than ranks, each head on a group of ranks.
 
-With K heads on T ranks every T/K neighbouring ranks have the same head. The parameter is stored whole on every rank, and
-forward uses the rows of its rank's head. So the gradient of a rank is that of one head, zero elsewhere, and the sum over
-the axis, which every replicated parameter's gradient goes through, is the sum inside each group: exact, equal on all
-ranks, and counted once in the norm. It costs each rank the whole of a weight that is small, K/H of the queries'.
+With K heads on T ranks, every T/K neighbouring ranks have the same head. Every rank stores the whole
+parameter, and forward uses the rows of its rank's head. So the gradient of a rank is that of one head, zero
+elsewhere. The sum over the axis, as for every replicated parameter, is the sum inside each group: exact,
+equal on all ranks, and counted once in the norm. Each rank stores the whole of a weight that is small, K/H of
+the queries'.
 """
 
 from __future__ import annotations

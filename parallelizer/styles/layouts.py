@@ -1,7 +1,7 @@
-"""How tensors arrive at a module and how they leave it, by torch's DTensor redistribution.
+"""Placements of tensors at the inputs and outputs of a module, converted by torch's DTensor redistribution.
 
-Torch's PrepareModuleInput wants the positional and the keyword arguments of each call spelled out. Ours binds names by the
-signature of forward, so that both ways of calling match one rule.
+Torch's PrepareModuleInput needs a list of the positional and the keyword arguments of each call. This one
+binds names by the signature of forward, so that both ways of calling match one rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What `colwise` and `rowwise` share: a linear or an embedding whose weight is sharded along features."""
+"""The common part of `colwise` and `rowwise`: a linear or an embedding whose weight is sharded along
+features.
+"""
 
 from __future__ import annotations
 

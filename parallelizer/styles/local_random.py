@@ -1,4 +1,4 @@
-"""`local-random`: random numbers of each rank's own, for dropout of what is split over an axis."""
+"""`local-random`: separate random numbers on each rank, for dropout of tensors that are split over an axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that several styles share. No torch here: plans are read with this."""
+"""Options that several styles share. This file imports no torch, because plans are read with it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The option `packed`: the parts of a fused dimension, in whole numbers. Raises StyleError.
+"""The option `packed`: the parts of a fused dimension, as integers. Raises StyleError.
 
-A part is a ratio, or the name of a number of the module or of one around it: a projection is often made from numbers that
-only the attention module, or its configuration, has kept.
+A part is a ratio, or the name of a number of the module or of a module around it: often only the attention
+module, or its configuration, stores the numbers of a projection.
 """
 
 from __future__ import annotations

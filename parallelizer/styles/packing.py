@@ -1,8 +1,8 @@
 """Fused dimensions: `gate|up` or `q|k|v` in one parameter, of which every rank needs its slice of each part.
 
-The parameter is stored in rank-major order of its parts, so that an ordinary shard of the dimension gives
-each rank its slice of each part and every torch tool goes on seeing a plain `Shard`. `pack` and `unpack` are
-the permutation and its inverse.
+The parameter is stored in rank-major order of its parts. An ordinary shard of the dimension then gives each
+rank its slice of each part, and torch's tools see a plain `Shard`. `pack` and `unpack` are the permutation
+and its inverse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Parameters and buffers seen otherwise while a module's own forward runs: the local shards of DTensors, slices, or another
-dtype.
+"""Other values for parameters and buffers while a module's own forward runs: the local shards of DTensors,
+slices, or another dtype.
 
-They stay registered as they are, so that optimizers, FSDP, clipping and state dicts see one kind of tensor; only attribute
-look-ups inside forward find the other. Gradients come back through whatever made it.
+The registered parameters do not change, so that optimizers, FSDP, clipping and state dicts see one kind of
+tensor. Only attribute look-ups inside forward return the other value. Gradients flow back through the
+operation that made it.
 """
 
 from __future__ import annotations

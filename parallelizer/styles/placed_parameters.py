@@ -1,4 +1,4 @@
-"""The ParallelStyle behind shard-params, and behind the other styles where torch has no class that does it."""
+"""The ParallelStyle of shard-params, and of the other styles for which torch has no class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What prepare-input, prepare-output and prepare-io share: how tensors arrive at a module and how they leave it."""
+"""The common part of prepare-input, prepare-output and prepare-io: placements of the inputs and outputs of a
+module.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prepare-input`: the inputs of a module laid out anew."""
+"""`prepare-input`: converts the placements of a module's inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prepare-io`: the inputs and the outputs of a module laid out anew."""
+"""`prepare-io`: converts the placements of a module's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prepare-output`: the outputs of a module laid out anew."""
+"""`prepare-output`: converts the placements of a module's outputs."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Random numbers of a parallel model: equal where ranks hold the same, independent where they hold parts.
+"""Random numbers of a parallel model: equal where ranks hold the same values, independent where they hold
+parts.
 
-Ranks of a tensor axis hold most tensors alike, and must drop the same of them: their default generators are seeded alike,
-and advance alike. Ranks of the data axes and of `cp` hold other tokens: `seed_ranks` seeds them otherwise. What is split
-over a tensor axis, features between two linears, heads, the sequence of a residual stream, needs draws of each rank's
-own there, and nothing in a plain tensor tells: the plan does, by the style `local-random` (Megatron-LM's
-model-parallel generator). Inside, the generator is seeded by one number of the default one and the rank's place on the
-axis, and put back behind. So the default generators stay equal, and a checkpoint, which puts the default generator back
-before it recomputes, draws the same again.
+Ranks of a tensor axis hold most tensors replicated, and must drop the same elements of them: their default
+generators have the same seed and advance together. Ranks of the data axes and of `cp` hold other tokens:
+`seed_ranks` gives them other seeds. Tensors that are split over a tensor axis (features between two linears,
+heads, the sequence of a residual stream) need separate draws on each rank. A plain tensor does not show this;
+the plan does, by the style `local-random` (Megatron-LM's model-parallel generator). Inside this style the
+generator is seeded by one number of the default generator and the rank's position on the axis, and restored
+afterwards. So the default generators stay equal. A checkpoint, which restores the default generator before it
+recomputes, draws the same numbers again.
 """
 
 from __future__ import annotations

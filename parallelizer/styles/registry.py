@@ -1,11 +1,12 @@
-"""The registry of what styles check, do and export.
+"""The registry of each style's check, application and export.
 
-A style is one file of this folder: it declares itself (`language/styles.py`), and registers up to three functions under its
-name. Nothing here or at the top of those files imports torch, so that plans are read without it.
+A style is one file of this folder: it declares itself (`language/styles.py`), and registers up to three
+functions under its name. This file and the top level of those files import no torch, so that plans are read
+without it.
 
-    @implements("name")   Target -> Sharding         while compiling: checks, and says how parameters and tensors lie
+    @implements("name")   Target -> Sharding         while compiling: checks, and gives the placements of parameters
     @applies("name")      Application, module, Live  changes the module; by default the Sharding's ParallelStyle is applied
-    @exports("name")      Application, Exporting     what it does as lines of plain Python
+    @exports("name")      Application, Exporting     the style as lines of plain Python
 """
 
 from __future__ import annotations

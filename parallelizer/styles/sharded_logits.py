@@ -1,14 +1,14 @@
-"""Losses on logits that lie sharded over the vocabulary: no rank ever holds a row of them whole.
+"""Losses on logits that are sharded over the vocabulary: no rank ever holds a whole row of them.
 
-The cross entropy is the vocabulary-parallel one of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053, section 3):
-ranks exchange numbers of tokens, never of logits. For one token with logits z and the label t,
+The cross entropy is the vocabulary-parallel one of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
+section 3): ranks exchange numbers of tokens, never of logits. For one token with logits z and the label t,
 
     loss = log(sum_v exp(z_v - m)) - (z_t - m),    m = max_v z_v,    d loss / d z_v = softmax(z)_v - [v = t]
 
-where the maximum and both terms come from each rank's own columns, by one all-reduce for the maximum and one for
-the two terms together; backward sends nothing. Torch's `loss_parallel`, which does the same for any
-`F.cross_entropy` on DTensors, is a context that backward must run in too; it sends three and keeps a float32
-softmax of the logits. It serves losses that are not ours.
+where the maximum and both terms come from each rank's own columns, by one all-reduce for the maximum and one
+for the two terms together. Backward sends nothing. Torch's `loss_parallel` does the same for any
+`F.cross_entropy` on DTensors. It is a context in which backward must run too. It sends three all-reduces and
+keeps a float32 softmax of the logits. It is used for other losses.
 """
 
 from __future__ import annotations

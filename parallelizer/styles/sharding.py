@@ -1,4 +1,4 @@
-"""What shard-params and the styles of linears end in: placements and layouts, checked, as a Sharding."""
+"""The common result of shard-params and the styles of linears: checked placements and layouts, as a Sharding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a tensor style asks of one module: parameters and attributes that are there, and sizes that divide.
-Raises StyleError.
+"""The requirements of a tensor style on one module: its parameters and attributes exist, and its sizes
+divide. Raises StyleError.
 """
 
 from __future__ import annotations

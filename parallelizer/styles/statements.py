@@ -1,4 +1,4 @@
-"""Lines of exported code as data: what a style is in plain Python on torch's public names."""
+"""Lines of exported code as data: a style in plain Python on torch's public names."""
 
 from __future__ import annotations
 

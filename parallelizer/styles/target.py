@@ -1,4 +1,4 @@
-"""What a style is given while compiling, and what it gives back. No torch at import."""
+"""The input and the result of a style's compilation. No torch at import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that convert the tensors that a module is given, by the names of forward's parameters, and those that it returns."""
+"""Hooks that convert the inputs of a module, by the names of forward's parameters, and its outputs."""
 
 from __future__ import annotations
 

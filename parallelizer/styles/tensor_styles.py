@@ -1,4 +1,4 @@
-"""How styles of the slots `params` and `io` are applied and exported: by the ParallelStyle that they gave while compiling."""
+"""Applies and exports the styles of the slots `params` and `io`: by the ParallelStyle from their compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that several modules share, as an output layer that is the embedding again."""
+"""Parameters that several modules share, such as an output layer that shares the embedding's weight."""
 
 from __future__ import annotations
 

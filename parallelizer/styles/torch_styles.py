@@ -1,4 +1,4 @@
-"""Torch's own ParallelStyles: how they are written as plain Python."""
+"""Torch's own ParallelStyles, written as plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of recipes. Importing this file takes no time: what takes a second or two is imported by the calls."""
+"""The commands of recipes. This file imports quickly; the calls import modules that take a second or two."""
 
 from __future__ import annotations
 

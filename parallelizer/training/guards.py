@@ -1,4 +1,6 @@
-"""What a run does about numbers that are not finite, ranks that drift apart, and ranks that lose each other."""
+"""A run's reaction to values that are not finite, to ranks that drift apart, and to ranks that lose each
+other.
+"""
 
 from __future__ import annotations
 

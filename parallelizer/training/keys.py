@@ -1,6 +1,6 @@
-"""Tables of configuration keys: dataclasses whose fields say which key they are, what it takes and what it is for.
+"""Tables of configuration keys: dataclasses whose fields give the key, its allowed values and its purpose.
 
-One table serves the values that a run is given, the check of a configuration, the comments in `configs/` and the page
+One table defines the values of a run, the check of a configuration, the comments in `configs/` and the page
 docs/settings.md. Tests compare the last two with it.
 """
 

@@ -1,4 +1,4 @@
-"""What a training reads of the configuration, in one table; checked before a rank starts."""
+"""The configuration keys of a training, in one table; checked before a rank starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a run measures, handed on to TensorBoard and Weights & Biases; `metrics.jsonl` is written always.
+"""Passes the measurements of a run to TensorBoard and Weights & Biases; `metrics.jsonl` is always written.
 
-A tracker is a class with three methods and an entry in TRACKERS. One that fails in a run is left out from then on, with
-a warning, and the training goes on.
+A tracker is a class with three methods and an entry in TRACKERS. If a tracker fails in a run, the run warns,
+omits it from then on, and continues.
 """
 
 from __future__ import annotations

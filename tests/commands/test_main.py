@@ -20,30 +20,30 @@ Captured = pytest.CaptureFixture[str]
 
 SETUP = ["overrides", "--config-dir", "--config-name"]
 EXPECTED = {
-    "validate": ("find every mistake in the plan and the configuration", [*SETUP, "--json", "--quick"]),
+    "validate": ("find all mistakes in the plan and the configuration", [*SETUP, "--json", "--quick"]),
     "plan": (
-        "print what each rank holds, sends and needs",
+        "print the shards, collectives and memory of each rank",
         [*SETUP, "--json", "--rank", "--lock", "--locked", "--diff", "--html"],
     ),
     "verify": (
         "prove that the sharded run equals the unsharded one",
         [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--seed"],
     ),
-    "train": ("train under a plan: the recipe that `new` copies, as it is", ["overrides"]),
-    "generate": ("print text from a checkpoint: the recipe that `new` copies, as it is", ["overrides"]),
+    "train": ("train under a plan, with the unchanged recipe that `new` copies", ["overrides"]),
+    "generate": ("sample text from a checkpoint, with the unchanged recipe that `new` copies", ["overrides"]),
     "export": ("print the plan as plain Python on torch's public APIs", SETUP),
-    "import-plan": ("print the plan that a transformers model's own tp_plan comes to", [*SETUP, "--check"]),
+    "import-plan": ("convert a transformers model's own tp_plan to a plan", [*SETUP, "--check"]),
     "schema": ("print the JSON Schema of plan files, for editors", [*SETUP, "--preset"]),
     "init": (
-        "propose a plan for a model that has none, from what its forward does",
+        "propose a plan for a model without one, from the operations of its forward",
         [*SETUP, "--output", "--force", "--unproven"],
     ),
     "explain": (
-        "say what a diagnostic's code means, or which rules stand on a module or parameter",
+        "print the meaning of a code, or the rules that apply to a module or parameter",
         ["word", *SETUP, "--rank", "--json"],
     ),
-    "new": ("copy the training recipe and a small configuration into a folder, to start from", ["folder"]),
-    "doctor": ("say what is here and what works: to paste into an issue", ["--json"]),
+    "new": ("copy the training recipe and a small configuration into a folder", ["folder"]),
+    "doctor": ("print the installed versions and the features that work, for a bug report", ["--json"]),
 }
 """The line of each command in `--help`, and the options in its own help; in the order of `--help`."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parallelizer.commands.doctor.trials import Trial
 
 NAME = "doctor"
-DOC = "say what is here and what works: to paste into an issue"
+DOC = "print the installed versions and the features that work, for a bug report"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -12,19 +12,21 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 
 NAME = "explain"
-DOC = "say what a diagnostic's code means, or which rules stand on a module or parameter"
+DOC = "print the meaning of a code, or the rules that apply to a module or parameter"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """A code, a path, or nothing; the setup's options and the rank are for a path."""
-    parser.add_argument("word", nargs="?", metavar="CODE|PATH", help="without one, every code in one line")
+    parser.add_argument(
+        "word", nargs="?", metavar="CODE|PATH", help="without it, list every code in one line"
+    )
     add_setup_options(
         parser,
         overrides="Hydra overrides, for a path",
         config_dir="as for the other commands",
         config_name="as for the other commands",
     )
-    parser.add_argument("--rank", type=int, default=0, help="whose shards to show (0)")
+    parser.add_argument("--rank", type=int, default=0, help="the rank whose shards are shown (0)")
     add_json_option(parser)
 
 

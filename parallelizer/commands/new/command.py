@@ -10,12 +10,12 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 NAME = "new"
-DOC = "copy the training recipe and a small configuration into a folder, to start from"
+DOC = "copy the training recipe and a small configuration into a folder"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The folder. Other words are left over as overrides, which `run` refuses."""
-    parser.add_argument("folder", metavar="DIR", help="a new folder, or one that has none of the files")
+    parser.add_argument("folder", metavar="DIR", help="a new folder, or one that contains none of the files")
     parser.set_defaults(overrides=[])
 
 

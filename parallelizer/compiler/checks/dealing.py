@@ -1,5 +1,4 @@
-"""Checks the distribution of the sequence over cp: the inputs of `balance` exist, and padding does not count.
-"""
+"""Checks the distribution of the sequence over cp: the inputs of `balance` exist, and padding does not count."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Buffers that a forward updates from its inputs differ from rank to rank, because buffers are not reduced.
-"""
+"""Buffers that a forward updates from its inputs differ from rank to rank, because buffers are not reduced."""
 
 from __future__ import annotations
 

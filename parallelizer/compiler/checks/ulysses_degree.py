@@ -1,5 +1,4 @@
-"""Checks the degree of ulysses-ring: it distributes heads over this many ranks, which must divide the axis.
-"""
+"""Checks the degree of ulysses-ring: it distributes heads over this many ranks, which must divide the axis."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""How a model is called: the entries of a batch that it takes, and the part of its output that is the logits.
-"""
+"""How a model is called: the entries of a batch that it takes, and the part of its output that is the logits."""
 
 from __future__ import annotations
 

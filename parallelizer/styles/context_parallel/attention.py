@@ -1,4 +1,4 @@
-"""Exact attention over a sequence whose rows are dealt out over the ranks of a process group."""
+"""Exact attention over a sequence whose rows are distributed over the ranks of a process group."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Head-tail order: which rows of a sequence each rank holds, and which attention blocks that costs it.
+"""Head-tail order: which rows of a sequence each rank holds, and which attention blocks it computes for them.
 
 A sequence of S rows is cut into 2W equal chunks for W ranks. Rank r holds chunk r, then chunk 2W-1-r. Under a
-causal mask an early chunk is cheap and a late one dear, so every rank pairs one of each and all do equal
-work. Nothing in this file communicates.
+causal mask an early chunk is cheap and a late one expensive, so every rank pairs one of each and all ranks
+have equal work. Nothing in this file communicates.
 """
 
 from __future__ import annotations

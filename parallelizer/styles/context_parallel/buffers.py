@@ -1,9 +1,9 @@
-"""The plan's `buffers`: batch entries split by rank, and the model's positional buffers seen as this rank's
-rows.
+"""The plan's `buffers`: batch entries split by rank, and the model's positional buffers restricted to this
+rank's rows.
 
-A model buffer is swapped when the model's forward begins, because only then the sequence's length is known,
-and stays so through backward, where a checkpoint may run parts of forward again. `restore_buffers` puts the
-whole ones back; so does taking a state dict.
+A model buffer is replaced when the model's forward begins, because only then the sequence's length is known.
+It stays replaced through backward, where a checkpoint may run parts of forward again. `restore_buffers`
+restores the whole buffers; so does taking a state dict.
 """
 
 from __future__ import annotations

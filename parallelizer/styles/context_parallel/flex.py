@@ -1,8 +1,8 @@
-"""`flex_attention` over a split sequence: its masks and its changes of the scores are functions of positions in the whole.
+"""`flex_attention` over a split sequence: its masks and score functions take positions in the whole sequence.
 
-A rank evaluates them for its own rows, at their positions in the whole sequence, against all keys. What is only a mask then
-goes the way of any mask. Scores that a function changes, or a log-sum-exp that is asked for, take a plain path on
-gathered keys, in the accumulation dtype: scores, function, mask, softmax.
+A rank evaluates them for its own rows, at their positions in the whole sequence, against all keys. A pure
+mask is then handled like any other mask. If a function changes the scores, or a log-sum-exp is requested,
+plain operations on gathered keys compute scores, function, mask and softmax in the accumulation dtype.
 """
 
 from __future__ import annotations

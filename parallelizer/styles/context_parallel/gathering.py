@@ -1,4 +1,6 @@
-"""Keys and values of all ranks are gathered, and every rank works alone on the blocks of its rows."""
+"""The method all-gather: gathers keys and values of all ranks; every rank then computes the blocks of its
+rows.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Makes a module's own attention calls context-parallel, wherever under its forward they are made.
 
-`F.scaled_dot_product_attention` and `flex_attention` are caught by a `TorchFunctionMode` that is on only while the
-module's forward runs: however the function was imported and however deep it is called, and in no other module. Because
-the mode is entered by the forward itself, a checkpoint around the module recomputes under it too.
+A `TorchFunctionMode` intercepts `F.scaled_dot_product_attention` and `flex_attention`. It is active only
+while the module's forward runs. It works however the function was imported and however deep it is called, and
+affects no other module. Because the forward itself enters the mode, a checkpoint around the module recomputes
+under it too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Attention under a mask of one's own: rows of it against the columns of the whole sequence, tile by tile.
+"""Attention under a user's mask: rows of it against the columns of the whole sequence, tile by tile.
 
-Every mask is exact: boolean or added, of one row for all or of every row, of one head or of each. What a tile of rows does
-not see, before the first and behind the last column that any of them sees, is not computed: documents, windows and
-prefixes cost what they show. A mask that learns goes through torch's own attention, which gives it a gradient.
+Every mask is exact: boolean or added, one row for all or every row, one head or each. For a tile of rows,
+columns before the first and after the last visible column are not computed. So documents, windows and
+prefixes cost only their visible part. A mask that needs a gradient uses torch's own attention.
 """
 
 from __future__ import annotations

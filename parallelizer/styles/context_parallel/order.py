@@ -1,8 +1,8 @@
-"""Which rows of a sequence each rank of an axis holds: the order in which the sequence is dealt out.
+"""The order of a sequence: which rows each rank of an axis holds.
 
-A sequence of S rows is padded to P, a multiple of 2W for W ranks, and every rank holds P/W of them, in the order of their
-positions. An order takes whole tensors apart, puts parts together again, and knows under a causal mask which keys a
-rank's rows see. Padding stands behind the last row; `length` is the number of rows that are real.
+A sequence of S rows is padded to P, a multiple of 2W for W ranks, and every rank holds P/W of them, sorted by
+their positions. An order splits whole tensors, joins parts, and knows which keys a rank's rows see under a
+causal mask. Padding is after the last row; `length` is the number of real rows.
 
     head-tail     chunk r and chunk 2W-1-r of 2W: equal work under a causal mask (`balance`)
     none          the r-th W-th: work grows with the rank, (2r+1)/W^2 of the whole

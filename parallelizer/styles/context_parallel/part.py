@@ -1,8 +1,9 @@
-"""Some ranks of a process group, at even distances, that talk to each other through the whole group.
+"""Some ranks of a process group, at even distances, that communicate through the whole group.
 
-There are no groups of their own for them. Torch names a new group after how many this rank has already: where ranks have
-not all made equally many (a user's, a pipeline's), making one hangs. And a communicator costs memory on a device. What a
-part sends needs neither: point to point names its ranks, and an all-to-all may have nothing for most of them.
+They have no process group of their own. Torch names a new group after the number of groups that this rank has
+made. If ranks have made different numbers of groups (a user's, a pipeline's), making a group hangs. And a
+communicator costs memory on a device. A part needs no group: point-to-point calls name their ranks, and an
+all-to-all may send nothing to most of them.
 """
 
 from __future__ import annotations

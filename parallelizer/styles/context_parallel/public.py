@@ -1,12 +1,12 @@
-"""Context parallelism in anybody's training loop, without a plan.
+"""Context parallelism in any training loop, without a plan.
 
     modules = [block.attention for block in model.blocks]
     context_parallel(modules, mesh["cp"], method="auto")
     local = shard_buffers({"tokens": tokens, "labels": labels}, {"tokens": 1, "labels": 1}, mesh["cp"])
     loss(model(local["tokens"]), local["labels"])          # a mean over tokens is a mean over ranks too
-    logits = unshard(local_logits, mesh["cp"], dim=1)      # for whoever wants them whole, without gradient
+    logits = unshard(local_logits, mesh["cp"], dim=1)      # the whole logits, without gradient
 
-Gradients of parameters are each rank's part of a sum: FSDP or an all-reduce over the axis adds them up.
+Gradients of parameters are each rank's term of a sum: FSDP or an all-reduce over the axis sums them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Keys and values pass from rank to rank in a ring, each block being used while the next one is on its way.
+"""The method ring: keys and values pass from rank to rank; each rank uses one block while the next one is
+sent.
 
-No rank ever holds more than two ranks' keys and values. In head-tail order, under a causal mask, what a rank has to do
-with another's block is always half of it: of an earlier rank's keys its own rows see the head, and a later rank's
-keys are seen by its own tail. So all ranks work alike at every step (zigzag, as in Striped and Zigzag Ring Attention;
-Brandon et al., 2023, and the ring-flash-attention project). Gradients do not travel around: each rank sends what it
-has found for a block straight to the rank that the block belongs to.
+No rank ever holds more than two ranks' keys and values. In head-tail order, under a causal mask, a rank
+computes exactly half of another rank's block: its own rows see the head of an earlier rank's keys, and its
+own tail sees a later rank's keys. So all ranks have equal work at every step (zigzag, as in Striped and
+Zigzag Ring Attention; Brandon et al., 2023, and the ring-flash-attention project). Gradients do not pass
+around the ring: each rank sends its gradient of a block directly to the rank that owns the block.
 """
 
 from __future__ import annotations

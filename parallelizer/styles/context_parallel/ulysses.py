@@ -1,8 +1,9 @@
-"""Rows are exchanged for heads: every rank attends over the whole sequence, with its share of the heads.
+"""The method ulysses: exchanges rows for heads, so that every rank computes some heads over the whole
+sequence.
 
-One all-to-all takes queries, keys and values there, another the result back (DeepSpeed Ulysses; Jacobs et al., 2023).
-What runs between them is plain attention, so that any mask and torch's own kernels do; and all ranks work alike, whatever
-the mask. Query and key heads must divide by the ranks.
+One all-to-all sends queries, keys and values, another the result (DeepSpeed Ulysses; Jacobs et al., 2023).
+Between them runs plain attention, so any mask and torch's own kernels work, and all ranks have equal work for
+any mask. Query and key heads must divide by the ranks.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Where batches come from: `images`, or `windows` cut out of a text (`stdlib`, `text`, `hf_dataset`, `halves`)."""
+"""Sources of batches: `images`, or `windows` of a text (`stdlib`, `text`, `hf_dataset`, `halves`)."""

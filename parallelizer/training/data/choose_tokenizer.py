@@ -1,4 +1,4 @@
-"""Which tokenizer a text is read with: the configured one, or the model's own; and its files beside a saved model."""
+"""The tokenizer of a text: the configured one, or the model's own; and its files next to a saved model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every source of text comes to: tokens to train on, tokens held out, and a loss to compare with."""
+"""The common form of all text sources: tokens for training, tokens held out, and a loss to compare with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Packed documents: what tells them apart in a row of tokens.
+"""Packed documents: the document of each token in a row.
 
-A row is a window of the text, as without them; here each token also knows its document, and its place in it. A document that
-began in an earlier row goes on as one that begins here, at position 0.
+A row is a window of the text, as without documents. In addition each token has the number of its document,
+and its position in it. A document that began in an earlier row counts as a new one in this row, from position
+0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the chosen data is what the chosen model takes."""
+"""Checks that the data provides the inputs of the model."""
 
 from __future__ import annotations
 

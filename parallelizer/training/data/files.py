@@ -1,7 +1,9 @@
-"""The files that batches come from, as they were when they were read; and whether they are still so.
+"""The files that batches come from, in the state in which they were read; and a check that they have not
+changed.
 
-A text is read once, before the ranks start, so a file that changes later does no harm to the run itself. It does to
-whoever resumes it: the same position would then mean other samples. So a run looks at its files whenever it saves.
+A text is read once, before the ranks start, so a later change of the file does not affect the run itself. It
+affects a resumed run, in which the same position would refer to other samples. So a run checks its files at
+each checkpoint.
 """
 
 from __future__ import annotations

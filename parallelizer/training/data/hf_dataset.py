@@ -1,4 +1,6 @@
-"""The texts of a data set, as Hugging Face's `datasets` reads it from disk or from the hub: the optional extra `hf`."""
+"""The texts of a dataset that Hugging Face's `datasets` reads from disk or from the hub: the optional extra
+`hf`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Labelled images that are drawn as they are needed: stripes in noise, whose direction is the class.
+"""Labelled images, generated as they are needed: stripes in noise; the direction of the stripes is the class.
 
-There on every machine, without a download, and learnt in minutes on a CPU. No image comes twice, and none of the held-out
-ones is trained on: each is drawn from a generator seeded by the run's seed, the part it belongs to, and its number.
+They exist on every machine, without a download, and a model learns them in minutes on a CPU. No image occurs
+twice, and no held-out image is trained on: each is drawn from a generator seeded by the run's seed, its part,
+and its number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Documents to one run of tokens."""
+"""Joins documents to one sequence of tokens."""
 
 from __future__ import annotations
 

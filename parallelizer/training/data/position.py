@@ -1,8 +1,9 @@
-"""Where a run is in its data, as a checkpoint keeps it; and whether a run that goes on from there sees the same data.
+"""The position of a run in its data, as a checkpoint stores it; and a check that a resumed run sees the same
+data.
 
-A sample's number decides what it is: the first run's `seed`, `seq_len` and data map numbers to samples. With any of
-these changed the next number is an arbitrary sample, seen before or not, so a resume is refused. The size of the
-batch, and the mesh, may change.
+The number of a sample determines its contents: the first run's `seed`, `seq_len` and data map numbers to
+samples. With any of these changed, the next number is an arbitrary sample, so resuming is an error. The size
+of the batch and the mesh may change.
 """
 
 from __future__ import annotations

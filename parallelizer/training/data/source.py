@@ -1,4 +1,4 @@
-"""What a run takes its batches from: text, images, or whatever somebody's own class gives."""
+"""The interface of data sources: text, images, or a user's own class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of Python's standard library: text that every machine which can run this has, offline."""
+"""The source of Python's standard library: text that exists offline on every machine with Python."""
 
 from __future__ import annotations
 

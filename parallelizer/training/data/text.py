@@ -1,4 +1,4 @@
-"""Text that the user has: one file, or all files below a folder."""
+"""A user's text: one file, or all files below a folder."""
 
 from __future__ import annotations
 

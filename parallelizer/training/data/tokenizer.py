@@ -1,4 +1,4 @@
-"""Text to tokens and back: a byte a token, or what a tokenizer of transformers makes of it."""
+"""Text to tokens and back: one token for each byte, or a tokenizer of transformers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Batches as a function of the seed and of how many samples came before.
+"""Batches as a function of the seed and of the number of samples before them.
 
-Nothing is remembered, so a resumed run sees the same ones. A text of n tokens has (n - 1) // S windows of S tokens
-and their S successors, one beside the other.
+They have no state, so a resumed run sees the same batches. A text of n tokens has (n - 1) // S windows of S
+tokens and their S successors, one after the other.
 """
 
 from __future__ import annotations

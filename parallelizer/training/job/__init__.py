@@ -1,1 +1,1 @@
-"""One run as a command: composed, checked, on ranks, and how it ends."""
+"""One run as a command: composing and checking its configuration, starting its ranks, and ending it."""

@@ -1,4 +1,6 @@
-"""What a rank is given: a configuration that has been checked, and the parts of a run that are made from it."""
+"""The argument of a recipe's function on a rank: a checked configuration, and the parts of a run that it
+builds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run ends that does not end well: what is said, what is left on disk, and the exit status.
+"""The end of a run that fails: its messages, the files that it leaves, and its exit status.
 
 Exit 1: the configuration is wrong, or a rank failed. 2: the command line does not parse. 130: Ctrl-C.
 """

@@ -1,4 +1,4 @@
-"""Everything that can be wrong is looked for here, before a rank starts."""
+"""All checks of a run before a rank starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A recipe as a command: the file that was started, how it was typed, and where its configuration is."""
+"""A recipe as a command: the file that was started, its command line, and the place of its configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What `training.run` does: everything of a run but the training itself.
+"""`training.run`: all parts of a run except the training itself.
 
-The configuration is composed once, in the parent, and everything that can be checked without ranks is checked there.
-Then the ranks are started, or joined under torchrun and Slurm, and each calls the recipe's function.
+The parent composes the configuration once and runs all checks that need no ranks. Then it starts the ranks,
+or joins them under torchrun and Slurm, and each rank calls the recipe's function.
 """
 
 from __future__ import annotations

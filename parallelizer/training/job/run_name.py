@@ -1,8 +1,8 @@
-"""What a run is called, so that it finds its output folder again when it is started again from outside.
+"""The name of a run, by which it finds its output folder again after a restart from outside.
 
-`hydra.run.dir` asks for it with `${run_name:}`. Alone a run has the time of its start for a name, as Hydra's runs
-have. Started again by torchrun, a rank 0 would choose another time: there it is the time at which torchrun itself
-began. A batch job of Slurm's that is requeued keeps its number.
+`hydra.run.dir` reads it by `${run_name:}`. A run that starts its own ranks has the time of its start as name,
+as in Hydra. After a restart by torchrun, a new rank 0 would choose another time; there the name is the start
+time of torchrun. A batch job that Slurm requeues keeps its number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Jobs of a sweep as jobs of Slurm's, through submitit: one task for each rank of the job's own mesh.
+"""Jobs of a sweep as Slurm jobs, through submitit: one task for each rank of the job's own mesh.
 
-hydra-submitit-launcher gives all jobs of a sweep the same tasks, while `-m parallel=tp2,tp8_cp2` has meshes of two
-sizes. So the jobs are submitted here, one array for each size, and each runs as hydra-submitit-launcher would run it.
+hydra-submitit-launcher gives all jobs of a sweep the same tasks, but `-m parallel=tp2,tp8_cp2` has meshes of
+two sizes. So this file submits the jobs, one array for each size, and each job runs as
+hydra-submitit-launcher would run it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Hydra's launcher behind `hydra/launcher=submitit_slurm`: what it does stands in `parallelizer/training/job/slurm_jobs.py`.
+"""Hydra's launcher for `hydra/launcher=submitit_slurm`; `parallelizer/training/job/slurm_jobs.py` implements
+it.
 
-Hydra instantiates launchers from the package `hydra_plugins` alone, where one would enter every Hydra application on the
-machine. Ours is of the recipe's command only: it is registered when that runs, under a name as if it stood there.
+Hydra instantiates launchers only from the package `hydra_plugins`, where a launcher would affect every Hydra
+application on the machine. This launcher belongs only to the recipe's command, which registers it under a
+name in that package.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Checkpoints of a run, what they tell of it, and how a run goes on from one."""
+"""Checkpoints of a run, the configuration that they contain, and resuming from one."""

@@ -1,4 +1,4 @@
-"""What a run that goes on does otherwise than when its checkpoint was written."""
+"""The differences between a resumed run and its checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind and goes on from: when it saves, what it loads, and what it says of that."""
+"""The checkpoints of a run: when it saves, where it starts, and its messages about both."""
 
 from __future__ import annotations
 

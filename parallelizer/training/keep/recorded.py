@@ -1,5 +1,5 @@
-"""What a checkpoint tells of itself, as configuration: its model, its data's tokenizer and its plan become files of the groups
-`model`, `data` and `plans`, which a command finds behind the shipped ones.
+"""The configuration that a checkpoint contains: its model, its data's tokenizer and its plan become files of
+the groups `model`, `data` and `plans`, which a command searches after the shipped ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether this run has saved its trained model already: a finished run that is started again finds it where it is."""
+"""Checks whether this run has saved its trained model already, for a finished run that is started again."""
 
 from __future__ import annotations
 

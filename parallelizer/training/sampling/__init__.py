@@ -1,1 +1,1 @@
-"""Text from a trained model: the command, the logits of the next token, and drawing it."""
+"""Sampling text from a trained model: the command, the logits of the next token, and drawing the token."""

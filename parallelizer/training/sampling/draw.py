@@ -1,4 +1,4 @@
-"""The next token, drawn from logits: on rank 0, which tells the others."""
+"""Draws the next token from logits: on rank 0, which broadcasts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank is given that writes texts: a command that has been checked, and the parts that it works with."""
+"""The argument of a sampling recipe's function on a rank: a checked command, and the parts that it uses."""
 
 from __future__ import annotations
 

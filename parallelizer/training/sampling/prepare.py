@@ -1,4 +1,4 @@
-"""A sampling command, checked before a rank starts: its words, its checkpoint, its prompt."""
+"""The checks of a sampling command before a rank starts: its arguments, its checkpoint, its prompt."""
 
 from __future__ import annotations
 

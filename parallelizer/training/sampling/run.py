@@ -1,4 +1,4 @@
-"""What `training.run_sampling` does: everything of a sampling command but the sampling itself."""
+"""`training.run_sampling`: all parts of a sampling command except the sampling itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sampling command reads of the configuration, in one table; checked before a rank starts."""
+"""The configuration keys of a sampling command, in one table; checked before a rank starts."""
 
 from __future__ import annotations
 

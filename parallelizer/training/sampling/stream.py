@@ -1,4 +1,4 @@
-"""A text on stdout while it grows."""
+"""Writes a text to stdout while it is generated."""
 
 from __future__ import annotations
 

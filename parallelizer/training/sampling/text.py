@@ -1,8 +1,8 @@
-"""The logits of a text's next token, in one rank of a world.
+"""The logits of a text's next token, on one rank of a world.
 
-Unmodified models keep no keys and values of earlier tokens: the whole text is computed anew for each token. It is filled
-up behind its end to a length that the mesh divides, of which there are few. A causal model does not see what is behind,
-and whether that is so is tried once.
+Unmodified models keep no keys and values of earlier tokens, so each token needs a forward over the whole
+text. The text is padded at its end to a length that the mesh divides, so that few lengths occur. A causal
+model does not see the padding; this is checked once.
 """
 
 from __future__ import annotations

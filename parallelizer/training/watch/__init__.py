@@ -1,1 +1,3 @@
-"""What a run tells of itself: files, a live view, profiles, its first step beside the dry run, and its summary."""
+"""The output of a run: files, a live view, profiles, the comparison of its first step with the dry run, and
+its summary.
+"""

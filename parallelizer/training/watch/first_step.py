@@ -1,4 +1,4 @@
-"""The first step of a run compares itself with the dry run: its collectives, and the peak of its memory."""
+"""Compares the first step of a run with the dry run: its collectives, and its peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dry run says of the run that begins: looked up in the parent, kept by rank 0, shown while it runs."""
+"""The dry run's prediction for a run: computed in the parent, stored by rank 0, shown during the run."""
 
 from __future__ import annotations
 

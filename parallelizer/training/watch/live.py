@@ -1,4 +1,4 @@
-"""What a terminal shows of a run while it goes: a panel that is drawn anew in its place, and left behind at the end."""
+"""The live view of a run on a terminal: a panel that is redrawn in place, and stays at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What memory a rank has in use, as far as that can be told while it runs."""
+"""The memory that a rank uses, as far as it can be measured during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures, one JSON object a line, so that a run can be read while it goes."""
+"""The measurements of a run, one JSON object a line, so that they can be read during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train.profile=3:5`: what the ranks do in some steps, as torch's profiler sees it."""
+"""`train.profile=3:5`: traces of some steps by torch's profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a panel on a terminal, plain lines in a file."""
+"""The progress of a run: a panel on a terminal, plain lines in a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""All that is told of a run while it goes: `metrics.jsonl`, trackers, a panel or lines, profiles, and the first step beside
-the dry run.
+"""All reports of a run: `metrics.jsonl`, trackers, a panel or lines, profiles, and the comparison of the
+first step with the dry run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The last lines of a run: what it came to, and where everything lies."""
+"""The last lines of a run: its result, and the places of its files."""
 
 from __future__ import annotations
 
