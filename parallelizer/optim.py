@@ -54,9 +54,6 @@ def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) ->
     return [{"params": params, "weight_decay": decay} for (_, decay), params in members.items()]
 
 
-SCHEDULES = ("cosine", "linear", "wsd", "constant")
-"""How the learning rate goes on behind the warm-up."""
-
 SCHEDULE_KEYS = ("warmup", "final_ratio", "schedule", "decay")
 """The keys of `optim` that are no optimizer's."""
 

@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.optim import SCHEDULES, build_optimizer, learning_rate, optimizer_of
+from parallelizer.optim import build_optimizer, learning_rate, optimizer_of
+from parallelizer.training.settings import SCHEDULES
 
 ROOT = Path(__file__).parents[1]
 

@@ -170,7 +170,10 @@ def _gather_strangers(state: Compilation) -> None:
     lost = [d for d in state.diagnostics if d.code == "unmatched-glob"]
     of_the_plan = {d.span for d in lost}
     needed = [rule for rule in state.plan.rules if rule.key and not rule.optional]
-    if len(lost) < STRANGERS or len(lost) < ALMOST_ALL * len(needed):
+    unlike = [
+        d for d in lost if "did you mean" not in (d.help or "")
+    ]  # the others are misspelt names of this model
+    if len(lost) < STRANGERS or len(lost) < ALMOST_ALL * len(needed) or len(unlike) < len(lost) / 2:
         return
     state.diagnostics[:] = [d for d in state.diagnostics if d.span not in of_the_plan]
     top = _top(list(state.modules))

@@ -23,9 +23,10 @@ from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.styles import STYLE_FILES
 from parallelizer.language.workload import Workload
+from parallelizer.optim import SCHEDULE_KEYS
 from parallelizer.styles.registry import FUNCTIONS
 
-SCHEDULE = ("lr", "warmup", "final_ratio")
+SCHEDULE = ("lr", *SCHEDULE_KEYS)
 """Keys of `optim` that a proof does not depend on: they scale an update that is equal on both sides."""
 
 PARTS: dict[str, str] = {

@@ -14,7 +14,6 @@ from parallelizer.configuration.reading import Reading, is_whole
 from parallelizer.diagnostics.diagnostic import PlanError, Span, quoted
 from parallelizer.diagnostics.nearest import did_you_mean
 from parallelizer.language.yaml_nodes import Scalar
-from parallelizer.optim import SCHEDULES
 from parallelizer.training.keys import (
     Key,
     Kind,
@@ -34,6 +33,9 @@ from parallelizer.training.keys import (
     whole,
 )
 from parallelizer.training.trackers import TRACKERS
+
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+"""What `parallelizer.optim.learning_rate` computes. That file imports torch, and `validate --quick` reads this one."""
 
 Steps = tuple[int, int]
 """The first and the last step, from 1."""

@@ -20,14 +20,17 @@ Captured = pytest.CaptureFixture[str]
 
 SETUP = ["overrides", "--config-dir", "--config-name"]
 EXPECTED = {
-    "validate": ("find all mistakes in the plan and the configuration", [*SETUP, "--json", "--quick"]),
+    "validate": (
+        "find all mistakes in the plan and the configuration",
+        [*SETUP, "--json", "--quick", "--proven", "--proofs"],
+    ),
     "plan": (
         "print the shards, collectives and memory of each rank",
         [*SETUP, "--json", "--rank", "--lock", "--locked", "--diff", "--html"],
     ),
     "verify": (
         "prove that the sharded run equals the unsharded one",
-        [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--seed"],
+        [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--proofs", "--seed"],
     ),
     "train": ("train under a plan, with the unchanged recipe that `new` copies", ["overrides"]),
     "generate": ("sample text from a checkpoint, with the unchanged recipe that `new` copies", ["overrides"]),
@@ -36,7 +39,7 @@ EXPECTED = {
     "schema": ("print the JSON Schema of plan files, for editors", [*SETUP, "--preset"]),
     "init": (
         "propose a plan for a model without one, from the operations of its forward",
-        [*SETUP, "--output", "--force", "--unproven"],
+        [*SETUP, "--output", "--force", "--unproven", "--seconds"],
     ),
     "explain": (
         "print the meaning of a code, or the rules that apply to a module or parameter",

@@ -186,9 +186,8 @@ SPOILT = [
 
 
 DEFAULT = {
-    *(f"{mesh} llama" for mesh in (*MESHES_OF_2, "fsdp2_tp2", "fsdp2_cp2", "cp2_tp2", "hsdp2x2")),
+    *(f"{mesh} llama" for mesh in (*MESHES_OF_2, "fsdp2_tp2", "hsdp2x2")),
     "tp2 llama_tp",
-    "fsdp2_tp2 llama_tp",
     "fsdp2 min_size above everything",  # with checkpoints and accumulation
     "fsdp2 frozen whole parameters",
     "fsdp2 uneven shards",

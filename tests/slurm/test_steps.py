@@ -147,7 +147,7 @@ def test_a_requeued_job_keeps_its_names(slurm: Slurm, told: Told, tmp_path: Path
     )
     job = slurm.submit(path, f"--output={tmp_path}/out", "--array=7", cwd=tmp_path)
     slurm.requeued(f"{job}_7")
-    slurm.wait(f"{job}_7", timeout=60)
+    slurm.wait(f"{job}_7", timeout=180)
     first, second = sorted(told.tasks(), key=lambda task: "SLURM_RESTART_COUNT" in task.environment)
     assert first.name == second.name == f"slurm-{job}_7.0"
     assert "SLURM_RESTART_COUNT" not in first.environment

@@ -14,7 +14,7 @@ from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import REPLICATE, shard
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
-from tests.chosen import a_fifth
+from tests.chosen import chosen
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
 from tests.styles.models import (
@@ -242,7 +242,9 @@ def test_one_axis(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", a_fifth(case.name for case in CASES_OF_4))
+@pytest.mark.parametrize(
+    "name", chosen([case.name for case in CASES_OF_4], ("fsdp around packed heads", "fsdp around two axes"))
+)
 def test_two_axes(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
 

@@ -32,9 +32,9 @@ from parallelizer.propose.from_forward.modes import Functions, Operators
 from parallelizer.propose.from_forward.seen import (
     Dims,
     Lookup,
-    Place,
     Projection,
     Seen,
+    SeenAt,
     SeenAttention,
     SeenCall,
     Use,
@@ -96,7 +96,7 @@ class _Watcher:
     @property
     def where(self) -> str:
         """The module in which the forward is, with the line of code that is running."""
-        return Place(self.running.current, _line())
+        return SeenAt(self.running.current, _line())
 
     @property
     def module(self) -> nn.Module:

@@ -84,18 +84,18 @@ class Written:
     over: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-class Place(str):
+class SeenAt(str):
     """The path of a module, and the line of somebody's own code in it, where something was seen."""
 
     line: str = ""
 
-    def __new__(cls, path: str, line: str = "") -> Place:
+    def __new__(cls, path: str, line: str = "") -> SeenAt:
         place = super().__new__(cls, path)
         place.line = line
         return place
 
-    def __reduce__(self) -> tuple[type[Place], tuple[str, str]]:
-        return Place, (str(self), self.line)
+    def __reduce__(self) -> tuple[type[SeenAt], tuple[str, str]]:
+        return SeenAt, (str(self), self.line)
 
 
 @dataclass
