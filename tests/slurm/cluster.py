@@ -149,7 +149,12 @@ class Slurm:
         self, number: str, states: Sequence[str] = ("COMPLETED",), timeout: float = 60.0
     ) -> dict[str, str]:
         """The job once it is in one of these states. Raises TimeoutError."""
-        wait_for(lambda: self.job(number)["JobState"] in states, timeout)
+        try:
+            wait_for(lambda: self.job(number)["JobState"] in states, timeout)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{self.job(number)}\n{self.run('squeue', '-l')}\n{self.run('sinfo')}"
+            ) from None
         return self.job(number)
 
     def requeued(self, number: str, times: int = 1, timeout: float = 60.0) -> None:
