@@ -16,6 +16,7 @@ VOCAB = {"vocab_size": 256}
 
 RUN = (
     "model=hf",
+    "train.prove=never",
     "train.seq_len=32",
     "train.batch_size=4",
     "train.eval_batches=1",
@@ -61,7 +62,7 @@ def test_what_was_trained_is_what_is_saved(tmp_path: Path) -> None:
         ended = typed(*RUN, *more, *here, cwd=tmp_path)
         assert ended.status == 0, ended.err
         losses.append([m["loss"] for m in metrics(tmp_path / str(i))])
-    assert losses[0][-1] < losses[0][0] and losses[1][0] < losses[0][-1]
+    assert losses[0][-1] < losses[0][0] and losses[1][0] < losses[0][0] / 2  # it goes on from what was saved
     before, after = values(folder), values(tmp_path / "saved0")
     assert all(not torch.equal(before[k], after[k]) for k in before if k.endswith("proj.weight"))
 
