@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.child import WorldError
     from parallelizer.configuration.validate import validating
     from parallelizer.proof.certificate import certificate_of, write
+    from parallelizer.proof.fingerprint import parts_of
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
     from parallelizer.report.documents import verify_document
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     file: Path | None = None
     if proof.passed and arguments.dtype == "float64" and not has_errors(found):
         try:
-            file = write(certificate_of(proof, asked, model), Path(arguments.proofs))
+            file = write(certificate_of(proof, asked, parts_of(asked, model)), Path(arguments.proofs))
         except PlanError as error:
             found += error.diagnostics
     if arguments.json:

@@ -61,19 +61,24 @@ class Found:
     certificate of the same plan, model and axes, in words.
     """
 
-    fingerprint: str
+    parts: Mapping[str, str]
     certificate: Certificate | None = None
     changed: tuple[str, ...] = ()
     before: Certificate | None = field(default=None, compare=False)
 
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of what a proof of the setup depends on."""
+        return fingerprint(self.parts)
 
-def certificate_of(proof: Proof, setup: Setup, model: nn.Module) -> Certificate:
-    """The certificate of a proof of `setup` that passed. Raises ValueError for any other."""
+
+def certificate_of(proof: Proof, setup: Setup, parts: Mapping[str, str]) -> Certificate:
+    """The certificate of a proof of `setup` that passed; `parts` are what it depends on. Raises ValueError for any other."""
     if not proof.is_verdict or not proof.passed:
         raise ValueError("only a proof that passed has a certificate")
     worst = max(proof.verdict.differences, key=lambda d: d.share)
     return Certificate(
-        parts=parts_of(setup, model),
+        parts=parts,
         plan=setup.plan.name,
         model=str(setup.model.get("_target_")),
         mesh={axis: size for axis, size in setup.mesh.sizes.items() if size > 1},
@@ -115,15 +120,15 @@ def find(setup: Setup, model: nn.Module, folder: Path = FOLDER) -> Found:
     related = []
     for one in _all(folder):
         if one.fingerprint == asked:
-            return Found(asked, one)
+            return Found(parts, one)
         same = one.plan == setup.plan.name and one.model == str(setup.model.get("_target_"))
         if same and one.parts.get("axes") == parts["axes"]:
             related.append(one)
     if not related:
-        return Found(asked)
+        return Found(parts)
     last = max(related, key=lambda one: one.date)
     changed = tuple(PARTS[name] for name in PARTS if last.parts.get(name) != parts[name])
-    return Found(asked, None, changed, last)
+    return Found(parts, None, changed, last)
 
 
 def _all(folder: Path) -> Iterator[Certificate]:

@@ -100,7 +100,7 @@ def needs_whole(model: nn.Module, chosen: str | None) -> bool:
 
 def told(model: nn.Module, chosen: str | None) -> tuple[Diagnostic, ...]:
     """A warning where every rank will build the model whole, and nobody asked for it."""
-    lacking, place = without_initializer(model), filled_at(model)
+    place, lacking = filled_at(model), without_initializer(model)
     if chosen == "whole" or not (lacking or (chosen is None and place)):
         return ()
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))

@@ -181,5 +181,5 @@ def test_a_proof_that_failed_has_none(shipped: Setup) -> None:
         is_verdict, passed = True, False
 
     with pytest.raises(ValueError, match="passed"):
-        certificates.certificate_of(Failed(), shipped, shipped.build_model())  # type: ignore[arg-type]
+        certificates.certificate_of(Failed(), shipped, {})  # type: ignore[arg-type]
     assert math.isfinite(certificate(shipped).worst)

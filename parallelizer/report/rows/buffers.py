@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.styles.application import Program
-from parallelizer.styles.context_parallel.order import imbalance, static_order
+from parallelizer.styles.context_parallel.order import Order, static_order
 
 
 @dataclass(frozen=True)
@@ -42,3 +42,17 @@ def dealt_out(program: Program) -> str:
     how = "neighbouring rows" if balance == "none" else "head and tail chunks paired"
     most = imbalance(static_order(balance, cp), 2 * cp * 512)
     return f"{how}: under a causal mask the busiest rank has {most:.2f} of the mean work"
+
+
+def imbalance(order: Order, rows: int) -> float:
+    """The pairs of a query and a key that the busiest rank has under a causal mask over `rows` rows, padding included, over
+    the mean of all ranks.
+    """
+    shares = []
+    for rank in range(order.ranks):
+        blocks = order.blocks(rows // order.ranks, rank, is_causal=True)
+        if blocks is None:
+            raise ValueError(f"what {order.name} order costs is known of a batch only")
+        areas = [(b.queries.stop - b.queries.start, b.keys.stop - b.keys.start, b.is_causal) for b in blocks]
+        shares.append(sum(q * (q + 1) // 2 if causal else q * k for q, k, causal in areas))
+    return max(shares) * order.ranks / sum(shares)

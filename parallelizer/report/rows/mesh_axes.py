@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,8 +38,9 @@ def axis_rows(mesh: Mesh) -> list[AxisRow]:
         if mesh.sizes[axis] > 1:
             rows.append(AxisRow((axis,), mesh.sizes[axis], stride))
     if len(mesh.fsdp_axes) > 1:
-        innermost = next(row for row in rows if row.name == mesh.fsdp_axes[-1])
-        rows.append(AxisRow(tuple(mesh.fsdp_axes), mesh.size(*mesh.fsdp_axes), innermost.stride))
+        sharding = [row for row in rows if row.name in mesh.fsdp_axes]
+        ranks = math.prod(row.size for row in sharding)
+        rows.append(AxisRow(tuple(mesh.fsdp_axes), ranks, sharding[-1].stride))
     return rows
 
 

@@ -216,20 +216,6 @@ def padded(tensor: Tensor, dim: int, rows: int, fill: float | bool | None = None
     return F.pad(tensor, [0, 0] * (tensor.ndim - 1 - dim) + [0, missing], value=fill)
 
 
-def imbalance(order: Order, rows: int) -> float:
-    """The pairs of a query and a key that the busiest rank has under a causal mask over `rows` rows, padding included, over
-    the mean of all ranks.
-    """
-    shares = []
-    for rank in range(order.ranks):
-        blocks = order.blocks(rows // order.ranks, rank, is_causal=True)
-        if blocks is None:
-            raise ValueError(f"what {order.name} order costs is known of a batch only")
-        areas = [(b.queries.stop - b.queries.start, b.keys.stop - b.keys.start, b.is_causal) for b in blocks]
-        shares.append(sum(q * (q + 1) // 2 if causal else q * k for q, k, causal in areas))
-    return max(shares) * order.ranks / sum(shares)
-
-
 def static_order(balance: str, ranks: int, length: int | None = None) -> Order:
     """The order that `balance` names, head-tail for those that only a batch's values can tell."""
     return Contiguous(ranks, length) if balance == "none" else Order(ranks, length)

@@ -45,12 +45,13 @@ def look_ahead(
     peak = _peak_flops(setup) if settings.compare else None
     model = setup.build_model()
     validation = validated(setup, program, model, nodes=nodes)
+    loss = setup.loss()
     planned, reason = None, ""
     if settings.compare and validation.trace is not None:
         planned = planned_of(validation.trace)
     elif settings.compare:
         reason = next((d.message for d in validation.found if d.code == "trace-failed"), "it was not traced")
-    flops = step_flops(program, setup.build_model(), setup.workload, setup.loss()) if peak else None
+    flops = step_flops(program, setup.build_model(), setup.workload, loss) if peak else None
     return Forecast(planned, reason, flops, peak), validation.found
 
 

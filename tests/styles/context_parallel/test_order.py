@@ -14,7 +14,6 @@ from parallelizer.styles.context_parallel.dealing import by_cost, document_mask,
 from parallelizer.styles.context_parallel.order import (
     Contiguous,
     Order,
-    imbalance,
     order_of,
     padded,
     static_order,
@@ -135,17 +134,6 @@ def test_rows_that_are_dealt_out_one_by_one_need_a_batch_and_their_length() -> N
         order.split(torch.zeros(2, 6), 1, 0)
     with pytest.raises(ValueError, match="cannot be cut into 4 equal chunks"):
         per_document(torch.zeros(1, 6), 2)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_head_and_tail_are_even_and_neighbours_are_not(ranks: int) -> None:
-    rows = 2 * ranks * 100
-    assert imbalance(Order(ranks), rows) == 1
-    shares = [int((torch.arange(r * 200, r * 200 + 200) + 1).sum()) for r in range(ranks)]
-    assert imbalance(Contiguous(ranks), rows) == pytest.approx(max(shares) * ranks / sum(shares))
-    if ranks > 1:
-        with pytest.raises(ValueError, match="known of a batch only"):
-            imbalance(by_cost(torch.rand(rows), ranks), rows)
 
 
 def plan(balance: str, **batch: Buffer) -> Plan:

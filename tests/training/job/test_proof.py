@@ -12,10 +12,11 @@ from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
+from parallelizer.proof import duration
 from parallelizer.proof.prove import Proof
 from parallelizer.styles.application import Program
 from parallelizer.training.job import proof as proofs
-from parallelizer.training.job.proof import expected_seconds, prove_first
+from parallelizer.training.job.proof import prove_first
 from parallelizer.training.settings import Settings
 from tests.proof.test_certificate import certificate
 
@@ -46,7 +47,7 @@ def test_it_proves_once_and_finds_the_certificate_from_then_on(
 ) -> None:
     line, name = prove_first(*tp2, settings(tmp_path), alone=True)
     assert line.startswith("proven in ") and name is not None
-    monkeypatch.setattr(proofs, "prove", never_called)
+    monkeypatch.setattr(proofs, "prove_small", never_called)
     again, same = prove_first(*tp2, settings(tmp_path, "always"), alone=False)
     assert again.startswith("proven on ") and same == name
 
@@ -68,7 +69,7 @@ def test_always_refuses_a_run_without_a_certificate(tp2: tuple[Setup, Program], 
 def test_never_goes_on_and_says_so(
     tp2: tuple[Setup, Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "prove", never_called)
+    monkeypatch.setattr(proofs, "prove_small", never_called)
     assert prove_first(*tp2, settings(tmp_path, "never"), alone=True) == (
         "not proven (train.prove=never)",
         None,
@@ -78,7 +79,7 @@ def test_never_goes_on_and_says_so(
 def test_ranks_that_others_started_only_look(
     tp2: tuple[Setup, Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "prove", never_called)
+    monkeypatch.setattr(proofs, "prove_small", never_called)
     line, name = prove_first(*tp2, settings(tmp_path), alone=False)
     assert line.startswith("not proven: its ranks were started from outside") and name is None
 
@@ -86,12 +87,10 @@ def test_ranks_that_others_started_only_look(
 def test_what_takes_long_is_not_proven_first(
     tp2: tuple[Setup, Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "prove", never_called)
-    monkeypatch.setattr(proofs, "FLOPS", 1.0)
+    monkeypatch.setattr(proofs, "prove_small", never_called)
+    monkeypatch.setattr(duration, "FLOPS", 1.0)
     line, _ = prove_first(*tp2, settings(tmp_path), alone=True)
     assert "should take about" in line and "parallelizer verify" in line
-    setup, program = tp2
-    assert (expected_seconds(setup, program) or 0) > proofs.QUICK
 
 
 def test_what_changed_since_the_last_proof_is_told(tp2: tuple[Setup, Program], tmp_path: Path) -> None:
