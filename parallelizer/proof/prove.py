@@ -144,7 +144,15 @@ def prove_small(
         proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
-    return dataclasses.replace(proof, changes=changes, diagnostics=found)
+    return dataclasses.replace(proof, changes=(*changes, *_unmatched(small)), diagnostics=found)
+
+
+def _unmatched(small: Setup) -> tuple[str, ...]:
+    """The rules that match no module of a tiny form: its proof does not cover them."""
+    model = small.build_model()
+    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
+    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
+    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
 
 
 def prove_subject(

@@ -33,8 +33,8 @@ def shrink(
     """A configuration made small, and what was changed, in words.
 
     The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two
-    rows in each part, and the sequence is short and no power of two. `seq_len` is rounded up to what the mesh
-    divides.
+    rows in each part, and the sequence is short and no power of two. A rule may match nothing, since there are
+    fewer layers. `seq_len` is rounded up to what the mesh divides.
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
@@ -51,7 +51,9 @@ def shrink(
     changes += _changes("train.", setup.workload, workload, shown)
     if not tiny and setup.model:
         changes.append("the model not at all, its config has no `tiny`")
-    return dataclasses.replace(setup, mesh=mesh, model=small, workload=workload), tuple(changes)
+    rules = tuple(dataclasses.replace(rule, optional=True) for rule in setup.plan.rules)
+    plan = dataclasses.replace(setup.plan, rules=rules)
+    return dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload), tuple(changes)
 
 
 def _merged(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
 from parallelizer.child import WorldError
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.certificate import certificate_of, find, missing, told, write
 from parallelizer.proof.duration import why_not_within
 from parallelizer.proof.prove import prove_small
@@ -51,14 +52,20 @@ def prove_first(setup: Setup, program: Program, settings: Settings, *, alone: bo
     except (LaunchError, WorldError, PlanError) as error:
         return f"{told(found)}: the tiny form does not run ({_line(error)}); see `parallelizer verify`", None
     if not proof.passed:
-        raise PlanError([failure(proof)])
+        raise PlanError([_refusal(failure(proof))])
     certificate = certificate_of(proof, setup, found.parts)
     write(certificate, folder)
     seconds = time.monotonic() - begin
-    return (
-        f"proven in {seconds:.0f} s (certificate {certificate.name}, worst error {certificate.worst:.2f} of its bound)",
-        (certificate.fingerprint),
-    )
+    again = f" again, since {' and '.join(found.changed)} changed," if found.changed else ""
+    figures = f"certificate {certificate.name}, worst error {certificate.worst:.2f} of its bound"
+    return f"proven{again} in {seconds:.0f} s ({figures})", certificate.fingerprint
+
+
+def _refusal(found: Diagnostic) -> Diagnostic:
+    """The difference that a proof found, as the reason why the run is refused."""
+    message = f"the run is refused, because the proof of its small form failed: {found.message}"
+    help_text = f"{found.help}. `parallelizer verify` shows the proof; train.prove=never trains without it"
+    return dataclasses.replace(found, message=message, help=help_text)
 
 
 def _line(error: Exception) -> str:
