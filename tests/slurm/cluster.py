@@ -163,6 +163,9 @@ class Slurm:
         """
         wait_for(lambda: int(self.job(number)["Restarts"]) >= times, timeout)
 
+        # slurmd removes the script of the last life a moment later: one that starts before then finds none, and fails.
+        time.sleep(5)
+
         def begun() -> bool:  # what is left of its last life may be in the way for a moment
             self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
             return self.job(number)["JobState"] not in ("PENDING", "COMPLETING", "REQUEUED")
