@@ -50,7 +50,9 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
-    `divergence` says where a failing run first differs, and `lowered` whether anything computed in `dtype`.
+    `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
+    itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `lowered` says
+    whether anything computed in `dtype`, and `one_sided` which decisions by values took one side every time.
     """
 
     plan: str
@@ -59,8 +61,10 @@ class Proof:
     verdict: ProofVerdict
     losses: tuple[float, float]
     divergence: Divergence | None = None
+    broken_axes: tuple[str, ...] | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    one_sided: tuple[str, ...] = ()
     lowered: bool = True
     changes: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
@@ -140,8 +144,10 @@ def prove_small(
     dtype: str = "float64",
 ) -> Proof:
     """As `prove`, for a tiny form that somebody has made, by `changes`; `found` is what compiling the real sizes has found."""
+    subject = subject_of(small)
     try:
-        proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+        proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
+        proof = blame_axes(proof, subject, seed=seed, force=force)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
     return dataclasses.replace(proof, changes=(*changes, *_unmatched(small)), diagnostics=found)
@@ -176,6 +182,9 @@ def prove_subject(
     program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)
     with _quiet():
         reference, other, nudged = references or references_of(subject, seed, dtype)
+        if subject.loud != 1 and not _is_finite(reference):
+            subject = dataclasses.replace(subject, loud=1.0)
+            reference, other, nudged = references_of(subject, seed, dtype)
         _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
     verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
@@ -187,12 +196,41 @@ def prove_subject(
         (reference.losses[0], ranks[0].losses[0]),
         diagnostics=program.diagnostics,
         lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
+        one_sided=reference.one_sided,
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
     )
     if proof.passed:
         return proof
     return dataclasses.replace(
         proof, divergence=locate(program, reference, ranks, verdict), unequal=verdict.unequal
+    )
+
+
+def blame_axes(proof: Proof, subject: Subject, *, seed: int = 0, force: bool = False) -> Proof:
+    """A failed proof of several axes with its `broken_axes`, and with the first difference on the innermost of them alone.
+
+    With all axes together, a reduction that is missing over tp changes every gradient that fsdp reduces later, so that the first
+    difference may lie at the fsdp unit. A proof that passed, and one of a single axis, is returned as it is.
+    """
+    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
+    if proof.passed or len(axes) < 2:
+        return proof
+    references = references_of(subject, seed, proof.dtype)
+    broken: dict[str, Proof] = {}
+    for axis in axes:
+        mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
+        alone = dataclasses.replace(subject, mesh=mesh)
+        try:
+            one = prove_subject(alone, seed=seed, force=force, dtype=proof.dtype, references=references)
+        except (PlanError, launch.LaunchError):  # the plan may need its other axes
+            continue
+        if not one.passed:
+            broken[axis] = one
+    if not broken:
+        return dataclasses.replace(proof, broken_axes=())
+    first = broken[[axis for axis in axes if axis in broken][-1]]
+    return dataclasses.replace(
+        proof, broken_axes=tuple(broken), divergence=first.divergence, unequal=first.unequal
     )
 
 
@@ -248,11 +286,15 @@ def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observa
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     return in_children(
         [
-            (unsharded, subject, seed, modes, dtype),
+            (unsharded, subject, seed, modes, dtype, False, 0.0, True),
             (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
             (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
         ]
     )
+
+
+def _is_finite(reference: Observation) -> bool:
+    return all(map(math.isfinite, (*reference.losses, *reference.norms)))
 
 
 def _check_finite(reference: Observation) -> None:

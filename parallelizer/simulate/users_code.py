@@ -25,10 +25,10 @@ def written_at(error: BaseException) -> Span | None:
     return None
 
 
-def written_here() -> Span | None:
-    """As `written_at`, of what is running."""
+def written_here(within: str | None = None) -> Span | None:
+    """As `written_at`, of what is running. With `within`, only what the code of that file has called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != within:
         if not frame.f_code.co_filename.startswith(("<", *_OURS)):
             line, end, start, stop = next(
                 itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)

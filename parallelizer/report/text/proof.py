@@ -16,6 +16,9 @@ from parallelizer.report.rows.proof import loss_error, number_compared
 
 CODE = "not-equal"
 
+MOST_DECISIONS = 5
+"""Lines of a report for what a proof did not reach."""
+
 
 def write(proof: Proof, stream: TextIO, *, seconds: float | None = None) -> None:
     """Print what was run, by which rule it is judged, the worst three parameters, and the verdict."""
@@ -54,12 +57,17 @@ def failure(proof: Proof) -> Diagnostic:
         if span
         else "no rule of the plan stands there: give it one, or mend the style"
     )
-    return Diagnostic(
-        CODE,
-        found.description,
-        span,
-        f"the first difference in order of execution is in the {where}; {governed}",
-    )
+    help_text = f"the first difference in order of execution is in the {where}; {governed}"
+    return Diagnostic(CODE, f"{_axes(proof)}{found.description}", span, help_text)
+
+
+def _axes(proof: Proof) -> str:
+    """By which axes the run differs, where the mesh has several."""
+    if proof.broken_axes is None:
+        return ""
+    if not proof.broken_axes:
+        return "every axis alone is proven, only together they are not: "
+    return f"with {' or '.join(proof.broken_axes)} alone, every other axis at 1: "
 
 
 def _fitted(line: str, width: int) -> str:
@@ -99,6 +107,11 @@ def _head(proof: Proof) -> list[str]:
         f"compared: {gradients} gradients and updates, {states} optimizer states, "
         f"{buffers} buffers, loss, gradient norm and logits, over two steps"
     )
+    if proof.one_sided:
+        lines.append("not covered, decided in the same way for every value that the proof has:")
+        lines += [f"  {where}" for where in proof.one_sided[:MOST_DECISIONS]]
+        if len(proof.one_sided) > MOST_DECISIONS:
+            lines.append(f"  and {len(proof.one_sided) - MOST_DECISIONS} more (--json lists all)")
     lines.append("worst three parameters:")
     worst = proof.worst(3)
     width = max((len(d.name) for d in worst), default=0)
