@@ -29,7 +29,6 @@ from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
-from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
@@ -155,7 +154,6 @@ def run(
         outcome.tidy(folder)
         summary(result, folder)
         if config.train.save is not None and not result.stopped:
-            save_tokenizer(job.position.options.get("tokenizer"), Path(config.train.save))
             before = "" if settings.save is not None else ", by the run that ended before"
             print(f"model saved in {config.train.save}{before}")
     if result.stopped:
