@@ -81,6 +81,14 @@ def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -
     ]
 
 
+def unmatched(small: Setup) -> tuple[str, ...]:
+    """The rules that match no module of a tiny form, in words: its proof does not cover them."""
+    model = small.build_model()
+    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
+    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
+    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
+
+
 def subject_of(setup: Setup) -> Subject:
     """A configuration as it stands, as the subject of a proof."""
     work = setup.workload

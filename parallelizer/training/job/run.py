@@ -165,7 +165,7 @@ def _announced(job: Job, model: nn.Module, validation: Validation, *, alone: boo
     """
     write_diagnostics(validation.found, sys.stderr)
     forecast = forecast_of(job.setup, job.program, model, job.settings, validation)
-    proof, certificate = prove_first(job.setup, job.program, job.settings, alone=alone)
+    proof, certificate = prove_first(job.setup, model, job.program, job.settings, alone=alone)
     shards = parameter_shards(job.program, model)
     show_plan.write(job.program, shards, sys.stdout)
     print(f"proof: {proof}")
