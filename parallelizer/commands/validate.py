@@ -30,10 +30,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop before a model is built; with paths of plan files, read only these files",
     )
     parser.add_argument(
-        "--proven", action="store_true", help="demand a certificate that `verify` wrote, as CI would"
+        "--proven", action="store_true", help="demand a certificate that exists already, as CI would"
     )
     parser.add_argument(
-        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where certificates are"
+        "--no-proof", action="store_true", help="leave out the proof of the small form on CPU ranks"
+    )
+    parser.add_argument(
+        "--proofs",
+        metavar="FOLDER",
+        default=".parallelizer/proofs",
+        help="the folder of certificates (.parallelizer/proofs)",
     )
 
 
@@ -46,13 +52,18 @@ def run(arguments: argparse.Namespace) -> int:
 
         return quick.run(arguments)
     import_torch()
-    from parallelizer.configuration.validate import validate
+    from parallelizer.proof.validate import check, validate
     from parallelizer.report.documents import validate_document
 
     setup: Setup | None = None
+    proof = ""
     try:
         setup = read_setup(arguments)
-        found = validate(setup)
+        if arguments.proven or arguments.no_proof:
+            found = validate(setup, prove=False)
+        else:
+            checked = check(setup, Path(arguments.proofs))
+            found, proof = checked.found, checked.proof
         if arguments.proven and not has_errors(found):
             found += _unproven(setup, Path(arguments.proofs))
     except PlanError as error:
@@ -67,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
                 "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
             )
             print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
+            if proof:
+                print(f"proof: {proof}")
     return 1 if has_errors(found) else 0
 
 

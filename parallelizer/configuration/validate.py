@@ -6,14 +6,13 @@ assert not [found for found in pz.validate(setup) if found.severity == "error"]
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parallelizer.configuration.setup import MODEL_KEYS, Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
@@ -86,8 +85,9 @@ def validating(
 ) -> Iterator[Callable[[], Validation]]:
     """As `validated`, while the body of the `with` runs. The function that is yielded waits for the result."""
     from parallelizer.simulate import validate as simulated
+    from parallelizer.simulate.places import Places
 
-    recipe, wrong = None, tuple[Diagnostic, ...]()
+    recipe, wrong, origins = None, tuple[Diagnostic, ...](), setup.origins
     try:
         recipe = setup.recipe()
     except PlanError as error:
@@ -100,27 +100,15 @@ def validating(
         hardware=setup.hardware,
         nodes=nodes,
         optimizer=setup.optim,
-        optimizer_span=setup.origins.span("optim.fused") or setup.origins.span("optim"),
+        places=Places(
+            origins.span("model._target_"),
+            tuple(origins.set_inside("model", MODEL_KEYS)),
+            origins.span("optim.fused") or origins.span("optim"),
+        ),
         rank=rank,
         classes=classes,
     ) as finish:
-
-        def placed() -> Validation:
-            validation = finish()
-            found = tuple(_of_the_configuration(setup, one) for one in validation.found)
-            return dataclasses.replace(validation, found=found)
-
-        yield placed
-
-
-def _of_the_configuration(setup: Setup, found: Diagnostic) -> Diagnostic:
-    """A model that does not run, with what the command line gives it, and a place where no code of the user's is known."""
-    if found.code != "model-failed":
-        return found
-    given = setup.origins.set_inside("model", MODEL_KEYS)
-    related = found.related + tuple(Related(span, "this is set here") for span in given)
-    span = found.span or setup.origins.span("model._target_")
-    return dataclasses.replace(found, span=span, related=related)
+        yield finish
 
 
 def _validate_model(

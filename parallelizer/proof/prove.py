@@ -30,7 +30,7 @@ from parallelizer.proof.observe import Observation, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
 from parallelizer.proof.rounding import nudge_size
 from parallelizer.proof.subject import Subject
-from parallelizer.proof.tiny import SMALL, shrink, subject_of
+from parallelizer.proof.tiny import SMALL, shrink, subject_of, unmatched
 from parallelizer.runtime.launch import launcher as launch
 from parallelizer.styles.application import Program
 
@@ -131,11 +131,13 @@ def prove(
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    return prove_small(small, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
+    subject = subject_of(small)
+    return prove_small(small, subject, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
 
 
 def prove_small(
     small: Setup,
+    subject: Subject,
     changes: tuple[str, ...],
     found: tuple[Diagnostic, ...],
     *,
@@ -143,22 +145,16 @@ def prove_small(
     force: bool = False,
     dtype: str = "float64",
 ) -> Proof:
-    """As `prove`, for a tiny form that somebody has made, by `changes`; `found` is what compiling the real sizes has found."""
-    subject = subject_of(small)
+    """As `prove`, for a tiny form that was made by `changes`, and its `subject`; `found` is what compiling the real sizes has
+    found.
+    """
+    changes += unmatched(small)
     try:
         proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
         proof = blame_axes(proof, subject, seed=seed, force=force)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
-    return dataclasses.replace(proof, changes=(*changes, *_unmatched(small)), diagnostics=found)
-
-
-def _unmatched(small: Setup) -> tuple[str, ...]:
-    """The rules that match no module of a tiny form: its proof does not cover them."""
-    model = small.build_model()
-    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
-    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
-    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
+    return dataclasses.replace(proof, changes=changes, diagnostics=found)
 
 
 def prove_subject(

@@ -75,6 +75,8 @@ def _is_padded(setup: Setup) -> bool:
 def _with_every_kind(setup: Setup, tiny: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """The `tiny` arguments with as many layers as it takes to have one of every kind, and the layers of kinds that are lost."""
     numbers = _numbers(setup.model, tiny)
+    if not numbers:
+        return tiny, []
     model = setup.build_model()
     lengths = {len(m) for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)}
     if not any(before in lengths for before, _ in numbers.values()):
@@ -149,6 +151,14 @@ def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -
         for name in names
         if getattr(before, name) != getattr(after, name)
     ]
+
+
+def unmatched(small: Setup) -> tuple[str, ...]:
+    """The rules that match no module of a tiny form, in words: its proof does not cover them."""
+    model = small.build_model()
+    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
+    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
+    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
 
 
 def subject_of(setup: Setup) -> Subject:

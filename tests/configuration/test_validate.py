@@ -11,9 +11,9 @@ import pytest
 
 import parallelizer as pz
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.training.job.prepare import prepare
-from parallelizer.training.watch.forecast import look_ahead
 from tests.chosen import marks_at
 from tests.recipes.runs import ROOT, typed
 from tests.simulate.setups import FAILING, LLAMA
@@ -95,7 +95,7 @@ def looked_ahead(overrides: Sequence[str]) -> tuple[Diagnostic, ...]:
     """What the recipe finds before it starts ranks."""
     try:
         job = prepare(*compose_config([*overrides, "device=cpu", "dry_run=true"]), None)
-        return look_ahead(job.setup, job.program, job.settings)[1]
+        return validated(job.setup, job.program, job.setup.build_model()).found
     except PlanError as error:
         return error.diagnostics
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from parallelizer.compiler.observe.running_module import within
 from parallelizer.diagnostics.diagnostic import Related, Span
 from parallelizer.language.fold import fold_paths
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure
+from parallelizer.simulate.places import Places
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.sizes import TENSOR_AXES
 
@@ -24,13 +25,15 @@ MIXED = "mixed torch.Tensor and DTensor"
 @dataclass(frozen=True)
 class Followed:
     """What checks of a followed step look at. `model` is as it was compiled; `alone` is why it does not run on
-    fake tensors without the plan either, which tells whose fault a failure is; None where it runs.
+    fake tensors without the plan either, which tells whose fault a failure is; None where it runs. `places` are those of
+    the configuration.
     """
 
     program: Program
     model: nn.Module
     flow: FollowedStep
     alone: StepFailure | None = None
+    places: Places = field(default_factory=Places)
 
     @property
     def failure(self) -> StepFailure | None:

@@ -20,7 +20,10 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
                 continue
             gathers = traced.entries("forward", conversion.axis, application.module, "all_gather")
             calls = (
-                gathers[len(gathers) // traced.accumulate - 1 :: len(gathers) // traced.accumulate]
+                gathers[
+                    len(gathers) // traced.workload.accumulate - 1 :: len(gathers)
+                    // traced.workload.accumulate
+                ]
                 if gathers
                 else []
             )

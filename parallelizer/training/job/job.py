@@ -18,6 +18,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.runtime.step import Loss
 from parallelizer.styles.application import Program
 from parallelizer.training.batches import Batches, local_device
+from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.data.position import DataPosition
 from parallelizer.training.data.source import Source
 from parallelizer.training.guards import Guards
@@ -92,11 +93,14 @@ class Job:
         return saved_steps(self.folder, Path(self.settings.save)) is not None
 
     def note_saved(self) -> None:
-        """Note in the output folder that the trained model is in the folder `train.save`: the same command, started
-        again, then finds its own model there and does not refuse the folder; with more steps, it replaces the model.
+        """Save the tokenizer of the text beside the trained model in the folder `train.save`, and note in the output folder
+        that the model is there: the same command, started again, then finds its own model and does not refuse the folder;
+        with more steps, it replaces the model.
         """
         if _leads() and self.folder is not None and self.settings.save is not None:
-            note_saved(self.folder, Path(self.settings.save), self.settings.steps)
+            saved = Path(self.settings.save)
+            save_tokenizer(self.position.options.get("tokenizer"), saved)
+            note_saved(self.folder, saved, self.settings.steps)
 
 
 def _leads() -> bool:

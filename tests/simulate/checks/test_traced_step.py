@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic
@@ -40,8 +39,7 @@ def linted(*overrides: str) -> tuple[Diagnostic, ...]:
     model = setup.build_model()
     program = setup.compile(model)
     step = trace(program, model, setup.recipe())
-    calls = observe(model, setup.workload, step.folded)
-    return check_traced(Traced(program, model, step, calls, setup.workload.accumulate, setup.optim))
+    return check_traced(Traced(program, model, step, setup.workload, setup.optim))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +143,7 @@ def found_in(
     program = compiled(text, lambda: model, Mesh(mesh or {"tp": 2}))
     step = Trace(0, tuple(ledger), Usage(0, "", "", {}))
     return [
-        d
-        for d in check_traced(Traced(program, model, step, observe(model, WORKLOAD), **more))
-        if d.severity == "warning"
+        d for d in check_traced(Traced(program, model, step, WORKLOAD, **more)) if d.severity == "warning"
     ]
 
 
