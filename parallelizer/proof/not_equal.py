@@ -8,10 +8,18 @@ from parallelizer.proof.prove import Proof
 
 CODE = "not-equal"
 
+MIXED = (
+    "a data rank has only its own rows: compute each row by itself (LayerNorm, GroupNorm), or over the rows of all ranks "
+    "(torch.nn.SyncBatchNorm, torch.distributed.nn.functional.all_gather, which has a gradient)"
+)
+
 
 def not_equal(proof: Proof) -> Diagnostic:
-    """What a failed proof found, at the rule that governs the place."""
+    """What a failed proof found: at the line that mixes the rows of a batch, or at the rule that governs the place."""
     found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
+    if proof.mixed_rows is not None:
+        message = f"{_axes(proof)}{found.description}: this line mixes the rows of the batch"
+        return Diagnostic(CODE, message, proof.mixed_rows, MIXED)
     span = found.rule.span if found.rule else None
     where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
     governed = (

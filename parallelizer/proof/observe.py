@@ -81,11 +81,8 @@ def unsharded(
     a relative error that the first step's gradients are given before the optimizer sees them. With `decisions` what is
     decided by values is noted.
     """
-    with _entered(modes), _default_dtype(dtype):
-        model = subject.build().to(dtype)
-        if _on_meta(model):
-            whole = subject.whole(model)
-            materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
+    with _entered(modes), default_dtype(dtype):
+        model = filled(subject, seed, dtype)
         if not decisions:
             return _observe(model, subject, seed, None, flip, nudge)
         with Decisions(__file__) as taken:
@@ -94,9 +91,18 @@ def unsharded(
         return seen
 
 
+def filled(subject: Subject, seed: int, dtype: torch.dtype) -> nn.Module:
+    """The whole model with its values, in this process."""
+    model = subject.build().to(dtype)
+    if _on_meta(model):
+        whole = subject.whole(model)
+        materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
+    return model
+
+
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
-    with _entered(modes), _default_dtype(dtype):
+    with _entered(modes), default_dtype(dtype):
         mesh = build_mesh(subject.mesh, "cpu")
         model = subject.build().to(dtype)
         meta, whole = _on_meta(model), subject.whole(model)
@@ -276,7 +282,7 @@ def _entered(modes: Modes) -> Iterator[None]:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

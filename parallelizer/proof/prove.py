@@ -19,12 +19,13 @@ from torch import nn
 
 from parallelizer.child import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import Mesh, Option, StyleDefaults
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import Difference, ProofVerdict, judge
 from parallelizer.proof.divergence import Divergence, governing_rule
 from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.locate import locate
+from parallelizer.proof.mixed_rows import mixed_at
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
@@ -51,7 +52,8 @@ COLLECTIVE_TIMEOUT = 60.0
 class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
     `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
-    itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `lowered` says
+    itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `mixed_rows` is
+    where the model or the loss mixes rows of the batch, if a subject fails on data axes alone. `lowered` says
     whether anything computed in `dtype`, and `one_sided` which decisions by values took one side every time.
     """
 
@@ -62,6 +64,7 @@ class Proof:
     losses: tuple[float, float]
     divergence: Divergence | None = None
     broken_axes: tuple[str, ...] | None = None
+    mixed_rows: Span | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
     one_sided: tuple[str, ...] = ()
@@ -152,6 +155,7 @@ def prove_small(
     try:
         proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
         proof = blame_axes(proof, subject, seed=seed, force=force)
+        proof = blame_rows(proof, subject, seed)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
     return dataclasses.replace(proof, changes=changes, diagnostics=found)
@@ -228,6 +232,14 @@ def blame_axes(proof: Proof, subject: Subject, *, seed: int = 0, force: bool = F
     return dataclasses.replace(
         proof, broken_axes=tuple(broken), divergence=first.divergence, unequal=first.unequal
     )
+
+
+def blame_rows(proof: Proof, subject: Subject, seed: int = 0) -> Proof:
+    """A proof that failed on data axes alone, with the line where the model or the loss mixes rows, if it does."""
+    axes = proof.broken_axes or tuple(axis for axis, size in proof.mesh.sizes.items() if size > 1)
+    if proof.passed or not set(axes) <= set(BATCH_AXES):
+        return proof
+    return dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
 
 
 def check_ranks(mesh: Mesh) -> None:

@@ -139,7 +139,16 @@ def test_a_command_says_what_to_set(overrides: list[str], code: str, message: st
 
 
 def test_nothing_but_json_is_printed_where_json_is_asked_for() -> None:
-    command = [sys.executable, "-m", "parallelizer", "validate", "--json", "model=hf_opt", "train.seq_len=64"]
+    command = [
+        sys.executable,
+        "-m",
+        "parallelizer",
+        "validate",
+        "--no-proof",
+        "--json",
+        "model=hf_opt",
+        "train.seq_len=64",
+    ]
     done = subprocess.run(
         [*command, "model.config.vocab_size=128"], capture_output=True, text=True, check=False
     )
