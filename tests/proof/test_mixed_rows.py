@@ -48,9 +48,8 @@ def normed(x: Tensor) -> Tensor:
     return norm(x.transpose(1, 2)).transpose(1, 2)  # here
 
 
-def branching(x: Tensor) -> Tensor:
-    order = x[:, 0, 0].argmax()
-    return x * 2 if int(order) == 9 else x + x.roll(1, 0)  # here
+def rolled(x: Tensor) -> Tensor:
+    return x + x.roll(1, 0)  # here
 
 
 def line_of(function: Callable[..., object]) -> int:
@@ -58,7 +57,7 @@ def line_of(function: Callable[..., object]) -> int:
     return first + next(i for i, line in enumerate(lines) if "# here" in line)
 
 
-@pytest.mark.parametrize("mix", [centred, ranked, normed, branching])
+@pytest.mark.parametrize("mix", [centred, ranked, normed, rolled])
 def test_the_first_line_of_a_forward_that_mixes_rows_is_found(mix: Callable[[Tensor], Tensor]) -> None:
     span = mixed_at(dataclasses.replace(subjects.mlp({"dp_shard": 2}), build=lambda: Rows(mix)))
     assert span is not None
