@@ -7,6 +7,7 @@ python -m tests.silent lm/ --only judge                # cases by a part of thei
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import inspect
 import json
@@ -19,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch._dynamo
 
-from tests.silent.case import Case, all_cases, load
+from tests.silent.case import Case, Verdict, all_cases, load
 from tests.silent.judge import judge
 from tests.silent.table import table
 from tests.silent.tools import configured, validate, verify
@@ -34,18 +35,22 @@ LIMIT = 300.0
 """Seconds that a case may take; what takes longer is ended, and counts as neither accepted nor refused."""
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for. The exit status is 1 if the judge disagrees with an expectation."""
     parser = argparse.ArgumentParser(prog="python -m tests.silent", description=__doc__.split("\n")[0])
     parser.add_argument("filters", nargs="*", help="parts of names; @preset for a preset's cases")
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time (1)")
     parser.add_argument("--only", action="append", choices=ASKED, help="leave the other parts out")
+    parser.add_argument("--expected", action="append", choices=get_args(Verdict), help="these cases alone")
     parser.add_argument("--json", type=Path, help="the file of the records; what it has is not run again")
     parser.add_argument("--again", action="store_true", help="run what the file has once more")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     torch.set_num_threads(1)  # a process that forks must not have run OpenMP threads
     asked = arguments.only or list(ASKED)
-    chosen = [c for c in all_cases() if _chosen(c, arguments.filters)]
+    expected = arguments.expected or get_args(Verdict)
+    chosen = [c for c in all_cases() if _chosen(c, arguments.filters) and c.expected in expected]
+    if not chosen:
+        parser.error(f"no case has {' or '.join(arguments.filters)} in its name")
     file: Path | None = arguments.json
     known: dict[str, Any] = json.loads(file.read_text()) if file and file.exists() else {}
     records = {case.name: _record(case, known.get(case.name)) for case in chosen}
@@ -54,6 +59,8 @@ def main() -> int:
         for case in chosen
         if (parts := [p for p in asked if arguments.again or records[case.name][_key(p)] is None])
     ]
+    gc.collect()
+    gc.freeze()  # a fork need not look for garbage in what is imported
     for done, (case, found) in enumerate(_run(todo, arguments.jobs), start=1):
         record = records[case.name]
         record.update(found)

@@ -4,7 +4,7 @@ from tests.silent.case import EVERYWHERE, Model, cases, changed
 
 TARGET = "tests.silent.models.along.Along"
 DEALT = "buffers: {batch: {input_ids: 1, labels: {dim: 1, pad: -100}}}\n"
-CP = "rules:\n" + EVERYWHERE + DEALT
+CP = "rules:\n  words.attention: context-parallel\n" + EVERYWHERE + DEALT
 PAIR = """\
 rules:
   blocks.*.up: colwise
@@ -37,7 +37,7 @@ OVER = changed(
     HEADS,
     (
         "  blocks.*.out",
-        "  blocks.*.q_norm: {style: shard-params, params: {weight: shard(0)}}\n  blocks.*.k_norm: {style: shard-params, params: {weight: shard(0)}}\n  blocks.*.out",
+        "  blocks.*.{q,k}_norm: {style: shard-params, params: {weight: shard(0)}}\n  blocks.*.out",
     ),
 )
 GATHERED = (
@@ -57,7 +57,8 @@ def model(kind: str) -> Model:
 
 def along(kind: str, **expected):
     """The sequence is dealt out over cp, and nothing else is said."""
-    return cases(model(kind), "tokens dealt", CP, **expected)
+    attended = Model(f"along {kind}", "tests.silent.models.attended.AttendedAlong", arguments={"kind": kind})
+    return cases(attended, "tokens dealt", CP, **expected)
 
 
 def stream(kind: str, **expected):
@@ -74,7 +75,7 @@ CASES = [
     *along("Mlp", cp2="right"),
     *along("TokenMlp", cp2="fails"),
     *along("Summed", cp2="wrong"),
-    *along("Shifted", cp2="wrong", cp2_tp2="wrong"),
+    *along("Shifted", cp2="wrong"),
     *along("Rolled", cp2="wrong"),
     *along("Flipped", cp2="right"),
     *along("FlippedTwice", cp2="right"),
@@ -92,7 +93,8 @@ CASES = [
     *along("Fourier", cp2="wrong"),
     *along("LocalMask", cp2="right"),
     *along("HalfMask", cp2="right"),
-    *along("NormLimit", cp2="wrong", fsdp2="wrong"),
+    *along("NormLimit", cp2="wrong"),
+    *cases(model("NormLimit"), "data", "rules:\n" + EVERYWHERE, fsdp2="wrong"),
     *stream("Mlp", tp2="right"),
     *stream("Summed", tp2="wrong", fsdp2_tp2="wrong"),
     *stream("Shifted", tp2="wrong"),

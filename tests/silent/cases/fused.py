@@ -51,6 +51,14 @@ rules:
 buffers: {batch: {input_ids: 1, labels: {dim: 1, pad: -100}, positions: positions}}
 """
 
+BIASES = """\
+rules:
+  blocks.*.up: colwise
+  blocks.*.down:
+    - {style: shard-params, params: {weight: shard(1)}}
+    - {style: prepare-output, output: partial -> replicate}
+"""
+
 CASES = [
     *cases(J, "usual", PARALLEL, tp2="right", cp2="right", cp2_tp2="right", fsdp2_tp2="right"),
     *cases(
@@ -165,7 +173,7 @@ CASES = [
     *cases(
         GPT,
         "one bias too many",
-        "rules:\n  blocks.*.up: colwise\n  blocks.*.down: [{style: shard-params, params: {weight: shard(1)}}, {style: prepare-output, output: partial -> replicate}]\n",
+        BIASES,
         why="the bias is added by every rank",
         tp2="wrong",
     ),

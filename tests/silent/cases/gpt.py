@@ -237,7 +237,8 @@ CASES = [
             CP,
             (
                 "blocks.*.attn: context-parallel",
-                "blocks.*.attn: {style: prepare-io, axis: cp, input: {x: shard(1) -> replicate}, output: replicate -> shard(1), local_input: true}",
+                "blocks.*.attn: {style: prepare-io, axis: cp, input: {x: shard(1) -> replicate}, "
+                "output: replicate -> shard(1), local_input: true}",
             ),
         ),
         why="the sequence is gathered for attention",

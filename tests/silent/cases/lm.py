@@ -1,6 +1,7 @@
 """Plans of an MLP language model, and losses of people's own."""
 
 from tests.silent.case import EVERYWHERE, LABELS, TOKENS, Model, cases, changed, without
+from tests.silent.cases.gpt import CP, GPT
 
 LM = Model("lm", "tests.silent.models.lm.Lm")
 KEPT = Model(
@@ -87,12 +88,17 @@ CASES = [
     *loss("margin", "whole logits", HEAD_WHOLE, tp2="right"),
     *loss("confident", "whole logits, on every rank alike", HEAD_WHOLE, tp2="right", fsdp2_tp2="wrong"),
     *loss("mean_of_means", "every rank of tp has all tokens", HEAD_WHOLE, tp2="right"),
-    *loss("focal", "of each token", HEAD_WHOLE, slug=" cp", cp2="right"),
-    *loss("shifted", "the label behind a cut is lost", HEAD_WHOLE, cp2="wrong"),
     *loss("shifted", "every rank of tp has all tokens", HEAD_WHOLE, slug=" tp", tp2="right"),
-    *loss("rows_means", "a row's mean over local tokens", HEAD_WHOLE, cp2="wrong"),
-    *loss("smooth_in_time", "neighbours on other ranks", HEAD_WHOLE, cp2="wrong"),
-    *loss("last_only", "the last of local positions", HEAD_WHOLE, cp2="wrong"),
-    *loss("weighted_by_place", "indices of local positions", HEAD_WHOLE, cp2="wrong"),
-    *loss("constant_count", "every rank of tp counts it once", HEAD_WHOLE, tp2="right", cp2="wrong"),
+    *loss("constant_count", "every rank of tp counts it once", HEAD_WHOLE, tp2="right"),
+    # The sequence is split, on a model with attention.
+    *loss("focal", "of each token", CP, GPT, cp2="right"),
+    *loss("shifted", "the label behind a cut is lost", CP, GPT, cp2="wrong"),
+    *loss("rows_means", "a row's mean over local tokens", CP, GPT, cp2="wrong"),
+    *loss("smooth_in_time", "neighbours on other ranks", CP, GPT, cp2="wrong"),
+    *loss("last_only", "the last of local positions", CP, GPT, cp2="wrong"),
+    *loss("weighted_by_place", "indices of local positions", CP, GPT, cp2="wrong"),
+    *loss("constant_count", "counted once a rank", CP, GPT, cp2="wrong"),
+    *loss("sum_over_all_tokens", "ranks have equally many tokens", CP, GPT, cp2="right"),
+    *loss("boolean", "a number of tokens that depends on the rank", CP, GPT, cp2="right"),
+    *loss("mean_times_tokens", "the mean is over other tokens than its weight", CP, GPT, cp2="wrong"),
 ]

@@ -1,5 +1,7 @@
 """Plans of a state space model, latent attention, adapters and mixtures of experts."""
 
+from dataclasses import replace
+
 from tests.silent.case import EVERYWHERE, Model, cases, changed, without
 
 MAMBA = Model("mamba", "tests.silent.models.mamba.Mamba")
@@ -73,9 +75,17 @@ rules:
 """
 STACKED = """\
 rules:
-  blocks.*.moe: [{style: shard-params, params: {up: shard(2), down: shard(1)}}, {style: prepare-output, output: {0: partial -> replicate}}]
+  blocks.*.moe:
+    - {style: shard-params, params: {up: shard(2), down: shard(1)}}
+    - {style: prepare-output, output: {0: partial -> replicate}}
   "": fsdp
 """
+
+
+def attended(model: Model, name: str) -> Model:
+    """The same with an attention before the blocks."""
+    return replace(model, target=f"tests.silent.models.attended.{name}")
+
 
 CASES = [
     *cases(MAMBA, "data", EVERYWHERE, fsdp2="right"),
@@ -152,9 +162,9 @@ CASES = [
         fsdp2="right",
     ),
     *cases(
-        LOOPED,
+        attended(LOOPED, "AttendedMoe"),
         "tokens split",
-        "rules:\n" + EVERYWHERE + TOKENS_SPLIT,
+        "rules:\n  embed.attention: context-parallel\n" + EVERYWHERE + TOKENS_SPLIT,
         why="each token by itself",
         cp2="right",
     ),
@@ -196,7 +206,17 @@ CASES = [
         tp2="right",
         fsdp2_tp2="wrong",
     ),
-    *cases(BALANCED, "tokens split", "rules:\n" + EVERYWHERE + TOKENS_SPLIT, cp2="wrong"),
+    *cases(
+        attended(BALANCED, "AttendedBalanced"),
+        "tokens split",
+        "rules:\n  embed.attention: context-parallel\n" + EVERYWHERE + TOKENS_SPLIT,
+        cp2="wrong",
+    ),
     *cases(BY_ROW, "data", EVERYWHERE, why="products of means over a row", fsdp2="right"),
-    *cases(BY_ROW, "tokens split", "rules:\n" + EVERYWHERE + TOKENS_SPLIT, cp2="wrong"),
+    *cases(
+        attended(BY_ROW, "AttendedByRow"),
+        "tokens split",
+        "rules:\n  embed.attention: context-parallel\n" + EVERYWHERE + TOKENS_SPLIT,
+        cp2="wrong",
+    ),
 ]
