@@ -68,12 +68,18 @@ def verify(setup: pz.Setup | Answer) -> Answer:
     except pz.PlanError as error:
         return Answer(False, _said(error.diagnostics))
     except Exception as error:
-        return Answer(False, f"{type(error).__name__}: {error}"[:400])
+        return Answer(False, f"{type(error).__name__}: {_last_line(str(error))}"[:400])
     return Answer(proof.passed, "" if proof.passed else _short(text(proof)))
 
 
 def _said(found: Iterable[Diagnostic]) -> str:
     return "; ".join(f"{d.code}: {d.message}" for d in found if d.severity == "error")[:600]
+
+
+def _last_line(message: str) -> str:
+    """What a traceback ends with, which names the error."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
 
 
 def _short(report: str) -> str:
