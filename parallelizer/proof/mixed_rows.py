@@ -1,8 +1,8 @@
 """Where a forward or a loss mixes the rows of a batch.
 
-On data axes every rank has its own rows. A mean over the batch, a sort of its rows or a product of rows with rows has another result
-there. The model is run twice; the second time half of the rows are exchanged for others. The first operator whose result for the
-other half changes mixes rows.
+On data axes every rank has its own rows, so that a mean over the batch, a sort of its rows or a product of rows with rows has
+another result there. The model is run twice; the second time half of the rows are exchanged for others. The first operator
+whose result for the other half changes mixes rows.
 """
 
 from __future__ import annotations
