@@ -41,7 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate what the arguments name, and print what is found. Returns the exit status."""
     if arguments.quick:
         if arguments.proven:
-            raise SystemExit("parallelizer validate: --quick builds no model, and --proven needs one")
+            sys.stderr.write(
+                "parallelizer validate: error: --proven needs the model, which --quick does not build\n"
+            )
+            return 2
         from parallelizer.commands import validate_files as quick
 
         return quick.run(arguments)

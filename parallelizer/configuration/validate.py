@@ -37,7 +37,7 @@ def validate(
     defaults: Mapping[str, StyleDefaults] | None = None,
 ) -> tuple[Diagnostic, ...]:
     """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
-    mesh, sorted by position.
+    mesh: notes first, then warnings, then errors, each sorted by position.
 
     A model is looked at as it is, on meta or not, and left so. `plan` is a plan, its name or its path, `mesh` has the sizes
     of axes. `workload` lets batch, sequence and heads be checked; with `loss(output, batch)` too, one step is followed and
