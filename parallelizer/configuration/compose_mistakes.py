@@ -122,8 +122,8 @@ def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
         help_text = f"leave out what follows the `@`: {key.partition('@')[0]}=<value>"
     elif parent.startswith(OPEN_MAPS) or not known:
         near = nearest(last, siblings, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        help_text = f"{meant}to add it to an open map, write ++{override.lstrip('+')}"
+        added = f"to add a key to {parent or 'the configuration'}, write ++{override.lstrip('+')}"
+        help_text = f"did you mean {near[0]}?" if near else added
     elif not siblings:
         span = _part(span, key, wrong)
         help_text = f"did you mean {meant}?" if meant else f"{parent} has no keys"

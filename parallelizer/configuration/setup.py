@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from parallelizer.configuration.argument_places import own_place, places
 from parallelizer.configuration.dotted_path import function_at
 from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, in_order
@@ -170,8 +171,7 @@ class Setup:
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
         """A finding with a place: what stands in no rule is about the model."""
-        span = found.span or self.origins.span("model._target_")
-        return dataclasses.replace(found, span=span)
+        return dataclasses.replace(found, span=found.span or own_place(self.origins))
 
     def _model_error(self, error: Exception) -> PlanError:
         cause = error.__cause__ or error
@@ -179,17 +179,21 @@ class Setup:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
         missing = re.search(r"Missing mandatory value: (\w+)", str(cause))
         if unknown and unknown[1] in self.model:
-            key, help_text = f"model.{unknown[1]}", "remove it, or correct its name"
-            message = f"{target} takes no argument {unknown[1]!r}"
-        elif missing:
+            message, help_text = (
+                f"{target} takes no argument {unknown[1]!r}",
+                "remove it, or correct its name",
+            )
+            key = f"model.{unknown[1]}"
+            span = self.origins.key_span(key) or self.origins.span(key)
+            return PlanError([Diagnostic("model-build", message, span, help_text)])
+        if missing:
             key, help_text = f"model.{missing[1]}", "give it one"
             message = f"{key} has no value"
-        else:
-            return self._not_built(_reason(cause) + _place_in(cause))
-        return self._error("model-build", message, key, help_text)
+            return self._error("model-build", message, key, help_text)
+        return self._not_built(_reason(cause) + _place_in(cause))
 
     def _not_built(self, reason: str) -> PlanError:
-        """A model whose constructor fails: the arguments of the command line are likelier at fault than its config."""
+        """A model whose constructor fails: at an argument that the reason names, or else one of the command line."""
         target = self.model.get("_target_")
         no_class = re.match(r"Error (loading|locating) ", reason)
         if no_class:
@@ -199,12 +203,14 @@ class Setup:
                 reason = str(error)
             except Exception:  # whatever the import of somebody's module raises: Hydra has told it
                 pass
-        given = [] if no_class else self.origins.set_inside("model", MODEL_KEYS)
-        span = given[0] if given else self.origins.span("model._target_")
-        others = tuple(Related(other, "and this is set here") for other in given[1:])
+        if no_class:
+            span, others = self.origins.span("model._target_"), ()
+        else:
+            span, others = places(self.origins, self.model, reason, MODEL_KEYS)
+        related = tuple(Related(other, "and this is set here") for other in others)
         help_text = f"check model._target_={target} and its arguments"
         message = f"the model cannot be built: {reason}"
-        return PlanError([Diagnostic("model-build", message, span, help_text, related=others)])
+        return PlanError([Diagnostic("model-build", message, span, help_text, related=related)])
 
     def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
         return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelizer.configuration.argument_places import own_place
 from parallelizer.configuration.setup import MODEL_KEYS, Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.language.load import load_plan
@@ -117,9 +118,12 @@ def _of_the_configuration(setup: Setup, found: Diagnostic) -> Diagnostic:
     """A model that does not run, with what the command line gives it, and a place where no code of the user's is known."""
     if found.code != "model-failed":
         return found
+    from parallelizer.simulate.trace_failed import LOSS_FAILED
+
+    of_loss = found.message.startswith(LOSS_FAILED)
     given = setup.origins.set_inside("model", MODEL_KEYS)
-    related = found.related + tuple(Related(span, "this is set here") for span in given)
-    span = found.span or setup.origins.span("model._target_")
+    related = found.related + tuple(Related(span, "this is set here") for span in given.values())
+    span = found.span or (setup.origins.span("model.loss") if of_loss else own_place(setup.origins))
     return dataclasses.replace(found, span=span, related=related)
 
 

@@ -67,7 +67,7 @@ def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
         return NoPlan("model-build", NOTHING, CHOOSE, where)
     wrong = _unknown(kind)
     if wrong is not None:
-        return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config")
+        return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config.model_type")
     return NoPlan(
         "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
     )

@@ -21,6 +21,9 @@ from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.styles.application import Program
 
 CODE = "trace-failed"
+LOSS_FAILED = "the loss does not run"
+"""How the message of `model-failed` begins where the loss fails and not the model."""
+
 _PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimizer"}
 
 
@@ -71,9 +74,10 @@ def _model_failed(failure: StepFailure) -> Diagnostic:
     at = f" at {failure.operator}" if failure.error == "RuntimeError" and failure.computes else ""
     reason = f"{failure.error}: {failure.text}" if failure.text else failure.error
     what = "the loss" if failure.phase == "loss" else "the model"
+    failed = LOSS_FAILED if failure.phase == "loss" else "the model does not run"
     return Diagnostic(
         "model-failed",
-        f"{what} does not run, with or without the plan: {stage}{where} fails{at}: {reason}",
+        f"{failed}, with or without the plan: {stage}{where} fails{at}: {reason}",
         failure.span,
         f"correct {what}, or the sizes that the configuration gives it",
     )

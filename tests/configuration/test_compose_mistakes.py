@@ -58,7 +58,7 @@ def refused(overrides: list[str], folder: str | None = None, name: str = "train"
         (["parallel.styles.fsdp.a=3"], "unknown-key", "parallel.styles.fsdp.a", "no key", "++parallel.styles.fsdp.a=3"),
         (["parallel@x=tp2"], "unknown-key", "parallel@x", "'parallel@x'", "parallel=<value>"),
         (["parralel=tp2", "model=nope"], "unknown-preset", "nope", "no model 'nope'", "there are"),
-        (["model.hiden_dim=4"], "unknown-key", "model.hiden_dim", "no key", "did you mean hidden_dim? to add it to an open map"),
+        (["model.hiden_dim=4"], "unknown-key", "model.hiden_dim", "no key", "did you mean hidden_dim?"),
         (["=3"], "unknown-key", "=3", "there is no key before the `=`", "key=value"),
         (["+parallel=tp2"], "unknown-key", "parallel", "is there already", "write parallel=tp2"),
         (["++parallel=tp2"], "unknown-key", "parallel", "is there already", "write parallel=tp2"),
