@@ -203,10 +203,9 @@ class Setup:
                 reason = str(error)
             except Exception:  # whatever the import of somebody's module raises: Hydra has told it
                 pass
+        span, others = places(self.origins, self.model, reason, MODEL_KEYS)
         if no_class:
             span, others = self.origins.span("model._target_"), ()
-        else:
-            span, others = places(self.origins, self.model, reason, MODEL_KEYS)
         related = tuple(Related(other, "and this is set here") for other in others)
         help_text = f"check model._target_={target} and its arguments"
         message = f"the model cannot be built: {reason}"

@@ -158,13 +158,20 @@ def uneven(
     axes: str | None = None,
     every: Iterable[int] = (),
 ) -> StyleError:
-    """A size that does not divide, and the degrees that would: those that divide all of `every` too."""
+    """A size that the axis does not divide, with the sizes of the axis that divide it, and `every` as well."""
     common = math.gcd(size, *every)
     legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
+    other = [n for n in dict.fromkeys(every) if n != size]
+    divisors = (
+        f"the common divisors of {', '.join(f'{n:,}' for n in (size, *other))}"
+        if other
+        else f"the divisors of {size:,}"
+    )
+    axis = axes or target.axis
     return StyleError(
         "not-divisible",
-        f"{what} is {size:,}, which {axes or target.axis}={ranks} does not divide",
-        f"sizes that divide {'them all' if every else 'it'}: {shown}",
+        f"{what} is {size:,}, which {axis}={ranks} does not divide",
+        f"{axis} can be {shown} ({divisors})",
         option,
     )
