@@ -30,10 +30,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop before a model is built; with paths of plan files, read only these files",
     )
     parser.add_argument(
-        "--proven", action="store_true", help="demand a certificate that `verify` wrote, as CI would"
+        "--proven", action="store_true", help="require a certificate that `verify` wrote, for CI"
     )
     parser.add_argument(
-        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where certificates are"
+        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="the folder of certificates"
     )
 
 
@@ -67,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
         if setup is not None and not has_errors(found):
             unfollowed = any(d.code == "trace-failed" for d in found)
             verdict = (
-                "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
+                "no mistake found, but the step did not run, so its checks were skipped"
+                if unfollowed
+                else "valid"
             )
             print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
     return 1 if has_errors(found) else 0

@@ -47,7 +47,7 @@ class Related:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding. `code` is stable across releases; `message` names the problem; `help` says what to do."""
+    """One finding. `code` is stable across releases; `message` names the problem; `help` is the fix."""
 
     code: str
     message: str
@@ -57,7 +57,7 @@ class Diagnostic:
     related: tuple[Related, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The finding in the documented JSON form; `span` is null for what has no place in a file."""
+        """The finding in the documented JSON form; `span` is null for a finding without a place in a file."""
         return {
             "code": self.code,
             "severity": self.severity,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 TARGET = "parallelizer.hugging_face.causal_lm"
 
-NOTHING = "no model of transformers is chosen: it needs a name, or a config with a model_type"
+NOTHING = "the model config chooses no transformers model: it needs a name, or a config with a model_type"
 CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
 WRITE = (
     "`python -m parallelizer import-plan model=hf ...` makes one of transformers' own plan, `init` proposes one; then set "

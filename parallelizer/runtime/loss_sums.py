@@ -25,16 +25,16 @@ def loss_sums(
     """
     result = loss(output, batch)
     if not isinstance(result, (tuple, list)):
-        raise wrong_loss(loss, f"returns {_said(result)}, and not two values")
+        raise wrong_loss(loss, f"returns {_said(result)} instead of two values")
     if len(result) != 2:
-        raise wrong_loss(loss, f"returns {len(result)} values, and not two")
+        raise wrong_loss(loss, f"returns {len(result)} values instead of two")
     total, weight = result
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
-        raise wrong_loss(loss, f"returns {_said(total)} as the sum, and not a tensor of one number")
+        raise wrong_loss(loss, f"returns {_said(total)} as the sum instead of a tensor of one number")
     if isinstance(weight, (int, float)):
         weight = torch.tensor(weight, device=total.device)
     if not isinstance(weight, torch.Tensor) or weight.numel() != 1:
-        raise wrong_loss(loss, f"returns {_said(weight)} as the number of tokens, and not one number")
+        raise wrong_loss(loss, f"returns {_said(weight)} as the number of tokens instead of one number")
     return plain(total).reshape(()), plain(weight).reshape(())
 
 

@@ -79,7 +79,7 @@ def _model_failed(failure: StepFailure) -> Diagnostic:
         "model-failed",
         f"{failed}, with or without the plan: {stage}{where} fails{at}: {reason}",
         failure.span,
-        f"correct {what}, or the sizes that the configuration gives it",
+        f"correct {what}, or its sizes in the configuration",
     )
 
 

@@ -432,9 +432,10 @@ def test_replicated_heads_are_replicated_parameters_and_the_legal_degrees_are_to
     assert enough["inner.k"].params["weight"] == {"tp": shard(0)} and "inner" not in enough
     found = finding(rules(GROUPED[1]), around(GroupedAttention, 9, 3), mesh_of(tp=2))
     assert (
-        found.message == "inner.k has 3 key-value heads, which cannot be dealt out to tp=2 (1 more like it)"
+        found.message
+        == "inner.k has 3 key-value heads, which cannot be distributed over tp=2 (1 more like it)"
     )
-    assert found.help == "tp may be 1, 3, or a multiple of 3, where heads are replicated"
+    assert found.help == "tp can be 1, 3, or a multiple of 3, where heads are replicated"
 
 
 def test_a_buffer_stays_whole_and_is_no_parameter() -> None:

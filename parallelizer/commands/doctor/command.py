@@ -26,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report. Returns 0, or 1 where something that is needed does not work, or 2 for overrides."""
     if arguments.overrides:
-        sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
+        sys.stderr.write("parallelizer doctor: error: doctor takes no overrides\n")
         return 2
     report = examine(None if arguments.json else sys.stdout)
     if arguments.json:
@@ -108,4 +108,4 @@ def _trial(trial: Trial) -> list[str]:
 
 def _verdict(report: Report) -> list[str]:
     broken = [trial.name for trial in report.trials if trial.needed and trial.state != "works"]
-    return ["", f"needed and broken: {', '.join(broken)}" if broken else "all that is needed works"]
+    return ["", f"needed, but broken: {', '.join(broken)}" if broken else "everything that is needed works"]

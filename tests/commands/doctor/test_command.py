@@ -59,7 +59,7 @@ def test_the_report_has_a_line_for_each_fact_and_trial_and_says_what_to_do(
         f"  {'c':{WIDTH}}  absent: no GPU",
         f"  {'':{WIDTH}}  use none",
         "",
-        "needed and broken: b",
+        "needed, but broken: b",
     ]
     assert document(report) == {
         "healthy": False,
