@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=60.0, metavar="N",
-        help="how long to look and to try (60); what was not looked at then is said",
+        help="seconds for the search (60); the output names what was not examined",
     )  # fmt: skip
 
 
@@ -203,9 +203,9 @@ def _check_target(path: str | None, force: bool) -> None:
     if path is None:
         return
     if os.path.exists(path) and not force:
-        message = f"{path} is there already"
+        message = f"{path} exists already"
         raise PlanError(
-            [Diagnostic("file-unwritable", message, None, "name another file, or write over it with --force")]
+            [Diagnostic("file-unwritable", message, None, "name another file, or overwrite it with --force")]
         )
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     exclusive.add_argument(
         "--locked",
         metavar="FILE",
-        help="compare with a file of --lock; print the differences and exit with 1",
+        help="compare with a file of --lock; if they differ, print the differences and exit with 1",
     )
     exclusive.add_argument(
         "--diff",
@@ -114,7 +114,7 @@ def _lock(
 
     if step is None:
         raise PlanError(
-            [Diagnostic("lock-incomplete", "the step cannot be traced, so that there is nothing to lock")]
+            [Diagnostic("lock-incomplete", "the step cannot be traced, so there is nothing to lock")]
         )
     now = figures(program, model, step, setup.workload)
     if arguments.lock:

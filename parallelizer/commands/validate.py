@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop before a model is built; with paths of plan files, read only these files",
     )
     parser.add_argument(
-        "--proven", action="store_true", help="demand a certificate that exists already, as CI would"
+        "--proven", action="store_true", help="require a certificate that exists already, for CI"
     )
     parser.add_argument(
         "--no-proof", action="store_true", help="leave out the proof of the small form on CPU ranks"
@@ -47,7 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate what the arguments name, and print what is found. Returns the exit status."""
     if arguments.quick:
         if arguments.proven:
-            raise SystemExit("parallelizer validate: --quick builds no model, and --proven needs one")
+            sys.stderr.write(
+                "parallelizer validate: error: --proven needs the model, which --quick does not build\n"
+            )
+            return 2
         from parallelizer.commands import validate_files as quick
 
         return quick.run(arguments)
@@ -75,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         if setup is not None and not has_errors(found):
             unfollowed = any(d.code == "trace-failed" for d in found)
             verdict = (
-                "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
+                "no mistake found, but the step did not run, so its checks were skipped"
+                if unfollowed
+                else "valid"
             )
             print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
             if proof:

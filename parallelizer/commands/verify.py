@@ -43,7 +43,7 @@ def _seed(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if abs(value) >= 2**62:
         raise argparse.ArgumentTypeError(f"{text} is beyond 2^62")
     return value

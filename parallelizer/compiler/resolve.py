@@ -92,8 +92,8 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     if axis not in possible:
         raise StyleError(
             "unknown-axis",
-            f"{application.style} does not stand on {axis}",
-            f"it stands on {' or '.join(possible)}",
+            f"{application.style} does not use {axis}",
+            f"it uses {' or '.join(possible)}",
             "axis",
         )
     act: ParallelStyle | None = None

@@ -27,7 +27,7 @@ def object_at(path: str) -> Any:
     """As `function_at`, for anything."""
     names = path.split(".")
     if not all(name.isidentifier() for name in names):
-        raise ValueError(f"{quoted(path)} is no dotted path")
+        raise ValueError(f"{quoted(path)} is not a dotted path")
     found: Any = None
     module = ""
     for at, name in enumerate(names):

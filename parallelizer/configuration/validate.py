@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelizer.configuration.argument_places import own_place
 from parallelizer.configuration.setup import MODEL_KEYS, Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
@@ -35,20 +36,21 @@ def validate(
     loss: Loss | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
 ) -> tuple[Diagnostic, ...]:
-    """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
-    mesh, sorted by position.
+    """All findings of `parallelizer validate` for a setup, or for a model under a plan on a mesh: notes,
+    then warnings, then errors, each sorted by position.
 
-    A model is looked at as it is, on meta or not, and left so. `plan` is a plan, its name or its path, `mesh` has the sizes
-    of axes. `workload` lets batch, sequence and heads be checked; with `loss(output, batch)` too, one step is followed and
-    one is traced on a fake world, which needs no ranks and finds what no file can tell. The process forks for that: it must
-    have no process group. Raises ValueError for a model without a plan or a mesh.
+    The model may be on meta or not, and is unchanged. `plan` is a plan, its name or its path; `mesh` has
+    the sizes of axes. With a `workload`, batch, sequence and heads are checked as well. With `loss(output,
+    batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
+    shows. This forks the process, which must not have a process group. Raises ValueError for a model
+    without a plan or a mesh.
     """
     try:
         if isinstance(subject, Setup):
             model = subject.build_model()
             return validated(subject, subject.compile(model), model).found
         if plan is None or mesh is None:
-            raise ValueError("a model is validated under a plan, on a mesh: validate(model, plan, mesh)")
+            raise ValueError("validating a model needs a plan and a mesh: validate(model, plan, mesh)")
         plan = plan if isinstance(plan, Plan) else load_plan(str(plan))
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         return _validate_model(subject, plan, mesh, workload, loss, defaults)
@@ -101,8 +103,9 @@ def validating(
         nodes=nodes,
         optimizer=setup.optim,
         places=Places(
-            origins.span("model._target_"),
-            tuple(origins.set_inside("model", MODEL_KEYS)),
+            own_place(origins),
+            origins.span("model.loss"),
+            tuple(origins.set_inside("model", MODEL_KEYS).values()),
             origins.span("optim.fused") or origins.span("optim"),
         ),
         rank=rank,

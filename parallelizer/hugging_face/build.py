@@ -70,7 +70,7 @@ def _build(
     if cls._model_mapping.get(type(built), None) is None:
         kind = getattr(built, "model_type", type(built).__name__)
         raise ValueError(
-            f"transformers has no {auto} for model_type {kind!r}; another class is set by model.auto"
+            f"transformers has no {auto} for model_type {kind!r}; set another class with model.auto"
         )
     precision = getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype):
@@ -145,9 +145,7 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
         if folder.is_dir():
             raise ValueError(f"the config.json in {name} cannot be read: {_first_line(error)}") from None
         if here:
-            message = (
-                f"there is no folder {name}, and no copy of it here; the Hugging Face hub cannot be reached"
-            )
+            message = f"there is no folder {name}, no local copy of it exists, and the Hugging Face hub cannot be reached"
             raise ValueError(message) from None
         raise ValueError(f"there is no folder {name}, and the hub says: {_first_line(error)}") from None
 

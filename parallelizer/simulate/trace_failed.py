@@ -22,6 +22,7 @@ from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.styles.application import Program
 
 CODE = "trace-failed"
+
 _PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimizer"}
 
 
@@ -77,8 +78,8 @@ def _model_failed(failure: StepFailure, places: Places) -> Diagnostic:
     return Diagnostic(
         "model-failed",
         f"{what} does not run, with or without the plan: {stage}{where} fails{at}: {reason}",
-        failure.span or places.model,
-        f"correct {what}, or the sizes that the configuration gives it",
+        failure.span or (places.loss if failure.phase == "loss" else places.model),
+        f"correct {what}, or its sizes in the configuration",
         related=tuple(Related(span, "this is set here") for span in places.arguments),
     )
 

@@ -31,7 +31,7 @@ from parallelizer.styles.application import Program
 
 @dataclass(frozen=True)
 class Validation:
-    """Everything that was found, sorted by position. `flow` is the step that was followed and `trace` the step that was
+    """Everything that was found, errors last. `flow` is the step that was followed and `trace` the step that was
     traced, as the rank that was asked for; None where that was not done or failed.
     """
 

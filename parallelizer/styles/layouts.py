@@ -104,7 +104,7 @@ def lay_out(
             if tensor.size(at) % ranks:
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)} at {type(module).__name__} cannot be split along dimension {at} "
-                    f"into equal parts over {axis}={ranks}: let it be whole there, as `replicate`"
+                    f"into equal parts over {axis}={ranks}: write `replicate` there"
                 )
 
     convert_inputs(module, inputs or {}, convert_input)

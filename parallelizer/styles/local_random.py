@@ -23,7 +23,7 @@ declare(
         "local-random",
         "params",
         "tp",
-        "draw random numbers of each rank's own, for dropout of what is split",
+        "draw different random numbers on each rank, for dropout on split tensors",
         {"axis": AXIS},
     )
 )

@@ -38,3 +38,8 @@ def test_validate_notes_rules_that_do_nothing_on_this_mesh(capsys: Captured) -> 
     assert main(["validate", "--no-proof", "parallel=fsdp4"]) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("on dp_shard=4: valid\n") and "note[idle-rule]" in printed.err
+
+
+def test_quick_and_proven_together_are_a_wrong_command_line(capsys: Captured) -> None:
+    assert main(["validate", "--quick", "--proven"]) == 2
+    assert capsys.readouterr().err.startswith("parallelizer validate: error: --proven needs the model")

@@ -85,7 +85,7 @@ def test_context_parallel_stands_on_cp_alone() -> None:
     found = finding(text, MLP, TP)
     assert (found.code, found.message, found.help) == (
         "unknown-axis",
-        "context-parallel does not stand on tp",
+        "context-parallel does not use tp",
         "it stands on cp",
     )
     assert marked(text, found) == "axis"

@@ -164,7 +164,7 @@ def test_an_error_of_the_command_line_can_be_copied_and_sent() -> None:
         compose_config(["a"])
     for twin in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
         assert twin.diagnostic == caught.value.diagnostic
-    assert str(caught.value).startswith("<override a>:1:1: error[override-syntax]: 'a' is no override")
+    assert str(caught.value).startswith("<override a>:1:1: error[override-syntax]: 'a' is not an override")
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,8 @@ def test_what_a_path_names() -> None:
         ("parallelizer.loses.cross_entropy", "parallelizer has no 'loses'; did you mean losses?"),
         ("os.path.nothing", "os.path has no 'nothing'"),
         ("os.sep", "it names a str"),
-        ("os..sep", "'os..sep' is no dotted path"),
-        ("", "'' is no dotted path"),
+        ("os..sep", "'os..sep' is not a dotted path"),
+        ("", "'' is not a dotted path"),
     ],
 )
 def test_a_path_that_names_no_function(path: str, said: str) -> None:
@@ -57,6 +57,6 @@ def test_the_loss_of_a_configuration(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
     [found] = caught.value.diagnostics
     assert found.message == (
-        "model.loss=parallelizer.losses.cross_entropi is no function: "
+        "model.loss=parallelizer.losses.cross_entropi is not a function: "
         "parallelizer.losses has no 'cross_entropi'; did you mean cross_entropy?"
     )

@@ -56,7 +56,7 @@ def test_a_word_that_is_no_override_is_marked_whole(word: str) -> None:
     with pytest.raises(OverrideSyntaxError) as caught:
         compose_config([word])
     assert cut(caught.value.diagnostic.span) == word
-    assert caught.value.diagnostic.help == "an override is key=value"
+    assert caught.value.diagnostic.help == "write an override as key=value"
     with pytest.raises(OverrideSyntaxError) as caught:
         compose_config([word, "rules=[a"])
     assert "'rules=[" in (caught.value.diagnostic.help or "")

@@ -61,13 +61,13 @@ def test_from_a_folder_whose_sizes_a_config_changes(tmp_path: Path, no_network: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "no model of transformers is chosen: it needs a name, or a config with a model_type"),
+        ({}, "the model config chooses no transformers model: it needs a name, or a config with a model_type"),
         ({"config": SIZES}, "no model of transformers is chosen"),
         ({"config": {"model_type": "lama"}}, "has no model_type 'lama'; did you mean llama?"),
         ({"config": {"model_type": "zzzzzzzz"}}, "has no model_type 'zzzzzzzz'"),
         ({"config": LLAMA, "auto": "AutoModelForCausalML"}, "no class AutoModelForCausalML; did you mean AutoModelForCausalLM?"),
         ({"config": LLAMA, "auto": "LlamaConfig"}, "transformers has no class LlamaConfig"),
-        ({"config": {"model_type": "vit"}}, "no AutoModelForCausalLM for model_type 'vit'; another class is set by model.auto"),
+        ({"config": {"model_type": "vit"}}, "no AutoModelForCausalLM for model_type 'vit'; set another class with model.auto"),
         ({"config": LLAMA, "dtype": "float31"}, "torch has no dtype 'float31'"),
         ({"config": LLAMA | {"hidden_size": "x"}}, "'hidden_size' expected int, got str"),
         ({"config": LLAMA, "attention": "fast"}, "is not supported"),

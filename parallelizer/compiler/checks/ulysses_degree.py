@@ -27,9 +27,9 @@ def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:
         if method not in ("ulysses-ring", "auto"):
             yield Diagnostic(
                 "ulysses-degree",
-                f"ulysses_degree={degree} beside method: {method}",
+                f"ulysses_degree={degree} needs `method: ulysses-ring`, and the method is {method}",
                 span,
-                "it is an option of ulysses-ring: write `method: ulysses-ring`, or leave it out",
+                "write `method: ulysses-ring`, or remove the option",
             )
         elif degree < 1 or ranks % degree:
             where = state.mesh.spans.get(axis)

@@ -19,10 +19,10 @@ def equal_random(followed: Followed) -> Iterator[Diagnostic]:
         span = followed.span(first.module, first.axis, OPTIONS) or next((r.span for r in began), None)
         yield Diagnostic(
             "equal-random",
-            f"{where} draws the same random numbers on every rank of {first.axis}, each of which has another part: what is "
-            "dropped repeats from part to part",
+            f"{where} draws the same random numbers on every rank of {first.axis}, although each rank has another part of the "
+            "tensor: dropout repeats its pattern in every part",
             span,
-            f"let each rank draw its own: `{where}: local-random`",
+            f"let each rank draw its own numbers: `{where}: local-random`",
             "warning",
             tuple(r for r in began if r.span != span),
         )

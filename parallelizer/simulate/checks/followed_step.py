@@ -93,7 +93,7 @@ class Followed:
         """Where a value began to vary over an axis."""
         span = self.span(module, axis, ("output", "layout", "input"))
         return (
-            (Related(span, f"what {self.folded([module]) or 'the root'} hands on differs over {axis}"),)
+            (Related(span, f"the output of {self.folded([module]) or 'the root'} differs over {axis}"),)
             if span
             else ()
         )
@@ -109,7 +109,7 @@ class Followed:
         ]
         span = own or next((s for s in spans if s), None) or next(iter(began), None)
         related = tuple(
-            Related(s, f"{self.folded([o.maker or ''])} hands this on")
+            Related(s, f"this is the output of {self.folded([o.maker or ''])}")
             for s, o in spans.items()
             if s and s != span
         )

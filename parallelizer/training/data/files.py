@@ -64,9 +64,9 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The file, whole: its bytes, `content`, and its record, `file`, for `Source.files`.
+    """The bytes of a file, `content`, and its record, `file`, for `Source.files`.
 
-    Raises OSError if it cannot be read, and PlanError `data-changed` if it changes while it is read.
+    Raises OSError if it cannot be read, and PlanError `data-changed` if it changes during the read.
     """
     with open(path, "rb") as opened:
         before = os.fstat(opened.fileno())

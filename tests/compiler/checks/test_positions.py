@@ -81,7 +81,7 @@ class Keeps(Base):
             Keeps,
             "",
             "unlisted-buffer",
-            "forward reads table by position, and nothing splits it",
+            "forward reads table by position, but no entry of `buffers` splits it",
             '`"table": 1`',
         ),
     ],
@@ -144,7 +144,7 @@ def test_a_table_must_have_a_row_for_each_token(model: Callable[[], nn.Module], 
     assert findings(plan, model, workload=work(16)) == ()
     [found] = findings(plan, model, workload=work(17))
     assert (found.code, found.span) == ("sequence-too-long", Span("train", 4, 1, 2))
-    assert found.message == f"{table} has 16 positions, the sequence has 17"
+    assert found.message == f"{table} has 16 positions, but the sequence has 17"
 
 
 def test_nothing_is_asked_without_a_workload() -> None:

@@ -88,7 +88,7 @@ class Page(HTMLParser):
         assert self.open == [self.root], f"never closed: {self.open[-1].name}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len(dict(attrs)) == len(attrs), f"an attribute stands twice in {tag}"
+        assert len(dict(attrs)) == len(attrs), f"an attribute occurs twice in {tag}"
         element = Element(tag, dict(attrs))
         self.open[-1].children.append(element)
         if tag not in VOID:

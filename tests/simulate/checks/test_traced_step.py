@@ -275,7 +275,10 @@ def test_a_root_unit_with_all_layers_in_it_is_found() -> None:
     text = 'version: 1\nrules:\n  "": fsdp\n'
     ledger = [entry("forward", "", "all_gather", 8 * MIB, "dp_shard", 4)]
     [found] = found_in(text, Layers(), ledger, {"dp_shard": 4})
-    assert found.code == "large-root-unit" and "100% of the parameters at once: 8.0 MiB" in found.message
+    assert (
+        found.code == "large-root-unit"
+        and "100% of the parameters at once: every rank holds 8.0 MiB" in found.message
+    )
     assert marked(text, found) == '""' and "`layers.*: fsdp`" in (found.help or "")
 
 
