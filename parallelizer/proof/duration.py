@@ -19,26 +19,26 @@ START, RANK = 3.0, 2.0
 """Seconds until a proof's processes compute, and what each rank adds to them on a core."""
 
 
-def why_not_within(seconds: float, small: Subject) -> str | None:
+def why_not_within(seconds: float, small: Subject, *, force: bool = False) -> str | None:
     """Why the proof of a tiny form is not known to take less than so many seconds; None where it is. Raises PlanError where
-    the plan is refused for the tiny form.
+    the plan is refused for the tiny form, unless `force`.
     """
     if small.mesh.world_size > MAX_RANKS:
         return f"its proof takes {small.mesh.world_size} ranks"
-    expected = expected_seconds(small)
+    expected = expected_seconds(small, force=force)
     if expected is None:
         return "how long its proof takes is not known"
     return f"its proof should take about {expected / 60:.0f} min" if expected >= seconds else None
 
 
-def expected_seconds(small: Subject) -> float | None:
+def expected_seconds(small: Subject, *, force: bool = False) -> float | None:
     """Seconds that the proof of a tiny form should take on this machine, by the operations of its step; None where they
     cannot be counted. Raises PlanError where the plan is refused for the tiny form.
     """
     if small.workload is None:
         return None
     model = small.build()
-    flops = step_flops(small.compile(model), model, small.workload, small.loss)
+    flops = step_flops(small.compile(model, force=force), model, small.workload, small.loss)
     if flops is None:
         return None
     cores = min(os.cpu_count() or 1, small.mesh.world_size)

@@ -268,7 +268,7 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
                 for a, c, p in zip(axes, coordinate, param.placements, strict=True)
                 if not isinstance(p, Replicate)
             ]
-        bits = hashlib.sha256(local.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        bits = hashlib.sha256(local.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
 

@@ -154,7 +154,7 @@ def prove_small(
     changes += unmatched(small)
     try:
         proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
-        proof = blame_axes(proof, subject, seed=seed, force=force)
+        proof = blame_axes(proof, subject, seed=seed, force=force, dtype=dtype)
         proof = blame_rows(proof, subject, seed)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
@@ -206,7 +206,9 @@ def prove_subject(
     )
 
 
-def blame_axes(proof: Proof, subject: Subject, *, seed: int = 0, force: bool = False) -> Proof:
+def blame_axes(
+    proof: Proof, subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64"
+) -> Proof:
     """A failed proof of several axes with its `broken_axes`, and with the first difference on the innermost of them alone.
 
     With all axes together, a reduction that is missing over tp changes every gradient that fsdp reduces later, so that the first
@@ -215,13 +217,13 @@ def blame_axes(proof: Proof, subject: Subject, *, seed: int = 0, force: bool = F
     axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
     if proof.passed or len(axes) < 2:
         return proof
-    references = references_of(subject, seed, proof.dtype)
+    references = references_of(subject, seed, dtype)
     broken: dict[str, Proof] = {}
     for axis in axes:
         mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
         alone = dataclasses.replace(subject, mesh=mesh)
         try:
-            one = prove_subject(alone, seed=seed, force=force, dtype=proof.dtype, references=references)
+            one = prove_subject(alone, seed=seed, force=force, dtype=dtype, references=references)
         except (PlanError, launch.LaunchError):  # the plan may need its other axes
             continue
         if not one.passed:
@@ -236,7 +238,7 @@ def blame_axes(proof: Proof, subject: Subject, *, seed: int = 0, force: bool = F
 
 def blame_rows(proof: Proof, subject: Subject, seed: int = 0) -> Proof:
     """A proof that failed on data axes alone, with the line where the model or the loss mixes rows, if it does."""
-    axes = proof.broken_axes or tuple(axis for axis, size in proof.mesh.sizes.items() if size > 1)
+    axes = proof.broken_axes or tuple(axis for axis, size in subject.mesh.sizes.items() if size > 1)
     if proof.passed or not set(axes) <= set(BATCH_AXES):
         return proof
     return dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))

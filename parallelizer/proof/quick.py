@@ -21,9 +21,12 @@ QUICK = 60.0
 
 @dataclass(frozen=True)
 class Proven:
-    """What has come of it, in a `line`: the `certificate`'s fingerprint where one was written, and the proof that `failed`."""
+    """What has come of it, in a `line`, and whether the proof `passed`: then with the fingerprint of its certificate, if one was
+    written. `failed` is a proof that did not pass.
+    """
 
     line: str
+    passed: bool = False
     certificate: str | None = None
     failed: Proof | None = None
 
@@ -34,21 +37,23 @@ def prove_quickly(
     known: tuple[Diagnostic, ...],
     folder: Path | None,
     seconds: float = QUICK,
+    force: bool = False,
 ) -> Proven:
     """Prove the tiny form of a setup where that should take less than so many seconds, and write the certificate into `folder`,
-    if there is one. `found` is what is known of the setup's proof, `known` what compiling the setup has found.
+    if there is one. `found` is what is known of the setup's proof, `known` what compiling the setup has found. `force` proves
+    a plan that checks refuse.
     """
     small, changes = shrink(setup)
     try:
         subject = subject_of(small)
-        why = why_not_within(seconds, subject)
+        why = why_not_within(seconds, subject, force=force)
     except PlanError as error:
         why = f"its tiny form is refused ({_line(error)})"
     if why is not None:
         return Proven(f"{told(found)}: {why}; `parallelizer verify` proves it, with the same overrides")
     begin = time.monotonic()
     try:
-        proof = prove_small(small, subject, changes, known)
+        proof = prove_small(small, subject, changes, known, force=force)
     except (LaunchError, WorldError, PlanError) as error:
         return Proven(
             f"{told(found)}: the tiny form does not run ({_line(error)}); see `parallelizer verify`"
@@ -61,12 +66,12 @@ def prove_quickly(
     certificate = certificate_of(proof, setup, found.parts)
     worst = f"worst error {certificate.worst:.2f} of its bound"
     if folder is None:
-        return Proven(f"{proven} ({worst})")
+        return Proven(f"{proven} ({worst})", passed=True)
     try:
         write(certificate, folder)
     except PlanError as error:
-        return Proven(f"{proven} ({worst}); {_line(error)}")
-    return Proven(f"{proven} (certificate {certificate.name}, {worst})", certificate.fingerprint)
+        return Proven(f"{proven} ({worst}); {_line(error)}", passed=True)
+    return Proven(f"{proven} (certificate {certificate.name}, {worst})", True, certificate.fingerprint)
 
 
 def _line(error: Exception) -> str:

@@ -14,17 +14,13 @@ import torch
 from torch import nn
 
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.language.workload import Workload
-from parallelizer.proof.layer_kinds import First, LayerKinds, layer_kinds
 from parallelizer.proof.subject import Subject
+from parallelizer.proof.tiny_layers import merged, with_every_kind
 
 SMALL = 2
 """What axes above it are shrunk to."""
-
-MOST_LAYERS = 12
-"""Layers that the small model is given at most, so that one of every kind is among them."""
 
 
 def small_mesh(mesh: Mesh) -> Mesh:
@@ -44,8 +40,8 @@ def shrink(
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
-    tiny, lost = _with_every_kind(setup, tiny)
-    small, changed = _merged(setup.model, tiny)
+    tiny, lost = with_every_kind(setup, tiny)
+    small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
     step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
@@ -69,80 +65,7 @@ def _is_padded(setup: Setup) -> bool:
     """Whether the run's sequences do not divide into the parts that its mesh makes of them."""
     cp, tp = (setup.mesh.sizes[axis] for axis in ("cp", "tp"))
     parts = math.lcm(2 * cp if cp > 1 else 1, cp * tp)
-    return setup.workload.has_sequence() and setup.workload.seq_len % parts != 0
-
-
-def _with_every_kind(setup: Setup, tiny: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The `tiny` arguments with as many layers as it takes to have one of every kind, and the layers of kinds that are lost."""
-    numbers = _numbers(setup.model, tiny)
-    if not numbers:
-        return tiny, []
-    model = setup.build_model()
-    lengths = {len(m) for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)}
-    if not any(before in lengths for before, _ in numbers.values()):
-        return tiny, []
-    large = layer_kinds(model, setup.workload)
-    small = _small_kinds(setup, tiny)
-    if large is None or small is None:
-        return tiny, []
-    lost = _lost(large, small)
-    for path, (before, after) in numbers.items():
-        counted = [name for name in lost if (large[name].count, small[name].count) == (before, after)]
-        wanted = [f.needed for name in counted for f in lost[name] if f.needed <= MOST_LAYERS]
-        if wanted:
-            tiny = _replaced(tiny, path, max(wanted))
-    if any(lost.values()) and (small := _small_kinds(setup, tiny)):
-        lost = _lost(large, small)
-    left = dict.fromkeys(f"{name}.{first.layer}" for name, firsts in lost.items() for first in firsts)
-    return tiny, list(left)
-
-
-def _lost(large: Mapping[str, LayerKinds], small: Mapping[str, LayerKinds]) -> dict[str, list[First]]:
-    return {name: kinds.missing_in(small[name]) for name, kinds in large.items() if name in small}
-
-
-def _small_kinds(setup: Setup, tiny: Mapping[str, Any]) -> dict[str, LayerKinds] | None:
-    small = dataclasses.replace(setup, model=_merged(setup.model, tiny)[0])
-    try:
-        return layer_kinds(small.build_model(), setup.workload)
-    except PlanError:  # so few or so many layers it cannot be built with
-        return None
-
-
-def _numbers(
-    written: Mapping[str, Any], tiny: Mapping[str, Any], prefix: tuple[str, ...] = ()
-) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The whole numbers that `tiny` makes smaller, by their keys: before and after."""
-    found: dict[tuple[str, ...], tuple[int, int]] = {}
-    for key, after in tiny.items():
-        before = written.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found |= _numbers(before, after, (*prefix, key))
-        elif type(before) is int and type(after) is int and before > after:
-            found[*prefix, key] = (before, after)
-    return found
-
-
-def _replaced(tiny: Mapping[str, Any], path: tuple[str, ...], value: int) -> dict[str, Any]:
-    head, *rest = path
-    return {**tiny, head: _replaced(tiny[head], tuple(rest), value) if rest else value}
-
-
-def _merged(
-    written: Mapping[str, Any], tiny: Mapping[str, Any], prefix: str = ""
-) -> tuple[dict[str, Any], list[str]]:
-    """The arguments with the tiny ones in their place, maps inside of them key by key, and what that changes."""
-    result, changes = dict(written), []
-    for key, value in tiny.items():
-        before = written.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key], inside = _merged(before, value, f"{prefix}{key}.")
-            changes += inside
-        else:
-            result[key] = value
-            if before != value:
-                changes.append(f"{prefix}{key} {before} -> {value}")
-    return result, changes
+    return setup.workload.seq_len % parts != 0
 
 
 def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -> list[str]:

@@ -30,10 +30,15 @@ def verify(
     """
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
+    from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
 
     check_ranks(shrink(setup, full_mesh=full_mesh)[0].mesh)
     model = setup.build_model()
-    program = setup.compile(model, force=force)
+    program = setup.compile(model, force=True) if force else compile_unsure(setup, model)
+    force = force or only_unsure(program.diagnostics)
     with validating(setup, program, model) as validation:
         proof = prove(setup, program=program, full_mesh=full_mesh, seed=seed, force=force, dtype=dtype)
-        return dataclasses.replace(proof, diagnostics=validation().found)
+        found = validation().found
+        return dataclasses.replace(
+            proof, diagnostics=settled(found) if proof.passed and proof.is_verdict else found
+        )

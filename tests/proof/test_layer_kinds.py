@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.proof.layer_kinds import LayerKinds, layer_kinds
-from parallelizer.proof.tiny import MOST_LAYERS, shrink
+from parallelizer.proof.tiny import shrink
+from parallelizer.proof.tiny_layers import MOST_LAYERS
 
 MODEL = """
 from torch import nn

@@ -32,4 +32,5 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
             f"no rule uses {axis}={size}: all its ranks would compute the same",
             state.mesh.spans.get(axis),
             help_text,
+            "warning",
         )

@@ -5,41 +5,41 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from torch import nn
-
-from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.proof.certificate import find, missing, told
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.proof.certificate import missing, told
 from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.quick import prove_quickly
-from parallelizer.styles.application import Program
-from parallelizer.training.settings import Settings
+from parallelizer.proof.unsure import settled
+from parallelizer.proof.validate import NOTHING, Looked
+from parallelizer.training.job.job import Job
 
 
-def prove_first(
-    setup: Setup, model: nn.Module, program: Program, settings: Settings, *, alone: bool
-) -> tuple[str, str | None]:
-    """What is known about the proof of a run, in a line, and the fingerprint of its certificate if there is one.
+def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | None, tuple[Diagnostic, ...]]:
+    """What is known about the proof of a run, in a line, the fingerprint of its certificate if there is one, and the findings,
+    of which a proof may have settled some.
 
     `train.prove` says what happens without a certificate: `auto` proves the tiny form first where that should take less
     than a minute, `always` refuses, `never` goes on. Only a command that starts its ranks itself (`alone`) proves: a rank
     that others have started must not fork. A certificate that cannot be written does not keep a proven run from starting.
-    Raises PlanError where a proof fails, or with `always` is missing.
+    Raises PlanError where a proof fails, with `always` is missing, or would have to settle an error and does not.
     """
-    if setup.mesh.world_size == 1:
-        return "one rank: nothing to prove", None
-    folder = Path(settings.proofs)
-    found = find(setup, model, folder)
-    if found.certificate is not None:
-        return told(found), found.fingerprint
+    settings, known = job.settings, looked.known
+    if job.setup.mesh.world_size == 1:
+        return NOTHING, None, looked.found
+    if known.certificate is not None:
+        return told(known), known.fingerprint, looked.found
     if settings.prove == "always":
-        raise PlanError([missing(found)])
-    if settings.prove == "never":
-        return f"{told(found)} (train.prove=never)", None
-    if not alone:
+        raise PlanError([missing(known)])
+    if settings.prove == "never" or not alone:
+        if looked.unsure:
+            raise PlanError(looked.found)
         why = "its ranks were started from outside; `parallelizer verify` proves it, with the same overrides"
-        return f"{told(found)}: {why}", None
-    proven = prove_quickly(setup, found, program.diagnostics, folder)
+        reason = " (train.prove=never)" if settings.prove == "never" else f": {why}"
+        return f"{told(known)}{reason}", None, looked.found
+    folder = Path(settings.proofs)
+    proven = prove_quickly(job.setup, known, job.program.diagnostics, folder, force=looked.unsure)
+    if looked.unsure and not proven.passed:
+        raise PlanError(looked.found)
     if proven.failed is not None:
         wrong = not_equal(proven.failed)
         message = f"the run is refused, because the proof of its small form failed: {wrong.message}"
@@ -47,4 +47,4 @@ def prove_first(
             f"{wrong.help}. `parallelizer verify` shows the proof; train.prove=never trains without it"
         )
         raise PlanError([dataclasses.replace(wrong, message=message, help=help_text)])
-    return proven.line, proven.certificate
+    return proven.line, proven.certificate, settled(looked.found) if proven.passed else looked.found

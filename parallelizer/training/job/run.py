@@ -23,14 +23,13 @@ from torch import nn
 
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import running_origins, searched_first
-from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.render import write as write_diagnostics
+from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
-from parallelizer.simulate.validate import Validation
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
@@ -118,13 +117,14 @@ def run(
         model = setup.build_model()
         # A dry run is of the hardware that is configured, wherever it runs.
         nodes = outside.nodes if outside is not None and not dry else ()
-        validation = validated(setup, job.program, model, classes=dry, nodes=nodes or None)
-        if has_errors(validation.found):
-            raise PlanError(validation.found)
+        proofs = Path(settings.proofs)
+        looked = look(setup, job.program, model, proofs, classes=dry, nodes=nodes or None)
+        if looked.refused or (dry and looked.unsure):
+            raise PlanError(looked.found)
         if not dry:
-            job = _announced(job, model, validation, alone=outside is None)
+            job = _announced(job, model, looked, alone=outside is None)
         else:
-            dry_run.write(setup, job.program, model, validation.trace, validation.found)
+            dry_run.write(setup, job.program, model, looked.validation.trace, looked.found)
     if dry:
         return
     if outside is not None:
@@ -159,13 +159,13 @@ def run(
         sys.exit(settings.requeue_code)
 
 
-def _announced(job: Job, model: nn.Module, validation: Validation, *, alone: bool) -> Job:
+def _announced(job: Job, model: nn.Module, looked: Looked, *, alone: bool) -> Job:
     """Show what is known of a run before its ranks start: warnings, the plan and the proof. Returns the job with what is
     expected of its steps, and the fingerprint of its certificate. Raises PlanError when the run must be proven and is not.
     """
-    write_diagnostics(validation.found, sys.stderr)
-    forecast = forecast_of(job.setup, job.program, model, job.settings, validation)
-    proof, certificate = prove_first(job.setup, model, job.program, job.settings, alone=alone)
+    proof, certificate, found = prove_first(job, looked, alone=alone)
+    write_diagnostics(found, sys.stderr)
+    forecast = forecast_of(job.setup, job.program, model, job.settings, looked.validation)
     shards = parameter_shards(job.program, model)
     show_plan.write(job.program, shards, sys.stdout)
     print(f"proof: {proof}")
