@@ -57,7 +57,8 @@ def _accepted(record: Record, command: str) -> bool | None:
 
 def _count(records: Sequence[Record], command: str, accepted: bool) -> int | str:
     asked = [r for r in records if r[command] is not None]
-    return sum(_accepted(r, command) is accepted for r in asked) if asked or not records else "-"
+    count = sum(_accepted(r, command) is accepted for r in asked)
+    return count if len(asked) == len(records) else f"{count} of {len(asked)} asked"
 
 
 def _listed(title: str, records: Sequence[Record], said: Any) -> list[str]:
