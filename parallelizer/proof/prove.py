@@ -187,7 +187,7 @@ def prove_subject(
             reference, other, nudged = references_of(subject, seed, dtype)
         _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
-    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
+    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master, subject.loud)
     proof = Proof(
         subject.plan.file,
         subject.mesh,

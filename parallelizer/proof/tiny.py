@@ -22,6 +22,9 @@ from parallelizer.proof.tiny_layers import merged, with_every_kind
 SMALL = 2
 """What axes above it are shrunk to."""
 
+LENGTH = 24
+"""Tokens of a sequence at most."""
+
 
 def small_mesh(mesh: Mesh) -> Mesh:
     """The mesh with no axis above `SMALL`."""
@@ -34,8 +37,8 @@ def shrink(
     """A configuration made small, and what was changed, in words.
 
     The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two
-    rows in each part, and the sequence is short and no power of two. A rule may match nothing, since there are
-    fewer layers. A length that the run pads is padded here too. `seq_len` is rounded up to what the mesh divides.
+    rows in each part, and the sequence is short. A rule may match nothing, since there are fewer layers. `seq_len` is rounded up
+    to what the mesh divides.
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
@@ -44,10 +47,7 @@ def shrink(
     small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
-    step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
-    length = step * max(3 if seq_len is None else 1, math.ceil((seq_len or 12) / step))
-    if seq_len is None and _is_padded(setup):
-        length -= 1
+    length = _length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
@@ -61,11 +61,29 @@ def shrink(
     return dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload), tuple(changes)
 
 
-def _is_padded(setup: Setup) -> bool:
-    """Whether the run's sequences do not divide into the parts that its mesh makes of them."""
-    cp, tp = (setup.mesh.sizes[axis] for axis in ("cp", "tp"))
-    parts = math.lcm(2 * cp if cp > 1 else 1, cp * tp)
-    return setup.workload.seq_len % parts != 0
+def _length(setup: Setup, mesh: Mesh) -> int:
+    """A short length that is no power of two and divides as the run's does: a length that the run pads is padded, and where a
+    rank's parts have an even number of tokens they have it here too. A run that is short itself has its own.
+    """
+    length = setup.workload.seq_len
+    if length <= LENGTH:
+        return length
+    short = _rounded_up(LENGTH // 2, mesh)
+    if length % _parts(setup.mesh):
+        return short - 1
+    return 2 * short if length % (2 * _parts(setup.mesh)) == 0 and short // _parts(mesh) % 2 else short
+
+
+def _rounded_up(length: int, mesh: Mesh) -> int:
+    """To what the mesh divides."""
+    step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
+    return step * math.ceil(length / step)
+
+
+def _parts(mesh: Mesh) -> int:
+    """The parts of a sequence that the ranks of a mesh deal with."""
+    cp, tp = mesh.sizes["cp"], mesh.sizes["tp"]
+    return math.lcm(2 * cp if cp > 1 else 1, cp * tp)
 
 
 def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -> list[str]:

@@ -20,8 +20,16 @@ def test_a_rule_that_names_layers_which_the_tiny_form_has_not_is_no_mistake_ther
         wrong.compile(wrong.build_model())
 
 
-@pytest.mark.parametrize(("length", "padded"), [(254, True), (256, False)])
-def test_a_length_that_the_run_pads_is_padded_in_the_tiny_form(length: int, padded: bool) -> None:
-    setup = from_overrides(["parallel=cp2_tp2", f"train.seq_len={length}"])
-    small, _ = shrink(setup)
-    assert (small.workload.seq_len % 4 != 0) == padded
+@pytest.mark.parametrize(
+    ("parallel", "length", "small"),
+    [
+        ("cp2_tp2", 254, 11),  # padded
+        ("cp2_tp2", 256, 24),  # four parts of an even number of tokens
+        ("cp2_tp2", 252, 12),  # of an odd number
+        ("fsdp2", 256, 12),
+        ("cp2", 20, 20),
+    ],
+)
+def test_the_length_divides_as_the_runs_does(parallel: str, length: int, small: int) -> None:
+    setup = from_overrides([f"parallel={parallel}", f"train.seq_len={length}"])
+    assert shrink(setup)[0].workload.seq_len == small

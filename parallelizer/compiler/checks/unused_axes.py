@@ -21,6 +21,8 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
         size = state.mesh.sizes[axis]
         if size == 1 or axis in used or axis in ("dp_replicate", "dp_shard"):
             continue
+        if axis == "cp" and state.plan.batch:  # every rank has its part of the tokens
+            continue
         if axis == "pp":
             help_text = "pipeline parallelism is not part of the plan language: set pp to 1"
         elif axis in DATA_AXES:
@@ -32,5 +34,5 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
             f"no rule uses {axis}={size}: all its ranks would compute the same",
             state.mesh.spans.get(axis),
             help_text,
-            "warning",
+            "error" if axis == "pp" else "warning",
         )
