@@ -93,7 +93,9 @@ def test_tags_are_refused(marked: str) -> None:
 
 
 def test_an_interpolation_without_quotes_is_called_one() -> None:
-    check("rules:\n  a: {style: «${x}»}\n", "interpolation", "an interpolation", "plans have no interpolations")
+    check(
+        "rules:\n  a: {style: «${x}»}\n", "interpolation", "an interpolation", "plans have no interpolations"
+    )
 
 
 def check(marked: str, code: str, message: str, advice: str | None) -> str:
