@@ -69,7 +69,7 @@ def refused(overrides: list[str], folder: str | None = None, name: str = "train"
         (['rules=["a: b"],["c: d"]'], "override-sweep", '["a: b"],["c: d"]', "rules takes one list", "'rules=["),
         (["train.steps=range(3)"], "override-sweep", "range(3)", "are a sweep", "-m train.steps=range(3)"),
         (["rules={a: b}"], "wrong-type", "{a: b}", "rules takes a list of rules", "'rules=["),
-        (["parallel.mesh=[1]"], "wrong-type", "[1]", "parallel.mesh takes a value of another type", "look at the value in the configuration"),
+        (["parallel.mesh=[1]"], "wrong-type", "[1]", "parallel.mesh takes a value of another type", "look at the value"),
         (["model=${nope}"], "config-invalid", "${nope}", "Error resolving interpolation", "correct or remove the override"),
     ],
 )  # fmt: skip
