@@ -179,7 +179,7 @@ def test_a_batch_has_one_sequence_of_one_token_unless_said() -> None:
         ({"rules": ["a: fdsp"]}, "unknown-style", "there is no style 'fdsp'", "did you mean fsdp?"),
         ({"rules": ["a: ${x}"]}, "interpolation", "plans and rules have no", "write the value itself"),
         ({"rules": [{"a": {"style": "${x}"}}]}, "interpolation", "plans and rules have no", "write the value itself"),
-        ({"parallel__rules": ["a: {style: fsdp, _target_: os.system}"]}, "not-data", "'_target_' has no meaning", "a plan is data"),
+        ({"parallel__rules": ["a: {style: fsdp, _target_: os.system}"]}, "not-data", "'_target_' has no", "a plan is data"),
         ({"plan": None}, "plan-not-found", "no plan is chosen", "set plan="),
         ({"plan": ""}, "plan-not-found", "no plan is chosen", "set plan="),
         ({"plan": ["a"]}, "plan-not-found", "is not the name of a plan", "set plan="),
