@@ -67,7 +67,7 @@ def rename_axes(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) 
 
 
 def _renamed(device_mesh: DeviceMesh, axes: Mapping[str, str]) -> DeviceMesh:
-    # An axis that nobody knows and that has one rank parts nothing.
+    # An unknown axis of one rank splits nothing.
     names = device_mesh.mesh_dim_names or ()
     kept = tuple(n for i, n in enumerate(names) if axes.get(n, n) in AXES or device_mesh.size(i) > 1)
     ours = [axes.get(n, n) for n in kept]

@@ -1,4 +1,4 @@
-"""Why Hydra could not compose a configuration, in the words of somebody who typed the command."""
+"""Why Hydra could not compose a configuration, in terms of the command that was typed."""
 
 from __future__ import annotations
 

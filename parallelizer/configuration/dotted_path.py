@@ -13,7 +13,7 @@ from parallelizer.diagnostics.nearest import nearest
 def function_at(path: str) -> Callable[..., Any]:
     """What a path such as `my_package.losses.mine` names. Its module is imported.
 
-    Raises ValueError, in words for whoever wrote the path, when there is no such thing or it cannot be called;
+    Raises ValueError, with a message about the path, if it does not exist or cannot be called;
     and what an import raises that fails for another reason than that the module is not there.
     """
     found = object_at(path)

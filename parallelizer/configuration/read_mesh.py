@@ -78,7 +78,7 @@ def _check_product(reading: Reading, sizes: Mapping[str, int], world: int) -> No
         for axis, size in sizes.items()
         if size > 1
     ]
-    message = f"the mesh has {product:,} ranks ({_shown(sizes)}), and world_size is {world:,}"
+    message = f"the mesh has {product:,} ranks ({_shown(sizes)}), but world_size is {world:,}"
     help_text = "one axis can be -1, which stands for all remaining ranks: parallel.mesh.dp_shard=-1"
     reading.findings.error("world-size", message, reading.span("world_size"), help_text, related)
 

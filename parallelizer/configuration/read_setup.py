@@ -148,7 +148,7 @@ def _import(reading: Reading) -> None:
     for index, name in enumerate(names if isinstance(names, list) else [names]):
         try:
             importlib.import_module(str(name))
-        except Exception as error:  # whatever somebody's module raises
+        except Exception as error:  # whatever a user's module raises
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = "" if isinstance(error, ModuleNotFoundError) else f" ({frame.filename}:{frame.lineno})"
             message = f"cannot import {name}: {type(error).__name__}: {error}{where}"
@@ -169,7 +169,7 @@ def _check(reading: Reading) -> None:
             continue
         try:
             check = function_at(str(name))
-        except Exception as error:  # whatever the import of somebody's module raises
+        except Exception as error:  # whatever the import of a user's module raises
             message = f"checks names {quoted(str(name))}, which is not a function: {error}"
             span = reading.origins.span(f"checks.{index}") or reading.span("checks")
             help_text = "name a function that takes a parallelizer.configuration.reading.Reading"

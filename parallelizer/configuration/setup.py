@@ -91,7 +91,7 @@ class Setup:
         try:
             with torch.device(device):
                 model = watched(lambda: instantiate(arguments, _convert_="all"))
-        except Exception as error:  # whatever the constructor of somebody's model raises
+        except Exception as error:  # whatever the constructor of a user's model raises
             raise self._model_error(error) from None
         if not isinstance(model, nn.Module):
             message = f"{arguments.get('_target_')} makes a {type(model).__name__}, not a torch.nn.Module"
@@ -104,7 +104,7 @@ class Setup:
         """The loss function. Raises PlanError when the path names none."""
         try:
             return function_at(self.loss_path)
-        except Exception as error:  # whatever the import of somebody's module raises
+        except Exception as error:  # whatever the import of a user's module raises
             message = f"model.loss={self.loss_path} is not a function: {_reason(error)}"
             help_text = "name a function (output of the model, batch) -> (sum of losses, number of tokens)"
             raise self._error("model-build", message, "model.loss", help_text) from None
@@ -122,7 +122,7 @@ class Setup:
             return torch.optim.AdamW(model.parameters(), fused=True)
         try:
             build = function_at(self.optim["_target_"])
-        except Exception as error:  # whatever the import of somebody's module raises
+        except Exception as error:  # whatever the import of a user's module raises
             message = f"optim._target_={self.optim['_target_']} is not a function: {_reason(error)}"
             help_text = "name a class of optimizers, or a function (model, optim config) -> optimizer"
             raise self._error("optim-invalid", message, "optim._target_", help_text) from None
@@ -133,7 +133,7 @@ class Setup:
             )
         except PlanError:
             raise
-        except Exception as error:  # whatever somebody's function raises
+        except Exception as error:  # whatever a user's function raises
             message = f"optim._target_={self.optim['_target_']} makes no optimizer: {_reason(error)}"
             help_text = (
                 "a function is called with the model and the optim config, a class with the keys of optim"
@@ -200,9 +200,9 @@ class Setup:
         if no_class:
             try:
                 function_at(str(target))
-            except ValueError as error:  # in words for whoever wrote the path
+            except ValueError as error:  # a message about the path
                 reason = str(error)
-            except Exception:  # whatever the import of somebody's module raises: Hydra has told it
+            except Exception:  # whatever the import of a user's module raises: Hydra's message has it
                 pass
         span, others = places(self.origins, self.model, reason, MODEL_KEYS)
         if no_class:
@@ -217,7 +217,7 @@ class Setup:
 
 
 def _place_in(error: BaseException) -> str:
-    """` (file:line)` of somebody's code that an exception came from; nothing where it is none's."""
+    """` (file:line)` of the user's code that an exception came from; empty if it came from none."""
     ours = (
         str(ROOT),
         os.path.join("site-packages", "hydra"),

@@ -133,7 +133,7 @@ def _check_inside(name: str, child: str, span: Span | None) -> None:
 def _check_link(name: str, path: str, child: str | None, span: Span | None) -> None:
     """Raise for a link to something else than a plan: a plan must not show what it was not given.
 
-    Whoever names a plan on the command line may use a link to any YAML file; a plan that extends another, only
+    The command line may name a link to any YAML file; a plan that extends another, only
     one that stays in the folders where plans are.
     """
     real = os.path.realpath(path)

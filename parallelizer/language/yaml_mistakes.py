@@ -1,4 +1,4 @@
-"""PyYAML's errors in the words of somebody who writes plans, at the place where the mistake was made.
+"""PyYAML's errors in the terms of the plan language, at the place of the mistake.
 
 YAML gives `*`, `&`, `!`, `[`, `{` at the beginning of a text meanings of its own, and globs begin with them:
 most of what goes wrong is a missing pair of quotes.

@@ -187,7 +187,7 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int
             if norm <= least_norm(param.dtype, terms_of(param, tokens)) * whole:
                 norm = whole
             else:
-                # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
+                # A zero, such as the embedding of an unused token, is zero in any order of summation.
                 noise *= param.grad != 0
             param.grad.add_(noise * (size * norm / max(1, param.numel()) ** 0.5))
         handle.remove()

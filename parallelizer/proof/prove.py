@@ -148,9 +148,7 @@ def prove_small(
     force: bool = False,
     dtype: str = "float64",
 ) -> Proof:
-    """As `prove`, for a tiny form that was made by `changes`, and its `subject`; `found` is what compiling the real sizes has
-    found.
-    """
+    """As `prove`, for a tiny form that was made by `changes`, and its `subject`; `found` are the findings for the real sizes."""
     changes += unmatched(small)
     try:
         proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
@@ -171,7 +169,7 @@ def prove_subject(
 ) -> Proof:
     """As `prove`, for a subject as it is. This process forks, so it must have no process group.
 
-    `references` are those of the same model, batches, seed and dtype, where somebody has them: they know of no
+    `references` are those of the same model, batches, seed and dtype, if they are known: they have no
     plan.
 
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a

@@ -46,7 +46,7 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Each rank's part of the gradient; whoever sums parameters' gradients over the ranks adds them up."""
+        """Each rank's part of the gradient; the sum of the parameters' gradients over the ranks adds the parts up."""
         (weight,) = ctx.saved_tensors
         return gradients[0] / weight, None, None
 

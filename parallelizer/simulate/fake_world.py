@@ -39,7 +39,7 @@ _OF_PYTHON = (
 def enter_fake_world(world_size: int, rank: int) -> None:
     """Make this process rank `rank` of `world_size` ranks that do not exist, for good. Call it only in a child.
 
-    Torch's own reports of what fails stay silent from then on: whoever runs a step says it in other words.
+    Torch's own reports of failures are silenced from then on; the caller reports them.
     """
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""The line of the user's own code, neither torch's nor ours, that an exception came through or that is running."""
+"""The line of the user's own code that raised an exception or that is running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS = (str(Path(torch.__file__).parent), str(ROOT))
 
 
 def written_at(error: BaseException) -> Span | None:
-    """The innermost expression of somebody else's code than torch's and ours that the error came through."""
+    """The innermost expression outside of torch's code and ours that the error came through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(("<", *_OURS)) and frame.lineno is not None:
             return _span(frame.filename, frame.lineno, frame.end_lineno, frame.colno, frame.end_colno)

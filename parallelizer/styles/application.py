@@ -154,7 +154,7 @@ class Exporting:
     """What the lines of one application depend on beside it.
 
     `mesh` is the variable that holds the mesh of the application's axes. `called` says how the module is called; it is None
-    where nobody knows, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
+    where it is unknown, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
     text, that all FSDP units share and that has a variable of its own.
     """
 

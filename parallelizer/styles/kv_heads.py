@@ -47,7 +47,7 @@ def replicas(target: Target) -> int:
         raise StyleError(
             "heads-not-divisible",
             f"{target.path} has {heads} key-value heads, which cannot be distributed over {target.axis}={ranks}",
-            f"{target.axis} may be {', '.join(map(str, legal))}, or a multiple of {heads}, where heads are replicated",
+            f"{target.axis} can be {', '.join(map(str, legal))}, or a multiple of {heads}, where heads are replicated",
             "replicate_kv",
         )
     return max(1, ranks // heads)

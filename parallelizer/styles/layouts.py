@@ -93,7 +93,7 @@ def lay_out(
         return torch.cat([others(first) if others is not None else first, last], dim=-1)
 
     def check_even(tensor: DTensor) -> None:
-        """Parts that are handed on as plain tensors must be equal: nobody could tell later how long the whole was, and ranks
+        """Parts that are returned as plain tensors must be equal: the length of the whole would not be known later, and ranks
         would send each other tensors of unequal sizes.
         """
         for dim, placement in enumerate(tensor.placements):

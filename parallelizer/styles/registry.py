@@ -92,7 +92,7 @@ def style(
             return MyParallelStyle(target.options.get("by", 2))
     """
     if slot not in ("params", "io"):
-        raise ValueError(f"a style of one's own fills `params` or `io`, not {slot!r}")
+        raise ValueError(f"a style of your own fills `params` or `io`, not {slot!r}")
 
     def register(function: StyleFunction) -> StyleFunction:
         doc = (function.__doc__ or "").strip().split("\n")[0]

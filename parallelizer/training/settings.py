@@ -214,7 +214,7 @@ OPTIMIZER = next(one.default for one in KEYS if one.name == "optim._target_")
 
 
 def _check_keys(reading: Reading, known_here: tuple[str, ...]) -> None:
-    """Report keys that nobody reads: a misspelt one that is passed over leaves its setting as it was.
+    """Report unknown keys: a misspelt key that is ignored leaves its setting unchanged.
 
     `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys
     that others of its keys name, so that there only what the command line adds is looked at.

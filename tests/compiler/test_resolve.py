@@ -86,7 +86,7 @@ def test_context_parallel_stands_on_cp_alone() -> None:
     assert (found.code, found.message, found.help) == (
         "unknown-axis",
         "context-parallel does not use tp",
-        "it stands on cp",
+        "it uses cp",
     )
     assert marked(text, found) == "axis"
 

@@ -20,7 +20,7 @@ def cut(span: Span | None) -> str:
 @pytest.mark.parametrize(
     ("overrides", "wrong", "message", "advice"),
     [
-        (["++parallel.layouts.stream=shard(1)"], "shard(1)", "call of a function", "\"++parallel.layouts.stream='shard(1)'\""),
+        (["++parallel.layouts.stream=shard(1)"], "shard(1)", "a function call", "\"++parallel.layouts.stream='shard(1)'\""),
         (["plan=a=b"], "a=b", "Hydra cannot read 'a=b'", "\"plan='a=b'\""),
         (["plan=a'b"], "a'b", "Hydra cannot read", "'plan=\"a'\"'\"'b\"'"),
         (["train.steps=${"], "${", "Hydra cannot read '${'", "\"train.steps='${'\""),

@@ -62,7 +62,7 @@ def test_from_a_folder_whose_sizes_a_config_changes(tmp_path: Path, no_network: 
     ("arguments", "message"),
     [
         ({}, "the model config chooses no transformers model: it needs a name, or a config with a model_type"),
-        ({"config": SIZES}, "no model of transformers is chosen"),
+        ({"config": SIZES}, "chooses no transformers model"),
         ({"config": {"model_type": "lama"}}, "has no model_type 'lama'; did you mean llama?"),
         ({"config": {"model_type": "zzzzzzzz"}}, "has no model_type 'zzzzzzzz'"),
         ({"config": LLAMA, "auto": "AutoModelForCausalML"}, "no class AutoModelForCausalML; did you mean AutoModelForCausalLM?"),
@@ -72,7 +72,7 @@ def test_from_a_folder_whose_sizes_a_config_changes(tmp_path: Path, no_network: 
         ({"config": LLAMA | {"hidden_size": "x"}}, "'hidden_size' expected int, got str"),
         ({"config": LLAMA, "attention": "fast"}, "is not supported"),
         ({"name": "./nowhere"}, "there is no folder ./nowhere"),
-        ({"name": "some/model"}, "there is no folder some/model, and no copy of it here; the Hugging Face hub cannot be"),
+        ({"name": "some/model"}, "there is no folder some/model, no local copy of it exists, and the Hugging Face hub cannot be"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_built_is_said_in_one_line(
@@ -122,7 +122,7 @@ def said(*overrides: str) -> Diagnostic:
 @pytest.mark.parametrize(
     ("overrides", "code", "message", "help_text"),
     [
-        (["model=hf"], "model-build", "no model of transformers is chosen", "set model.name=<folder or hub id>, or"),
+        (["model=hf"], "model-build", "chooses no transformers model", "set model.name=<folder or hub id>, or"),
         (["model=hf", "model.config={model_type: lama}"], "model-build", "has no model_type 'lama'", "did you mean llama?"),
         (["model=hf", "model.config={model_type: bloom}"], "plan-not-found",
          "no plan is shipped for model_type 'bloom'", "`python -m parallelizer import-plan model=hf ...`"),

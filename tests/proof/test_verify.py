@@ -48,7 +48,7 @@ def test_a_model_that_is_there_is_validated_under_a_plan_and_left_as_it_is() -> 
     assert codes(pz.validate(model, "llama", {"tp": 7})) != []
     assert codes(pz.validate(model, "no_such_plan", {"tp": 2})) == ["plan-not-found"]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="under a plan, on a mesh"):
+    with pytest.raises(ValueError, match="needs a plan and a mesh"):
         pz.validate(model)
 
 

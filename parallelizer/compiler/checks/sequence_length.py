@@ -52,7 +52,7 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
         )
         yield Diagnostic(
             "sequence-not-divisible",
-            f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
+            f"a sequence of {work.seq_len:,} tokens is not a multiple of {parts} ({', '.join(why)})",
             work.spans.get("seq_len"),
             f"set train.seq_len={near}{_degrees(work.seq_len, cp, tp, 'tp' in axes)}",
             related=related,

@@ -37,6 +37,6 @@ def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:
                 "ulysses-degree",
                 f"ulysses_degree={degree} does not divide {axis}={ranks}",
                 span,
-                f"it may be {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
+                f"it can be {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
                 related=(Related(where, f"{axis}={ranks} is set here"),) if where else (),
             )

@@ -79,7 +79,7 @@ def stop_requests() -> Iterator[Asked]:
             signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        # The thread counts; this is for whoever looks before the thread has run.
+        # The thread sets it as well; this is for reads before the thread has run.
         asked.signal = asked.signal or number
 
     outer, _undo = _undo, undo
@@ -121,7 +121,7 @@ def _count(reader: int, asked: Asked, numbers: list[int], wakeup: int) -> None:
         read = os.read(reader, 64) if ready else b""
         if ready and not read:
             return
-        if read and wakeup != -1:  # somebody else listened: let them
+        if read and wakeup != -1:  # another listener had it: give it back
             with suppress(OSError):
                 os.write(wakeup, read)
         for number in read:
@@ -175,7 +175,7 @@ class Signals:
         return bool(self.numbers)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler. Somebody who presses Ctrl-C for the third time gets the exception at once."""
+        """The handler. The third Ctrl-C raises the exception at once."""
         self.numbers.append(number)
         if number not in self._graceful:
             self.at_once = True

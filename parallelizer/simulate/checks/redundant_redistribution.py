@@ -14,7 +14,7 @@ from parallelizer.styles.conversions import Conversion, conversions
 
 
 def redundant_redistribution(traced: Traced) -> Iterator[Diagnostic]:
-    """Between two conversions that undo each other nobody reads the tensor."""
+    """Two conversions that undo each other, without a read of the tensor in between."""
 
     def alike(pair: tuple[Conversion, Conversion]) -> Hashable:
         first, second = pair

@@ -401,7 +401,7 @@ def _attention(call: Call) -> Lay | None:
     rows, features = query.ndim - 2, query.ndim - 1
     own_rows = (k and k.dim == rows) or (v and v.dim == rows)
     if (own_rows and call.sums) or (q and k and q.dim == k.dim == features):
-        raise NeedsWhole  # of a sequence that is split, whoever watches attention itself says so
+        raise NeedsWhole  # a sequence that is split is reported by the watch of attention itself
     return q if q is not None and q.dim != features else None
 
 

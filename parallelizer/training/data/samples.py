@@ -1,4 +1,4 @@
-"""A source of samples that somebody else gives one by one: a dataset or a DataLoader of torch's, or any iterable."""
+"""A source of samples from a torch dataset or DataLoader, or from any iterable."""
 
 from __future__ import annotations
 

@@ -77,9 +77,9 @@ def test_ulysses_needs_heads_for_every_rank() -> None:
     found = findings(text.replace("METHOD", "ulysses"), model, mesh_of(tp=2, cp=4), workload=WORKLOAD)
     assert [(d.code, d.message) for d in found if d.severity == "error"] == [
         ("heads-not-divisible", "layers.0.attention.inner has 12 query heads (2 ranks of tp share them), which "
-         "ulysses cannot deal out to cp=4 (2 more like it)"),
+         "ulysses cannot distribute over cp=4 (2 more like it)"),
         ("heads-not-divisible", "layers.0.attention.inner has 4 key-value heads (2 ranks of tp share them), which "
-         "ulysses cannot deal out to cp=4 (2 more like it)"),
+         "ulysses cannot distribute over cp=4 (2 more like it)"),
     ]  # fmt: skip
     assert found[0].help is not None and "`method: all-gather`" in found[0].help
     for method, sizes in (

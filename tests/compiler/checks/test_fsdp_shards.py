@@ -49,7 +49,7 @@ def test_a_parameter_that_divides_nowhere_is_told_of_where_it_was_to_be_sharded(
     text = 'rules: {"": {style: fsdp, shard_dim: largest}}'
     [found] = findings(text, around(Mlp), mesh_of(dp_shard=5))
     assert (found.code, found.severity) == ("fsdp-uneven", "warning")
-    assert "inner.{up,down}.{weight,bias}" in found.message and "divides by 5" in found.message
+    assert "inner.{up,down}.{weight,bias}" in found.message and "that 5 ranks divide" in found.message
     assert marked(text, found) == "shard_dim"
 
 

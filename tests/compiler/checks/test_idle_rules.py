@@ -34,14 +34,14 @@ def test_the_rules_of_a_plan_are_told_of_in_one_line() -> None:
         ("tp8_cp2", None),
         (
             "hsdp2x2",
-            "nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
+            "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
         ),
-        ("cp2", "nothing is done by `tok_embeddings` and 8 more (tp=1)"),
+        ("cp2", "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1)"),
     ],
 )
 def test_a_rule_with_something_to_do_is_not_told_of(preset: str, message: str | None) -> None:
     found = [d.message for d in idle(f"parallel={preset}")]
-    assert found == ([f"on this mesh {message}"] if message else [])
+    assert found == ([f"these rules {message}"] if message else [])
 
 
 def test_a_rule_of_the_command_line_gets_a_note_of_its_own() -> None:

@@ -73,10 +73,10 @@ class Keeps(Base):
             Counts,
             "",
             "local-positions",
-            "the model's forward makes positions or a mask",
+            "the model's forward builds positions or a mask",
             "`<its name>: positions`",
         ),
-        (Slices, "", "local-positions", "reads the first rows of learned", "look it up by positions"),
+        (Slices, "", "local-positions", "reads the first rows of learned", "look the rows up by positions"),
         (
             Keeps,
             "",

@@ -41,7 +41,8 @@ def test_heads_divide_by_it_after_tp_has_its_share() -> None:
     assert errors(options, cp=4) == errors(options, cp=8) == []
     assert errors(options, cp=4, tp=2) == [
         ("heads-not-divisible", f"layers.0.attention.inner has {heads} heads (2 ranks of tp share them), which ulysses "
-         "cannot distribute over ulysses_degree=4 (2 more like it)", "choose a degree that divides")
+         "cannot distribute over ulysses_degree=4 (2 more like it)",
+         "choose a degree that divides the number of heads, or remove the option")
         for heads in ("12 query", "4 key-value")
     ]  # fmt: skip
 

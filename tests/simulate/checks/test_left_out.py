@@ -26,7 +26,7 @@ def test_a_sibling_that_is_left_out_is_told_at_the_glob(
     plan.write_text(LLAMA.replace(meant, written))
     (diagnostic,) = found("parallel=tp2", f"plan={plan}")
     assert diagnostic.code == "left-out"
-    assert f"styles layers.0.{styled} but not layers.0.{left}," in diagnostic.message
+    assert f"matches layers.0.{styled} but not layers.0.{left}," in diagnostic.message
     assert marked(diagnostic) == f"layers.*.{written}"
 
 
