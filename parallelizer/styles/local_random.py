@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 declare(
     StyleDeclaration(
         "local-random",
-        "params",
+        "random",
         "tp",
         "draw random numbers of each rank's own, for dropout of what is split",
         {"axis": AXIS},
