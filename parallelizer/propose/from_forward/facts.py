@@ -57,7 +57,8 @@ class CalledModule:
 @dataclass(frozen=True)
 class Facts:
     """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
-    `tied` that a head is an embedding's table.
+    `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
+    a loss that it computes.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -70,3 +71,4 @@ class Facts:
     modules: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     tied: bool = False
+    computed_with: frozenset[str] = frozenset()

@@ -18,10 +18,11 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     """What every module does, by what was seen."""
     finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
+    heads = finder.heads(regions)
     return Facts(
         regions,
         tuple(finder.tables()),
-        finder.heads(regions),
+        heads,
         tuple(blocks(model, {p.module for p in seen.calls})),
         tuple(dict.fromkeys(a.module for a in seen.attentions)),
         finder.parts(),
@@ -29,6 +30,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         tuple(path for path, _ in model.named_modules()),
         tuple(name for name, _ in model.named_buffers()),
         finder.tied(),
+        frozenset(head for head in heads if finder.is_needed_whole(head)),
     )
 
 
@@ -258,6 +260,10 @@ class _RoleFinder:
             and (p.output in self.seen.output or self._is_untouched(p.made, returned))
             and len(self.by_module[p.module]) == 1
         }
+
+    def is_needed_whole(self, head: str) -> bool:
+        """Whether the forward itself does something with whole rows of what a head makes."""
+        return any(id(a.group()) in self.refusals for p in self.by_module[head] for a in _made_atoms(p.made))
 
     def _is_untouched(self, made: Atom, returned: set[int]) -> bool:
         """Whether features are returned, each by itself."""

@@ -24,13 +24,17 @@ class ProposedRule:
 @dataclass(frozen=True)
 class Choice:
     """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
-    `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided.
+    `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided,
+    `sharded_logits` whether the loss is given the head's output as it lies, `random` the modules that draw random numbers of
+    each rank's own.
     """
 
     units: frozenset[str] = frozenset()
     stream: str = "shard(1)"
     context: bool = True
     divided: bool = True
+    sharded_logits: bool = True
+    random: frozenset[str] = frozenset()
     batch: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, int] = field(default_factory=dict)
 
@@ -126,8 +130,14 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     if heads in choice.units:
         for head, by_token in facts.heads.items():
             arrives = "stream" if by_token else "replicate"
-            style = f"{{style: colwise, input: {arrives}, output: replicate}}"
-            yield ProposedRule((head,), (style,), "what the model returns")
+            sharded = choice.sharded_logits and head not in facts.computed_with
+            leaves = "shard(-1), local: false" if sharded else "replicate"
+            comment = "the loss takes its part of the logits" if sharded else "what the model returns"
+            style = f"{{style: colwise, input: {arrives}, output: {leaves}}}"
+            yield ProposedRule((head,), (style,), comment)
+    for module in facts.modules:
+        if module in choice.random:
+            yield ProposedRule((module,), ("local-random",), "each rank drops of its own part")
     yield from _beside(facts, chosen, choice)
 
 
@@ -185,6 +195,11 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
         yield ProposedRule((consumer,), ("{style: rowwise, output: stream}",), comment)
+
+
+def may_shard_logits(facts: Facts, choice: Choice) -> bool:
+    """Whether a chosen head's output can be left as it lies."""
+    return _head_unit(facts) in choice.units and any(head not in facts.computed_with for head in facts.heads)
 
 
 def _head_unit(facts: Facts) -> str:

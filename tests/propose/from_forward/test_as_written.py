@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from parallelizer.propose.from_forward.observe import watch
+from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.roles import roles
 from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.trial import Trials
@@ -14,20 +16,31 @@ from parallelizer.propose.from_forward.write_plan import write_plan
 from tests.init.author import setup_of, written
 
 
+DROPOUT = ("+model.config.dropout=0.1", "+model.tiny.config.dropout=0")
+"""As its author trains it; a proof runs without."""
+
+
 def test_nanogpt_counts_its_heads_by_the_width_of_its_input(tmp_path: Path) -> None:
     with written("nanogpt", tmp_path):
-        setup = setup_of("nanogpt", tmp_path)
+        setup = setup_of("nanogpt", tmp_path, *DROPOUT)
         facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
         attention = next(r for r in facts.regions if r.kind == "attention")
         assert set(attention.divide["transformer.h.0.attn"]) == {"n_head", "n_embd", "x.shape[-1]"}
         # The loss is computed inside, over all logits: they are gathered first.
         assert dict(facts.heads) == {"lm_head": True}
         trials = Trials(setup, model)
-        sharded = write_plan(facts, Choice(frozenset(units(facts)), context=False), "nanoGPT")
+        full = Choice(frozenset(units(facts)), context=False)
+        settled = Retreat(facts, trials, lambda c: write_plan(facts, c, "nanoGPT")).settle(full, prove=False)
+        # Ranks drop each of its own part, also in the module whose numbers are divided.
+        assert "transformer.h.0.attn" in settled.choice.random and not settled.said
+        sharded = write_plan(facts, settled.choice, "nanoGPT")
+        assert trials.drawn(sharded) == ()
         assert trials.refusal(sharded, {"tp": 2}, proven=True) is None
         # What the comment says switches sequence parallelism off does so.
-        assert "`replicate` here and for rows switches sequence parallelism off" in sharded
-        whole = sharded.replace("stream: shard(1)", "stream: replicate").replace(
+        plain = write_plan(facts, dataclasses.replace(settled.choice, random=frozenset()), "nanoGPT")
+        assert "`replicate` here and for rows switches sequence parallelism off" in plain
+        assert "for rows switches sequence parallelism off, without `local-random`" in sharded
+        whole = plain.replace("stream: shard(1)", "stream: replicate").replace(
             "rows: shard(0)", "rows: replicate"
         )
         assert trials.refusal(whole, {"tp": 2}) is None
