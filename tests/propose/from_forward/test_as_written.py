@@ -15,7 +15,6 @@ from parallelizer.propose.from_forward.trial import Trials
 from parallelizer.propose.from_forward.write_plan import write_plan
 from tests.init.author import setup_of, written
 
-
 DROPOUT = ("+model.config.dropout=0.1", "+model.tiny.config.dropout=0")
 """As its author trains it; a proof runs without."""
 
