@@ -14,8 +14,9 @@ class SplitRegion:
 
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
     whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
-    work on what is split. `divide` are attributes of modules, and sizes of their arguments, that state how many heads there
-    are; `views` state so by numbers that cannot be divided.
+    work on what is split. `slices` are arguments of modules that have an entry for each head, with the dimension. `divide`
+    are attributes of modules, and sizes of their arguments, that state how many heads there are; `views` state so by numbers
+    that cannot be divided.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class SplitRegion:
     bare: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     views: tuple[CountedView, ...] = ()
 
 

@@ -102,11 +102,12 @@ class _RoleFinder:
         made: dict[int, list[Projection]] = {}
         taken: dict[int, list[Projection]] = {}
         for projection in self.seen.projections:
-            for bond in {id(a.group()) for a in _made_atoms(projection.made)}:
+            for bond in dict.fromkeys(id(a.group()) for a in _made_atoms(projection.made)):
                 made.setdefault(bond, []).append(projection)
             first = leaves(projection.taken)[:1]
             if first:
                 taken.setdefault(id(first[0].group()), []).append(projection)
+                self._say_of_the_input(projection, first[0])
         heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
         heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
         found: list[SplitRegion] = []
@@ -119,6 +120,9 @@ class _RoleFinder:
                 continue
             if self._reason(bond):
                 self._say([*sources, *consumers], bond, "")
+                continue
+            if bond not in heads and self._slices(bond):
+                self._say([*sources, *consumers], None, "it meets what is whole")
                 continue
             parts = {p.module: _parts(p, bond) for p in sources}
             partial = [name for name, sizes in parts.items() if sizes is None]
@@ -162,8 +166,18 @@ class _RoleFinder:
             tuple(dict.fromkeys(bare)),
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
+            self._slices(bond),
             tuple(self._counted(bond)),
         )
+
+    def _slices(self, bond: int) -> dict[str, dict[str, int]]:
+        """The arguments that meet what is split and are whole, by module, with the dimension that is to be split."""
+        found: dict[str, dict[str, int]] = {}
+        for each in self.seen.sliceable:
+            first = leaves([each.atom])[:1]
+            if first and id(first[0].group()) == bond:
+                found.setdefault(each.module, {})[each.name] = each.dim
+        return found
 
     def _counted(self, bond: int) -> list[CountedView]:
         """The views that state how much there is of what is split, by a number that every rank has. Where one does, a size of
@@ -185,20 +199,22 @@ class _RoleFinder:
         found: dict[str, dict[str, None]] = {}
         quotients: list[tuple[Written, bool]] = []
         for written in self.seen.written:
-            own_atoms = leaves(written.dim)
-            split = bool(own_atoms) and id(own_atoms[0].group()) == bond
+            sizes = _sizes_with(leaves(written.dim), bond)
             if written.over:
-                quotients.append((written, split))
-            elif split:
-                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
-                for (path, name), value in written.names.items():
-                    if value in sizes:
-                        found.setdefault(path or written.module, {})[name] = None
+                quotients.append((written, bool(sizes)))
+            for (path, name), value in written.names.items():
+                if value in sizes and not written.over:
+                    found.setdefault(path or written.module, {})[name] = None
         # Of `C // self.n_head`, a head's size, both or neither are a rank's; of `C // self.size`, a number of heads, one.
         for written, split in quotients:
             is_over = any(name in found.get(path or written.module, {}) for path, name in written.over)
             if is_over != split:
                 for path, name in written.names:
+                    found.setdefault(path or written.module, {})[name] = None
+            elif not split and any(
+                name in found.get(path or written.module, {}) for path, name in written.names
+            ):
+                for path, name in written.over:
                     found.setdefault(path or written.module, {})[name] = None
         return found
 
@@ -239,10 +255,16 @@ class _RoleFinder:
             if met is not None:
                 why = f"{met[0]}, {_place(met[1])}"
             elif own is not None:
-                why = f"what it makes goes with what cannot be split: {own}"
+                why = own
             else:
                 why = reason
             self.why.setdefault(projection.module, why)
+
+    def _say_of_the_input(self, projection: Projection, first: Atom) -> None:
+        """Note why a linear cannot sum over what it takes."""
+        reason = self._reason(id(first.group())) if first.kind == FEATURE else None
+        if reason is not None:
+            self.why.setdefault(projection.module, reason)
 
     def heads(self, regions: Sequence[SplitRegion]) -> dict[str, bool]:
         """Linears whose features the model returns as they are; whether each takes one row for each token."""
@@ -364,6 +386,15 @@ def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:
         return ()
     common = math.gcd(*sizes)
     return tuple(size // common for size in sizes)
+
+
+def _sizes_with(atoms: Sequence[Atom], bond: int) -> set[int]:
+    """How much there is of what is split, alone and with its neighbours; nothing where it is none of these atoms."""
+    at = next((i for i, atom in enumerate(atoms) if id(atom.group()) == bond), None)
+    if at is None:
+        return set()
+    ends = range(at + 1, len(atoms) + 1)
+    return {math.prod(a.size for a in atoms[start:end]) for start in range(at + 1) for end in ends}
 
 
 def _distinct(sources: Sequence[Projection]) -> int:

@@ -169,10 +169,16 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             and path not in (*region.sources, *region.consumers, *region.inside)
             for path, part in facts.parts.items()
         )
-        inputs = ", ".join(f"{name}: stream -> replicate" for name in names)
-        local = ", local: true" if plain else ""
+        slices = region.slices.get(gate, {})
+        inputs = ", ".join((*(f"{name}: stream -> replicate" for name in names), *_sliced(slices)))
+        local = ", local: true" if plain or slices else ""
         style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
-        yield ProposedRule((gate,), (style,), "takes the whole stream")
+        comment = "takes the whole stream" + (f", and {', '.join(slices)} of its heads" if slices else "")
+        yield ProposedRule((gate,), (style,), comment)
+    for module, slices in region.slices.items():
+        if module not in region.gates:
+            style = f"{{style: prepare-input, input: {{{', '.join(_sliced(slices))}}}, local: true}}"
+            yield ProposedRule((module,), (style,), f"takes {', '.join(slices)} of a rank's heads")
     divided = region.divide if choice.divided else {}
     for source, parts in region.sources.items():
         options = ["style: colwise"]
@@ -195,6 +201,11 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
         yield ProposedRule((consumer,), ("{style: rowwise, output: stream}",), comment)
+
+
+def _sliced(slices: Mapping[str, int]) -> Iterator[str]:
+    """Arguments with an entry for each head, as an option of `prepare-input` has them."""
+    return (f"{name}: replicate -> shard({dim})" for name, dim in slices.items())
 
 
 def may_shard_logits(facts: Facts, choice: Choice) -> bool:

@@ -57,6 +57,18 @@ class SeenCall:
 
 
 @dataclass
+class Sliceable:
+    """A dimension of an argument of `module` that is whole, and that a rank can be given its part of; `atom` is what it is in
+    this call.
+    """
+
+    module: str
+    name: str
+    dim: int
+    atom: Atom
+
+
+@dataclass
 class Use:
     """A parameter of `module`, which is no linear and no embedding, met `dims` in an operator."""
 
@@ -122,6 +134,7 @@ class Seen:
     attentions: list[SeenAttention] = field(default_factory=list)
     calls: list[SeenCall] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    sliceable: list[Sliceable] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     fixed: list[Fixed] = field(default_factory=list)
     mixing: set[str] = field(default_factory=set)

@@ -18,6 +18,7 @@ from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_forward.in_place import changed_in_place
 from parallelizer.styles.sizes import TENSOR_AXES
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
@@ -140,4 +141,4 @@ def meshed(mesh: Mapping[str, int]) -> str:
 def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
     """The first error."""
     first = next((d for d in found if d.severity == "error"), None)
-    return None if first is None else f"{first.message} [{first.code}]"
+    return None if first is None else f"{changed_in_place(first) or first.message} [{first.code}]"
