@@ -183,7 +183,7 @@ def _look(setup: Setup, model: nn.Module, deadline: Deadline) -> tuple[Facts, Ca
         small = whole = None
     found = Carriers()
     try:
-        with contextlib.suppress(NotInTime):
+        with contextlib.suppress(NotInTime, Failed):
             found = deadline.within(lambda: carriers(model, setup.workload, small, whole), 0.3)
         facts = deadline.within(lambda: _facts(model, setup.workload, found.input), 0.6)
     except (Failed, NotInTime) as error:

@@ -13,7 +13,8 @@ class SplitRegion:
     """Linears that are split together: what `sources` make is split, and `consumers` sum over it.
 
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
-    whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
+    whole stream comes in; `bare` the sources that take it without one. `within` is a module that takes the stream and gives
+    these linears some of its rows, as a mixture gives them to experts. `inside` are modules whose parameters are whole, and
     work on what is split. `slices` are arguments of modules that have an entry for each head, with the dimension. `divide`
     are attributes of modules, and sizes of their arguments, that state how many heads there are; `views` state so by numbers
     that cannot be divided.
@@ -24,6 +25,7 @@ class SplitRegion:
     consumers: tuple[str, ...]
     gates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
+    within: str = ""
     inside: tuple[str, ...] = ()
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     slices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

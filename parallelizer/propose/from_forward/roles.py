@@ -23,7 +23,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         regions,
         tuple(finder.tables()),
         heads,
-        tuple(blocks(model, {p.module for p in seen.calls})),
+        tuple(finder.blocks),
         tuple(dict.fromkeys(a.module for a in seen.attentions)),
         finder.parts(),
         finder.left(regions),
@@ -89,6 +89,7 @@ class _RoleFinder:
         for projection in seen.projections:
             self.by_module.setdefault(projection.module, []).append(projection)
         self.why: dict[str, str] = {}
+        self.blocks = blocks(model, {p.module for p in seen.calls})
 
     def _judge(self, atoms: Iterable[Atom]) -> None:
         for atom in atoms:
@@ -143,7 +144,8 @@ class _RoleFinder:
         ends = {met[1] for p in consumers if (met := p.made.met()) is not None}
         gates: dict[str, dict[str, None]] = {}
         bare: list[str] = []
-        for source in sources:
+        within = self._within(sources)
+        for source in () if within else sources:
             gate = self._gate(source, ends)
             if gate is None:
                 bare.append(source.module)
@@ -164,6 +166,7 @@ class _RoleFinder:
             tuple(dict.fromkeys(p.module for p in consumers)),
             {path: tuple(names) for path, names in gates.items()},
             tuple(dict.fromkeys(bare)),
+            within,
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
             self._slices(bond),
@@ -232,6 +235,27 @@ class _RoleFinder:
             if name is not None:
                 return passage.module, name
         return None
+
+    def _within(self, sources: Sequence[Projection]) -> str:
+        """The innermost module that takes the stream, of three dimensions, where all of these linears take rows of two; none
+        where it is a block, in which other things are split.
+        """
+        if any(len(p.lead) != 1 for p in sources):
+            return ""
+        found = {self._taking_the_stream(p) for p in sources}
+        return found.pop() if len(found) == 1 and not found & {*self.blocks, ""} else ""
+
+    def _taking_the_stream(self, source: Projection) -> str:
+        around = [p for p in self.seen.calls if p.begun < source.order < p.ended]
+        return next(
+            (
+                p.module
+                for p in reversed(around)
+                if p.module != source.module
+                and any(len(self.seen.shapes.get(t, ())) == 3 for t in p.given.values())
+            ),
+            "",
+        )
 
     def _always(self, module: str, bond: int) -> bool:
         """Whether every call of a module makes or takes what is split."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parallelizer.propose.from_forward.facts import Facts, SplitRegion
+from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion
 from parallelizer.propose.globs import pattern
 
 SMALL_TABLE = 16
@@ -200,7 +200,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             yield ProposedRule((module,), (style,), "its forward counts heads: a rank has its share")
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
-        yield ProposedRule((consumer,), ("{style: rowwise, output: stream}",), comment)
+        leaves = "replicate" if region.within else "stream"
+        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}}}",), comment)
 
 
 def _sliced(slices: Mapping[str, int]) -> Iterator[str]:
@@ -227,6 +228,9 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
     taken |= {t.module for t in facts.tables}
     taken |= set(facts.heads) if _head_unit(facts) in choice.units else set()
     gates = {gate for r in chosen for gate in r.gates}
+    within = {r.within for r in chosen if r.within}
+    for path in within:
+        yield _whole_inside(facts.parts[path], "gives its parts rows of the whole stream")
     around = {outer for path in taken | gates for outer in _lineage(path)}
     for path, part in facts.parts.items():
         if (
@@ -234,23 +238,26 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
             or path in around
             or not part.inner
             or part.argument is None
-            or gates.intersection(_lineage(path))
+            or (gates | within).intersection(_lineage(path))
         ):
             continue  # it has a style, or what is in it has one
         outer = (p for each in _lineage(path) if (p := facts.parts.get(each)) is not None)
         if any(p.path != path and p.argument is not None and p.path not in around for p in outer):
             continue  # it is in one that is left whole
         if part.mixes or not part.own or _has_children(facts, path):
-            name = part.argument
-            flows = f"input: {{{name}: stream -> replicate}}, output: replicate -> stream, local_input: true"
-            style = f"{{style: prepare-io, {flows}}}"
-            yield ProposedRule((path,), (style,), "left whole: every rank computes all of it")
+            yield _whole_inside(part, "left whole: every rank computes all of it")
         else:
             # What code of no rule reads must be a plain tensor, as the stream is.
             plain = any(not (gates | taken).intersection(_lineage(m)) for m in part.read_in)
             local = ", local: true" if plain else ""
             style = f"{{style: sequence, layout: stream{local}}}"
             yield ProposedRule((path,), (style,), "each rank on its part of the sequence")
+
+
+def _whole_inside(part: CalledModule, comment: str) -> ProposedRule:
+    """A module that takes the whole stream and gives it back whole."""
+    flows = f"input: {{{part.argument}: stream -> replicate}}, output: replicate -> stream, local_input: true"
+    return ProposedRule((part.path,), (f"{{style: prepare-io, {flows}}}",), comment)
 
 
 def _lineage(path: str) -> list[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.setup import Setup
 from parallelizer.propose.from_forward.observe import watch
 from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.roles import roles
 from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.trial import Trials
 from parallelizer.propose.from_forward.write_plan import write_plan
+from tests.init.architectures import overrides
 from tests.init.author import setup_of, written
 
 DROPOUT = ("+model.config.dropout=0.1", "+model.tiny.config.dropout=0")
@@ -61,3 +66,29 @@ def test_nanogpt_without_flash_attention_is_split_too(
         text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "nanoGPT")
         assert "attn.c_attn: {style: colwise, packed: [1, 1, 1]}" in text
         assert Trials(setup, model).refusal(text, {"tp": 2}, proven=True) is None
+
+
+CONF = str(Path(__file__).parents[2] / "init" / "conf")
+
+
+def _of(overrides: Sequence[str], tmp_path: Path) -> Setup:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text('rules: {"": fsdp}\n')
+    return from_config(*compose_config([*overrides, f"plan={plan}"], CONF))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["experts in a list", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "falcon rw"))],
+)
+def test_attention_with_a_bias_and_experts_in_a_list_are_split_and_proven(name: str, tmp_path: Path) -> None:
+    alibi = "model.config={model_type: falcon, vocab_size: 256, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 4, "
+    alibi += "alibi: true, multi_query: false, parallel_attn: false, bias: true, hidden_dropout: 0, attention_dropout: 0}"
+    sizes = ["train.batch_size=8", "train.seq_len=64"]
+    setup = _of(["model=hf", alibi, *sizes] if name == "falcon rw" else overrides(name), tmp_path)
+    facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
+    assert not any("dense" in left or "proj" in left or "members" in left for left in facts.left)
+    # Masks of transformers' models with attention of their own are made for the whole sequence.
+    stream = "shard(1)" if name == "experts in a list" else "replicate"
+    text = write_plan(facts, Choice(frozenset(units(facts)), stream=stream, context=False), name)
+    assert Trials(setup, model).refusal(text, {"tp": 2}, proven=True) is None

@@ -338,3 +338,23 @@ def test_one_reason_is_given_for_both_ends_of_an_attention_that_stays_whole() ->
     (why,) = {facts.left["look.qkv"], facts.left["look.out"]}
     assert why.startswith("some indices of it are taken") and "a linear of their own" in why
     assert "(test_roles.py:" in why or "(tests/propose/" in why
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_experts_in_a_list_are_split_inside_and_the_module_around_them_takes_the_whole_stream(
+    masked: bool,
+) -> None:
+    facts = found(lambda: models.Mixture(masked=masked))
+    experts = [r for r in facts.regions if r.within]
+    assert [list(r.sources) for r in experts] == [
+        [f"floors.0.panel.members.{n}.{name}" for name in ("open", "rise")] for n in range(4)
+    ]
+    assert {r.within for r in experts} == {"floors.0.panel"} and not any(r.gates or r.bare for r in experts)
+    text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "")
+    assert "floors.*.panel.members.*.{open,rise}: colwise" in text
+    assert "floors.*.panel.members.*.fall:        {style: rowwise, output: replicate}" in text
+    io = (
+        "{style: prepare-io, input: {z: stream -> replicate}, output: replicate -> stream, local_input: true}"
+    )
+    assert f"floors.*.panel:                       {io}" in text
+    assert "judge" not in text
