@@ -15,7 +15,8 @@ class SplitRegion:
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
     whole stream comes in; `bare` the sources that take it without one. `within` is a module that takes the stream and gives
     these linears some of its rows, as a mixture gives them to experts. `inside` are modules whose parameters are whole, and
-    work on what is split. `slices` are arguments of modules that have an entry for each head, with the dimension. `divide`
+    work on what is split. `slices` are arguments of modules that have an entry for each head, with the dimension; `taken`
+    are the parts of what consumers sum over, where each is split by itself. `divide`
     are attributes of modules, and sizes of their arguments, that state how many heads there are; `views` state so by numbers
     that cannot be divided.
     """
@@ -30,6 +31,7 @@ class SplitRegion:
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     slices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     views: tuple[CountedView, ...] = ()
+    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

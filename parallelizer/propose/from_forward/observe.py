@@ -42,6 +42,7 @@ from parallelizer.propose.from_forward.seen import (
     SeenCall,
     Sliceable,
     Use,
+    sums_over,
 )
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
@@ -236,7 +237,7 @@ class _Watcher:
             Projection(owner, id(given), made, dims[-1], dims[:-1], self.clock, id(result))
         )
         for atom in leaves(dims[-1])[1:]:
-            atom.refuse(f"{owner} sums over it", owner)
+            atom.refuse(sums_over(owner), owner)
         # What a linear that multiplies by hand adds afterwards lies as what it has made.
         bias = dict(self.model.get_submodule(owner).named_parameters(recurse=False)).get("bias")
         if isinstance(bias, torch.Tensor) and bias.shape == result.shape[-1:]:

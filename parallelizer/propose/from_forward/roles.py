@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,7 @@ from torch import nn
 from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
 from parallelizer.propose.from_forward.counted import CountedView
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
-from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written, sums_over
 from parallelizer.torch_private import has_empty_child
 
 
@@ -136,8 +137,32 @@ class _RoleFinder:
                 continue
             used |= names
             kind = "attention" if bond in heads else "gated" if _distinct(sources) > 1 else "mlp"
-            found.append(self._region(kind, bond, sources, consumers, parts))
+            region = self._region(kind, bond, sources, consumers, parts)
+            if region.views and kind == "attention":
+                region = self._split_inside(heads - {bond}, sources, consumers) or region
+            found.append(region)
         return found
+
+    def _split_inside(
+        self, heads: set[int], sources: Sequence[Projection], consumers: Sequence[Projection]
+    ) -> SplitRegion | None:
+        """The same linears, split by the heads in each of the blocks that the forward counts by a number (CodeGen); None where
+        these are counted by a number too.
+        """
+        for bond in dict.fromkeys(id(a.group()) for p in consumers for a in leaves(p.taken)):
+            parts = {p.module: _runs(leaves([p.made]), bond) for p in sources}
+            taken = {p.module: _runs(leaves(p.taken), bond) for p in consumers}
+            refused = self.refusals.get(bond, ("", ""))[0]
+            own = not refused or refused in {sums_over(p.module) for p in consumers}
+            if bond not in heads or not own or not all((*parts.values(), *taken.values())):
+                continue
+            ratios = {name: _ratios(sizes or ()) for name, sizes in parts.items()}
+            region = self._region("attention", bond, sources, consumers, {**ratios})
+            if not region.views:
+                return dataclasses.replace(
+                    region, taken={name: _ratios(sizes or ()) for name, sizes in taken.items()}
+                )
+        return None
 
     def _region(self, kind: str, bond: int, sources: Sequence[Projection], consumers: Sequence[Projection],
                 parts: dict[str, tuple[int, ...] | None]) -> SplitRegion:  # fmt: skip
@@ -201,12 +226,23 @@ class _RoleFinder:
         """The numbers that views of what is split were given, by the module that holds them."""
         found: dict[str, dict[str, None]] = {}
         quotients: list[tuple[Written, bool]] = []
+        whole = {
+            each
+            for written in self.seen.written
+            if len(written.names) == 1 and not written.over and not _sizes_with(leaves(written.dim), bond)
+            for each in written.names
+        }
         for written in self.seen.written:
             sizes = _sizes_with(leaves(written.dim), bond)
             if written.over:
                 quotients.append((written, bool(sizes)))
             for (path, name), value in written.names.items():
-                if value in sizes and not written.over:
+                # Of a product, what counts something that is whole elsewhere does so here.
+                if (
+                    value in sizes
+                    and not written.over
+                    and (len(written.names) == 1 or (path, name) not in whole)
+                ):
                     found.setdefault(path or written.module, {})[name] = None
         # Of `C // self.n_head`, a head's size, both or neither are a rank's; of `C // self.size`, a number of heads, one.
         for written, split in quotients:
@@ -406,6 +442,25 @@ def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:
         outer = math.prod(atom.size for atom in segment[:at])
         whole = math.prod(atom.size for atom in segment)
         sizes += [whole // outer] * outer
+    return _ratios(sizes)
+
+
+def _runs(atoms: Sequence[Atom], bond: int) -> list[int] | None:
+    """The sizes of the runs of a dimension that each rank has its slice of; None where a part of it is not split."""
+    for at, atom in enumerate(atoms):
+        ahead = math.prod(a.size for a in atoms[:at])
+        behind = math.prod(a.size for a in atoms[at + 1 :])
+        if id(atom.group()) == bond:
+            return [atom.size * behind] * ahead
+        ends = sorted(atom.root().cuts.items(), key=lambda item: item[0])
+        inner = [_runs(leaves([piece]), bond) for _, piece in ends]
+        if ends and all(inner) and sum(piece.size for _, piece in ends) == atom.size:
+            return [size * behind for sizes in inner for size in sizes or ()] * ahead
+    return None
+
+
+def _ratios(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of parts as an option `packed` has them, none where there is one."""
     if len(sizes) == 1:
         return ()
     common = math.gcd(*sizes)

@@ -201,7 +201,9 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
         leaves = "replicate" if region.within else "stream"
-        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}}}",), comment)
+        taken = region.taken.get(consumer, ())
+        packed = f", packed: [{', '.join(map(str, taken))}]" if taken else ""
+        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}}}",), comment)
 
 
 def _sliced(slices: Mapping[str, int]) -> Iterator[str]:

@@ -25,6 +25,11 @@ class Projection:
     output: int = 0
 
 
+def sums_over(module: str) -> str:
+    """Why the inner factors of what a linear takes cannot be split as if they were all of it."""
+    return f"{module} sums over it"
+
+
 @dataclass
 class Lookup:
     """A call of an embedding: its module, how many indices it was given along each dimension, and whether these are the tokens

@@ -79,7 +79,10 @@ def _of(overrides: Sequence[str], tmp_path: Path) -> Setup:
 
 @pytest.mark.parametrize(
     "name",
-    ["experts in a list", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "falcon rw"))],
+    [
+        "experts in a list",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("mpt", "codegen", "falcon rw")),
+    ],
 )
 def test_attention_with_a_bias_and_experts_in_a_list_are_split_and_proven(name: str, tmp_path: Path) -> None:
     alibi = "model.config={model_type: falcon, vocab_size: 256, hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 4, "

@@ -257,7 +257,7 @@ class SlopedSelf(nn.Module):
 
 
 class Sloped(nn.Module):
-    def __init__(self, of: type[nn.Module] = SlopedSelf) -> None:
+    def __init__(self, of: Callable[[], nn.Module] = SlopedSelf) -> None:
         super().__init__()
         self.words, self.look, self.read = nn.Embedding(128, 32), of(), nn.Linear(32, 128)
 
@@ -358,3 +358,37 @@ def test_experts_in_a_list_are_split_inside_and_the_module_around_them_takes_the
     )
     assert f"floors.*.panel:                       {io}" in text
     assert "judge" not in text
+
+
+class InBlocks(nn.Module):
+    """CodeGen: queries, values and keys beside each other in each of four blocks, which a number in the code counts."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.heads, self.size = heads, 32 // heads
+        self.mix, self.back = nn.Linear(32, 96, bias=False), nn.Linear(32, 32, bias=False)
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        blocks = 4
+        b, s = z.shape[:2]
+        parts = self.mix(z).reshape(b, s, blocks, -1).split(self.size * self.heads // blocks, dim=-1)
+        q, v, k = (
+            p.reshape(b, s, 4, self.heads // blocks, self.size).reshape(b, s, -1, self.size) for p in parts
+        )
+        q, v, k = (t.transpose(1, 2) for t in (q, v, k))
+        out = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.back(out.transpose(1, 2).contiguous().view(b, s, self.heads * self.size))
+
+
+def test_heads_in_blocks_that_a_number_counts_are_split_inside_of_each_block() -> None:
+    facts = found(lambda: Sloped(InBlocks))
+    attention = region(facts, "attention")
+    assert dict(attention.sources) == {"look.mix": (1,) * 12} and dict(attention.taken) == {
+        "look.back": (1,) * 4
+    }
+    assert dict(attention.divide) == {"look": ("heads",)} and not attention.views
+    text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "")
+    assert "look.back: {style: rowwise, output: stream, packed: [1, 1, 1, 1]}" in text
+    # With one head in each block, the blocks themselves would have to be split, and the number is in the way.
+    alone = region(found(lambda: Sloped(lambda: InBlocks(4))), "attention")
+    assert not alone.taken and alone.views
