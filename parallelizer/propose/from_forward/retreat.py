@@ -109,15 +109,17 @@ class Retreat:
     def _tensor(self, full: Choice, said: list[str], *, proven: bool) -> Choice:
         if not full.units:
             return full
-        if self._tp(full, proven) is None:
+        first = self._tp(full, proven)
+        if first is None:
             return full
-        first = ""
-        for choice in self._forms(full):
+        gathered = _of_logits(first)
+        for choice in self._forms(full, gathered):
             reason = self._tp(choice, proven)
+            if gathered and reason is not None:  # why the stream stays whole, then
+                first, gathered = reason, False
             if reason is None:
                 self._say_form(full, choice, first, said)
                 break
-            first = first or reason
         else:
             choice = self._one_by_one(full, said, proven)
         return self._with_sharded_logits(full, choice, said, proven)
@@ -160,15 +162,21 @@ class Retreat:
         said.append(f"the stream stays whole over tp (no sequence parallelism): {reason}")
         return kept
 
-    def _forms(self, full: Choice) -> Iterator[Choice]:
-        """The whole proposal with gathered logits, and its variants."""
+    def _forms(self, full: Choice, gathered: bool) -> Iterator[Choice]:
+        """Variants of the whole proposal, with `gathered` logits first where these are to blame, else last."""
         counts = any(region.divide for region in self.facts.regions) and full.divided
+        forms: list[Choice] = []
         for stream in ("shard(1)", "replicate") if full.is_sharded else ("replicate",):
             random = full.random if stream == full.stream else frozenset()
-            form = dataclasses.replace(full, stream=stream, random=random, sharded_logits=False)
-            yield form
-            if counts:
-                yield dataclasses.replace(form, divided=False)
+            form = dataclasses.replace(full, stream=stream, random=random)
+            forms += [form, *([dataclasses.replace(form, divided=False)] if counts else [])]
+        with_whole = [dataclasses.replace(form, sharded_logits=False) for form in forms]
+        if not full.sharded_logits or not may_shard_logits(self.facts, full):
+            yield from with_whole
+        elif gathered:
+            yield from (*with_whole, *forms)
+        else:
+            yield from (*(form for form in forms if form != full), with_whole[0])
 
     def _say_form(self, full: Choice, choice: Choice, first: str, said: list[str]) -> None:
         if full.is_sharded and not choice.is_sharded:
@@ -204,3 +212,8 @@ class Retreat:
         )
         listed = f" ({', '.join(modules)})" if modules else ""
         return self.all[unit] + listed
+
+
+def _of_logits(refusal: str) -> bool:
+    """Whether a refusal speaks of what the loss is given."""
+    return any(word in refusal for word in ("logits", "loss", "DTensor"))
