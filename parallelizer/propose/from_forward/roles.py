@@ -11,7 +11,7 @@ from torch import nn
 from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
 from parallelizer.propose.from_forward.counted import CountedView
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
-from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written, sums_over
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Sliceable, Written, sums_over
 from parallelizer.torch_private import has_empty_child
 
 
@@ -126,6 +126,12 @@ class _RoleFinder:
             if bond not in heads and self._slices(bond):
                 self._say([*sources, *consumers], None, "it meets what is whole")
                 continue
+            if (flat := self._flattened(bond)) is not None:
+                reason = (
+                    f"it meets {flat.name}, whose heads are no dimension of their own, {_place(flat.module)}"
+                )
+                self._say([*sources, *consumers], None, reason)
+                continue
             parts = {p.module: _parts(p, bond) for p in sources}
             partial = [name for name, sizes in parts.items() if sizes is None]
             if partial or names & used or {p.module for p in sources} & {p.module for p in consumers}:
@@ -206,6 +212,11 @@ class _RoleFinder:
             if first and id(first[0].group()) == bond:
                 found.setdefault(each.module, {})[each.name] = each.dim
         return found
+
+    def _flattened(self, bond: int) -> Sliceable | None:
+        """An argument that is whole and has what is split behind something else in one dimension, as [rows * heads, 1, keys]."""
+        inner = (e for e in self.seen.sliceable if any(id(a.group()) == bond for a in leaves([e.atom])[1:]))
+        return next(inner, None)
 
     def _counted(self, bond: int) -> list[CountedView]:
         """The views that state how much there is of what is split, by a number that every rank has. Where one does, a size of
