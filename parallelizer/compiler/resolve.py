@@ -33,7 +33,12 @@ from parallelizer.styles.registry import FUNCTIONS
 from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.styles.target import Sharding, StyleError, Target
 
-AXES_OF_SLOT = {"params": TENSOR_AXES, "io": ("cp", *TENSOR_AXES), "attention": ("cp",)}
+AXES_OF_SLOT = {
+    "params": TENSOR_AXES,
+    "io": ("cp", *TENSOR_AXES),
+    "random": TENSOR_AXES,
+    "attention": ("cp",),
+}
 """The axes that styles of a slot may stand on."""
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 declare(
     StyleDeclaration(
         "local-random",
-        "params",
+        "random",
         "tp",
         "draw different random numbers on each rank, for dropout on split tensors",
         {"axis": AXIS},

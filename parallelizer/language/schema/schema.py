@@ -44,6 +44,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 _SLOTS = {
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
+    "random": "local-random",
 }
 _REDISTRIBUTE = {
     "greedy": "axis by axis, from the outermost one in",

@@ -16,11 +16,12 @@ Dim = tuple["Atom", ...]
 """The atoms of one dimension; none of a dimension of size 1."""
 
 WHOLE, UNIFORM, FEATURE, BATCH, SEQUENCE = "whole", "uniform", "feature", "batch", "sequence"
+ARGUMENT = "argument"
 """Kinds: of what nobody splits; made by `expand`, so that every index has the same; what a projection makes; of the batch's
-entries.
+entries; of an argument that is whole, and of which a rank can be given its part.
 """
 
-_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, UNIFORM)
+_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, ARGUMENT, UNIFORM)
 
 _numbers = itertools.count()
 
@@ -130,7 +131,7 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
         return b if a.kind == UNIFORM else a
     if _PRECEDENCE.index(b.kind) < _PRECEDENCE.index(a.kind):
         a, b = b, a
-    if a.kind != b.kind:  # what is whole meets what may be split
+    if a.kind != b.kind and b.kind != ARGUMENT:  # what is whole meets what may be split
         b.refuse(f"it meets {a.origin or 'what is whole'}", where)
     refused, place = (a.refused, a.where) if a.refused else (b.refused, b.where)
     tie(a, b)

@@ -144,6 +144,19 @@ def _select(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
     return dims
 
 
+@_handles(aten.index)
+def _index(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
+    """Indices along one dimension; those along several are not followed."""
+    dims, indices = list(watch.dims(args[0])), list(args[1])
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if len(at) != 1 or indices[at[0]].dtype in (torch.bool, torch.uint8):
+        refuse(dims, "it goes through index", watch.where)
+        return [fresh(n) for n in result.shape]
+    taken = "some indices of it are taken, which every rank would need (a linear of their own would let the others be split)"
+    refuse([dims[at[0]]], taken, watch.where)
+    return [*dims[: at[0]], *watch.dims(indices[at[0]]), *dims[at[0] + 1 :]]
+
+
 @_handles(aten.stack)
 def _stack(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     dim = (args[1] if len(args) > 1 else 0) % result.ndim

@@ -25,6 +25,11 @@ class Projection:
     output: int = 0
 
 
+def sums_over(module: str) -> str:
+    """Why the inner factors of what a linear takes cannot be split as if they were all of it."""
+    return f"{module} sums over it"
+
+
 @dataclass
 class Lookup:
     """A call of an embedding: its module, how many indices it was given along each dimension, and whether these are the tokens
@@ -54,6 +59,18 @@ class SeenCall:
     begun: int
     results: tuple[int, ...] = ()
     ended: int = 0
+
+
+@dataclass
+class Sliceable:
+    """A dimension of an argument of `module` that is whole, and that a rank can be given its part of; `atom` is what it is in
+    this call.
+    """
+
+    module: str
+    name: str
+    dim: int
+    atom: Atom
 
 
 @dataclass
@@ -122,6 +139,7 @@ class Seen:
     attentions: list[SeenAttention] = field(default_factory=list)
     calls: list[SeenCall] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    sliceable: list[Sliceable] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     fixed: list[Fixed] = field(default_factory=list)
     mixing: set[str] = field(default_factory=set)

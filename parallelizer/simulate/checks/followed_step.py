@@ -55,7 +55,7 @@ class Followed:
     def application(self, module: str, axis: str | None) -> Application | None:
         """What a rule applies to the module itself, on one axis or on any."""
         path = self.one(module)
-        for slot in ("params", "io", "attention"):
+        for slot in ("params", "io", "random", "attention"):
             for a in self.program.of_slot(slot):
                 if a.module == path and (axis is None or axis in a.axes):
                     return a
