@@ -43,7 +43,7 @@ def test_an_answer_may_be_larger_than_a_pipe() -> None:
 
 
 def test_diagnostics_come_back_as_they_were() -> None:
-    found = (Diagnostic("trace-failed", "one"), Diagnostic("trace-failed", "two", severity="warning"))
+    found = (Diagnostic("trace-failed", "one", severity="warning"), Diagnostic("trace-failed", "two"))
 
     def refuse() -> None:
         raise PlanError(found)

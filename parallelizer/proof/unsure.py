@@ -15,7 +15,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
 from parallelizer.styles.application import Program
 
-UNSURE = frozenset({"needs-whole", "local-positions"})
+UNSURE = frozenset({"needs-whole", "local-positions", "fused-features"})
 
 
 def only_unsure(found: Iterable[Diagnostic]) -> bool:

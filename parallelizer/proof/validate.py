@@ -112,6 +112,8 @@ def look(
     `parallelizer.configuration.validate.validated`.
     """
     validation = validated(setup, program, model, rank=rank, classes=classes, nodes=nodes)
+    if has_errors(validation.found) and not only_unsure(validation.found):
+        return Looked(validation, Found({}))  # what cannot run has no fingerprint
     known = find(setup, model, proofs)
     if known.certificate is not None and only_unsure(validation.found):
         validation = dataclasses.replace(validation, found=settled(validation.found))

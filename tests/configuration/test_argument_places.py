@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from parallelizer.configuration.read_setup import from_overrides
-from parallelizer.configuration.validate import _of_the_configuration
+from parallelizer.configuration.validate import validate
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.simulate.trace_failed import LOSS_FAILED
 from tests.configuration.test_compose_mistakes import cut, refused
 
 OWN = """\
@@ -54,8 +53,8 @@ def test_a_misspelt_key_of_one_s_own_config_is_marked_there(tmp_path: Path) -> N
 
 def test_a_loss_that_does_not_run_is_marked_where_it_is_set() -> None:
     setup = from_overrides(["model.loss=torch.nn.functional.cross_entropy"])
-    failed = Diagnostic("model-failed", f"{LOSS_FAILED}, with or without the plan: the loss fails")
-    assert cut(_of_the_configuration(setup, failed).span) == "torch.nn.functional.cross_entropy"
+    (failed,) = (found for found in validate(setup) if found.severity == "error")
+    assert failed.code == "model-failed" and cut(failed.span) == "torch.nn.functional.cross_entropy"
 
 
 def test_a_near_name_is_the_only_advice() -> None:

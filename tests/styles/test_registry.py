@@ -95,7 +95,7 @@ def test_options_reach_the_style_and_are_checked(registry: None) -> None:
     assert (seen[0].path, seen[0].degree, seen[0].options["by"]) == ("inner.up", 2, 3)
     assert seen[0].options["lies"] == shard(1)
     text = text.replace("by: 3", "by: x")
-    with pytest.raises(pz.PlanError, match="no whole number"):
+    with pytest.raises(pz.PlanError, match="not a whole number"):
         plan(text)
 
 

@@ -116,7 +116,10 @@ class Trials:
         flow = validation.flow
         draws = (d for d in flow.draws if d.axis in TENSOR_AXES) if flow is not None else ()
         drawn = tuple(dict.fromkeys(path for d in draws for path in flow.paths(d.module))) if flow else ()
-        return _Tried(_sentence(validation.found), drawn=drawn)
+        errors = {d.code for d in validation.found if d.severity == "error"}
+        # Where a rank has one group of heads, its dimension of 1 may be taken for features: the proof knows.
+        wrong = None if errors == {"fused-features"} else _sentence(validation.found)
+        return _Tried(wrong, drawn=drawn)
 
     def _proof(self, setup: Setup) -> str | None:
         from parallelizer.proof.prove import prove

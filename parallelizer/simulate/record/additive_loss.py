@@ -31,7 +31,7 @@ Batch = Mapping[str, torch.Tensor]
 
 
 @dataclass
-class Seen:
+class TriedLoss:
     """A loss, and the shape of the output and of the batch that it was called with last."""
 
     loss: Loss
@@ -50,7 +50,7 @@ class Seen:
         return called
 
 
-def refuse_other_than_sums(seen: Seen, workload: Workload, mesh: Mesh) -> None:
+def refuse_other_than_sums(seen: TriedLoss, workload: Workload, mesh: Mesh) -> None:
     """Raises PlanError (`wrong-loss`) for a loss whose two numbers for a batch are not the sums of those of its parts: of its
     rows where ranks or parts of the batch hold different rows, of its tokens where ranks hold different tokens.
 
@@ -62,7 +62,7 @@ def refuse_other_than_sums(seen: Seen, workload: Workload, mesh: Mesh) -> None:
             _judge(seen, workload, word)
 
 
-def _judge(seen: Seen, workload: Workload, word: str) -> None:
+def _judge(seen: TriedLoss, workload: Workload, word: str) -> None:
     made = _made_up(seen, workload)
     if made is None:
         return
@@ -107,7 +107,7 @@ def _numbers(loss: Callable[..., Any], output: torch.Tensor, batch: Batch) -> tu
 
 
 def _made_up(
-    seen: Seen, workload: Workload
+    seen: TriedLoss, workload: Workload
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor], list[int]] | None:
     """A small output and batch of real tensors, with their numbers of rows and tokens; None where none can be made."""
     if not seen.output or not seen.batch:

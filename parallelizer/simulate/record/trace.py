@@ -27,7 +27,7 @@ from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
-from parallelizer.simulate.record.additive_loss import Seen, refuse_other_than_sums
+from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import (
     MemoryChange,
@@ -180,7 +180,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     mesh = build_mesh(program.mesh, "cpu")
     apply(not_compiled(program), model, mesh)
     running = Running(model)
-    seen = Seen(recipe.loss)
+    seen = TriedLoss(recipe.loss)
     loss = seen.watched()
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     moves: list[Move] = []

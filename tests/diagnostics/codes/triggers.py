@@ -30,6 +30,7 @@ from parallelizer.optim import build_optimizer
 from parallelizer.proof import certificate as certificates
 from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Divergence
+from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.prove import Proof, check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
@@ -39,7 +40,6 @@ from parallelizer.report.diff import check_rank
 from parallelizer.report.explanation import explain
 from parallelizer.report.export.export import export
 from parallelizer.report.html import page as html
-from parallelizer.report.text import proof
 from parallelizer.runtime.guards import agreement, drift, nonfinite
 from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.launch.failures import LaunchError
@@ -85,9 +85,7 @@ def verified(error: Exception) -> Found:
 def unequal() -> Found:
     """A proof that has failed."""
     where = Divergence("layers.0", "backward", "tp", None, "the gradient of layers.0 differs")
-    return [
-        proof.failure(Proof("llama", Mesh({"tp": 2}), "float64", ProofVerdict((), 0.0), (1.0, 1.0), where))
-    ]
+    return [not_equal(Proof("llama", Mesh({"tp": 2}), "float64", ProofVerdict((), 0.0), (1.0, 1.0), where))]
 
 
 def exported() -> Found:

@@ -12,7 +12,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.losses import classification, cross_entropy
-from parallelizer.simulate.record.additive_loss import Seen, refuse_other_than_sums
+from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 
 TOKENS = Workload(
     {
@@ -53,7 +53,7 @@ def drawing(output: torch.Tensor, batch: Any) -> Any:
 
 def refused(loss: Any, mesh: dict[str, int], workload: Workload = TOKENS, output: Any = (2, 32, 11)) -> str:
     """What is said of the loss, after a step of 2 rows of 32 tokens on each rank; nothing if it may stay."""
-    seen = Seen(loss)
+    seen = TriedLoss(loss)
     batch = workload.example(2, 32)
     seen.watched()(torch.randn(output), batch)
     try:

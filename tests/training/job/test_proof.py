@@ -7,20 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.proof import duration, quick
-from parallelizer.proof.certificate import write
+from parallelizer.proof.certificate import find, write
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.prove import Proof
+from parallelizer.proof.validate import Looked
+from parallelizer.simulate.validate import Validation
 from parallelizer.styles.application import Program
+from parallelizer.training.data.corpus import Data
+from parallelizer.training.job.job import Job
 from parallelizer.training.job.proof import prove_first
 from parallelizer.training.settings import Settings
 from tests.proof.test_certificate import certificate
+
+Findings = tuple[Diagnostic, ...]
 
 WRONG = 'rules=["layers.*.ffn_norm: {none: params}"]'
 
@@ -34,13 +41,19 @@ def compiled(*overrides: str, force: bool = False) -> Compiled:
     return setup, model, setup.compile(model, force=force)
 
 
+def asked(
+    compiled: Compiled, folder: Path, prove: str = "auto", *, alone: bool = True, found: Findings = ()
+) -> tuple[str, str | None, Findings]:
+    """`prove_first` of a job, of which validation has found so much."""
+    setup, model, program = compiled
+    settings = Settings(prove=prove, proofs=str(folder))
+    job = Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
+    return prove_first(job, Looked(Validation(found), find(setup, model, folder)), alone=alone)
+
+
 @pytest.fixture(scope="module")
 def tp2() -> Compiled:
     return compiled("parallel=tp2")
-
-
-def settings(folder: Path, prove: str = "auto") -> Settings:
-    return Settings(prove=prove, proofs=str(folder))
 
 
 def never_called(*args: Any, **options: Any) -> Proof:
@@ -51,10 +64,10 @@ def never_called(*args: Any, **options: Any) -> Proof:
 def test_it_proves_once_and_finds_the_certificate_from_then_on(
     tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line, name = prove_first(*tp2, settings(tmp_path), alone=True)
+    line, name, _ = asked(tp2, tmp_path)
     assert line.startswith("proven in ") and name is not None
     monkeypatch.setattr(quick, "prove_small", never_called)
-    again, same = prove_first(*tp2, settings(tmp_path, "always"), alone=False)
+    again, same, _ = asked(tp2, tmp_path, "always", alone=False)
     assert again.startswith("proven on ") and same == name
 
 
@@ -62,7 +75,7 @@ def test_it_proves_once_and_finds_the_certificate_from_then_on(
 def test_a_run_whose_proof_fails_is_refused(tmp_path: Path) -> None:
     wrong = compiled("parallel=tp2", WRONG, force=True)
     with pytest.raises(PlanError) as raised:
-        prove_first(*wrong, settings(tmp_path), alone=True)
+        asked(wrong, tmp_path)
     [found] = raised.value.diagnostics
     assert found.code == "not-equal" and found.message.startswith("the run is refused, because the proof")
     assert not list(tmp_path.iterdir())
@@ -73,25 +86,26 @@ def test_a_certificate_that_cannot_be_written_does_not_stop_a_proven_run(
 ) -> None:
     verdict = ProofVerdict((Difference("gradient", "w", 0, 0.1, 0.5),), 1.0)
     proof = Proof("plan", tp2[0].mesh, "float64", verdict, (1.0, 1.0))
-    monkeypatch.setattr(quick, "why_not_within", lambda seconds, small: None)
-    monkeypatch.setattr(quick, "prove_small", lambda *args: proof)
+    monkeypatch.setattr(quick, "why_not_within", lambda *args, **options: None)
+    monkeypatch.setattr(quick, "prove_small", lambda *args, **options: proof)
     (tmp_path / "file").touch()
-    line, name = prove_first(*tp2, settings(tmp_path / "file" / "proofs"), alone=True)
+    line, name, _ = asked(tp2, tmp_path / "file" / "proofs")
     assert line.startswith("proven in 0 s (worst error 0.20 of its bound); the certificate ")
     assert line.endswith(".json cannot be written: Not a directory") and name is None
 
 
 def test_always_refuses_a_run_without_a_certificate(tp2: Compiled, tmp_path: Path) -> None:
     with pytest.raises(PlanError) as raised:
-        prove_first(*tp2, settings(tmp_path, "always"), alone=True)
+        asked(tp2, tmp_path, "always")
     assert raised.value.diagnostics[0].code == "not-proven"
 
 
 def test_never_goes_on_and_says_so(tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quick, "prove_small", never_called)
-    assert prove_first(*tp2, settings(tmp_path, "never"), alone=True) == (
+    assert asked(tp2, tmp_path, "never") == (
         "not proven (train.prove=never)",
         None,
+        (),
     )
 
 
@@ -99,7 +113,7 @@ def test_ranks_that_others_started_only_look(
     tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quick, "prove_small", never_called)
-    line, name = prove_first(*tp2, settings(tmp_path), alone=False)
+    line, name, _ = asked(tp2, tmp_path, alone=False)
     assert line.startswith("not proven: its ranks were started from outside") and name is None
 
 
@@ -108,7 +122,7 @@ def test_what_takes_long_is_not_proven_first(
 ) -> None:
     monkeypatch.setattr(quick, "prove_small", never_called)
     monkeypatch.setattr(duration, "FLOPS", 1.0)
-    line, _ = prove_first(*tp2, settings(tmp_path), alone=True)
+    line, *_ = asked(tp2, tmp_path)
     assert "should take about" in line and "parallelizer verify" in line
 
 
@@ -116,11 +130,27 @@ def test_what_changed_since_the_last_proof_is_told(tp2: Compiled, tmp_path: Path
     setup, model, program = tp2
     write(certificate(setup), tmp_path)
     other = dataclasses.replace(setup, model={**setup.model, "rope_theta": 7.0})
-    line, _ = prove_first(other, model, program, settings(tmp_path, "never"), alone=True)
+    line, *_ = asked((other, model, program), tmp_path, "never")
     assert line == "not proven since the model's configuration changed (2026-01-02) (train.prove=never)"
 
 
 def test_one_rank_needs_no_proof(tp2: Compiled, tmp_path: Path) -> None:
     setup, model, program = tp2
     single = dataclasses.replace(setup, mesh=Mesh({}))
-    assert prove_first(single, model, program, settings(tmp_path, "always"), alone=True)[1] is None
+    assert asked((single, model, program), tmp_path, "always")[1] is None
+
+
+UNSURE = Diagnostic("needs-whole", "`flip` needs all of dimension 1")
+
+
+@pytest.mark.ranks
+def test_a_finding_that_a_check_is_not_sure_of_is_settled_by_the_proof(tp2: Compiled, tmp_path: Path) -> None:
+    line, _, (found,) = asked(tp2, tmp_path, found=(UNSURE,))
+    assert line.startswith("proven in ") and (found.code, found.severity) == ("needs-whole", "note")
+
+
+@pytest.mark.parametrize(("prove", "alone"), [("never", True), ("auto", False)])
+def test_without_a_proof_it_refuses_the_run(tp2: Compiled, tmp_path: Path, prove: str, alone: bool) -> None:
+    with pytest.raises(PlanError) as raised:
+        asked(tp2, tmp_path, prove, alone=alone, found=(UNSURE,))
+    assert raised.value.diagnostics == (UNSURE,)
