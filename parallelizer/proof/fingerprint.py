@@ -24,6 +24,7 @@ from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.styles import STYLE_FILES
 from parallelizer.language.workload import Workload
 from parallelizer.optim import SCHEDULE_KEYS
+from parallelizer.proof.tiny import small_length, small_mesh
 from parallelizer.styles.registry import FUNCTIONS
 
 SCHEDULE = ("lr", *SCHEDULE_KEYS)
@@ -37,6 +38,7 @@ PARTS: dict[str, str] = {
     "sources": "the source files of the model, the loss or the optimizer",
     "loss": "the loss",
     "batch": "the batch",
+    "length": "how the length divides",
     "optimizer": "the optimizer",
     "parallelizer": "parallelizer",
     "torch": "torch",
@@ -48,8 +50,8 @@ PARTS: dict[str, str] = {
 def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     """The digest of each part that the proof of a setup depends on. `model` is what `setup.build_model()` gave.
 
-    Sizes of axes are not among them, and neither are the number of rows nor the lengths: a proof runs a small form of
-    the same axes. Raises PlanError where `setup.loss()` does.
+    Sizes of axes are not among them, and neither are the number of rows nor the length but for how it divides: a proof runs a
+    small form of the same axes. Raises PlanError where `setup.loss()` does.
     """
     plan = setup.plan
     used = {use.style for rule in plan.rules for use in rule.uses}
@@ -65,6 +67,7 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
         "sources": _source_digests([*_modules_of(model), *(f.__module__ for f in functions)]),
         "loss": setup.loss_path,
         "batch": (_entries(setup.workload), setup.workload.accumulate > 1),
+        "length": small_length(setup, small_mesh(setup.mesh)),
         "optimizer": ({k: v for k, v in setup.optim.items() if k not in SCHEDULE}, setup.clip),
         "parallelizer": _package_digest(),
         "torch": str(torch.__version__),

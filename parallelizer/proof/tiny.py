@@ -47,7 +47,7 @@ def shrink(
     small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
-    length = _length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
+    length = small_length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
@@ -61,7 +61,7 @@ def shrink(
     return dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload), tuple(changes)
 
 
-def _length(setup: Setup, mesh: Mesh) -> int:
+def small_length(setup: Setup, mesh: Mesh) -> int:
     """A short length that is no power of two and divides as the run's does: a length that the run pads is padded, and where a
     rank's parts have an even number of tokens they have it here too. A run that is short itself has its own.
     """

@@ -82,6 +82,7 @@ CHANGES: dict[str, Callable[[Setup], Setup]] = {
     "model": lambda s: dataclasses.replace(s, model={**s.model, "rope_theta": 1.0}),
     "loss": lambda s: dataclasses.replace(s, loss_path="torch.nn.functional.mse_loss"),
     "batch": lambda s: dataclasses.replace(s, workload=dataclasses.replace(s.workload, accumulate=2)),
+    "length": lambda s: dataclasses.replace(s, workload=dataclasses.replace(s.workload, seq_len=254)),
     "optimizer": lambda s: dataclasses.replace(s, optim={**s.optim, "weight_decay": 0.7}),
 }
 
