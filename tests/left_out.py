@@ -180,12 +180,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_verify_is_the_command",
         "test_a_model_that_is_there_is_validated_under_a_plan_and_left_as_it_is",
     ),
-    # Ranks of torchrun join in tests/runtime/launch/test_outside.py.
-    "tests/recipes/test_torchrun.py": ("test_torchrun_runs_the_same_command",),
-    "tests/runtime/checkpoint/test_saving.py": (
-        "test_a_rank_copies_only_what_it_writes_and_all_together_the_model_once",
-    ),
-    "tests/runtime/test_step.py": ("test_two_ranks_compute_what_one_does[tp2 llama_tp]",),
     "tests/recipes/test_bad_input.py": ("test_the_command_says_what_validate_says",),
     "tests/recipes/test_generate.py": (
         "test_the_greedy_text_is_the_plain_model_s_under_every_preset",
@@ -204,7 +198,12 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_paths_are_relative_to_where_the_command_runs",
     ),
     "tests/recipes/test_parity.py": ("test_losses_are_those_of_one_rank[fsdp2_cp2_tp2",),
+    "tests/runtime/checkpoint/test_saving.py": (
+        "test_a_rank_copies_only_what_it_writes_and_all_together_the_model_once",
+    ),
+    # Ranks of torchrun join in tests/runtime/launch/test_outside.py.
     "tests/recipes/test_torchrun.py": (
+        "test_torchrun_runs_the_same_command",
         "test_the_rank_that_fails_says_why_and_the_one_that_lost_it_leaves_its_traceback_in_its_log",
     ),
     # A run that learns and one that is terminated stay.
@@ -234,7 +233,10 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "tests/runtime/test_redistribution.py": (
         "test_the_run_and_the_dry_run_take_the_path_that_the_preset_says",
     ),
-    "tests/runtime/test_step.py": ("test_two_ranks_compute_what_one_does[tp2 llama]",),
+    "tests/runtime/test_step.py": (
+        "test_two_ranks_compute_what_one_does[tp2 llama]",
+        "test_two_ranks_compute_what_one_does[tp2 llama_tp]",
+    ),
     "tests/simulate/checks/test_traced_step.py": (
         "test_hops_over_several_axes_are_told_and_the_cheaper_order_with_its_price",
         "test_whole_logits_cost_what_the_step_gathers",
@@ -360,12 +362,6 @@ FIRST: dict[str, dict[str, int]] = {
         "test_schema_and_parser_judge_every_option_alike": 20,
     },
     "tests/proof/test_faults.py": {"test_a_planted_fault_is_found_placed_and_named": 1},
-    # Ranks of torchrun join in tests/runtime/launch/test_outside.py.
-    "tests/recipes/test_torchrun.py": ("test_torchrun_runs_the_same_command",),
-    "tests/runtime/checkpoint/test_saving.py": (
-        "test_a_rank_copies_only_what_it_writes_and_all_together_the_model_once",
-    ),
-    "tests/runtime/test_step.py": ("test_two_ranks_compute_what_one_does[tp2 llama_tp]",),
     "tests/recipes/test_bad_input.py": {"test_one_message_and_nothing_left": 8},
     "tests/recipes/test_parity.py": {"test_losses_are_those_of_one_rank": 1},
     "tests/recipes/test_torchrun.py": {"test_one_message_of_all_ranks": 3},

@@ -30,7 +30,9 @@ def why_not_within(seconds: float, small: Subject, *, force: bool = False) -> st
         return "how long its proof takes is not known"
     if expected < seconds:
         return None
-    return f"its proof should take about {f'{expected / 60:.0f} min' if expected >= 90 else f'{expected:.0f} s'}"
+    return (
+        f"its proof should take about {f'{expected / 60:.0f} min' if expected >= 90 else f'{expected:.0f} s'}"
+    )
 
 
 def expected_seconds(small: Subject, *, force: bool = False) -> float | None:
