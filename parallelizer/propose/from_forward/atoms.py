@@ -16,11 +16,12 @@ Dim = tuple["Atom", ...]
 """The atoms of one dimension; none of a dimension of size 1."""
 
 WHOLE, UNIFORM, FEATURE, BATCH, SEQUENCE = "whole", "uniform", "feature", "batch", "sequence"
+PARAMETER = "parameter"
 """Kinds: of what nobody splits; made by `expand`, so that every index has the same; what a projection makes; of the batch's
-entries.
+entries; of a parameter, which can be split with the features that it meets.
 """
 
-_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, UNIFORM)
+_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, PARAMETER, UNIFORM)
 
 _numbers = itertools.count()
 
@@ -130,7 +131,7 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
         return b if a.kind == UNIFORM else a
     if _PRECEDENCE.index(b.kind) < _PRECEDENCE.index(a.kind):
         a, b = b, a
-    if a.kind != b.kind:  # what is whole meets what may be split
+    if a.kind != b.kind and (a.kind, b.kind) != (FEATURE, PARAMETER):  # what is whole meets what may be split
         b.refuse(f"it meets {a.origin or 'what is whole'}", where)
     refused, place = (a.refused, a.where) if a.refused else (b.refused, b.where)
     tie(a, b)
@@ -230,6 +231,18 @@ def cut(dim: Dim, start: int, stop: int, where: str = "") -> Dim:
     if at not in first.cuts:
         first.cuts[at] = Atom(at[1] - at[0], first.kind, first.origin, first.refused, first.where)
     return (first.cuts[at], *atoms[1:])
+
+
+def every_nth(dim: Dim, step: int, start: int, length: int, where: str = "") -> Dim:
+    """One of each `step` indices of a dimension: where that is a factor of it, all of the others."""
+    *outer, last = leaves(dim) or [None]
+    if last is not None and last.kind != UNIFORM and start < step <= last.size and last.size % step == 0:
+        if last.size == step:
+            return tuple(outer)
+        last.split(last.size // step)
+        return (*outer, last.children[0]) if last.children else dim
+    refuse([dim], "some of its indices are taken", where)
+    return fresh(length)
 
 
 def contract_all(dim: Dim, reason: str, where: str = "") -> None:

@@ -16,6 +16,12 @@ class SplitRegion:
     whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
     work on what is split. `divide` are attributes of modules, and sizes of their arguments, that state how many heads there
     are; `views` state so by numbers that cannot be divided.
+
+    Of experts `sources` and `consumers` are parameters of several matrices, and `grouped` has the dimension that is split of
+    each; `terms` are the modules that compute with a rank's part, with their arguments that have a gradient, `sums` those
+    whose output is a term of a sum. `carried` are other parameters that are split with the features that they meet: the
+    dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the dimension of
+    their input.
     """
 
     kind: str
@@ -26,6 +32,11 @@ class SplitRegion:
     inside: tuple[str, ...] = ()
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     views: tuple[CountedView, ...] = ()
+    grouped: Mapping[str, int] = field(default_factory=dict)
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sums: tuple[str, ...] = ()
+    carried: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    normed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.propose.from_forward import operators
-from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves
+from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves, refuse
 from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
 from parallelizer.simulate.users_code import written_here
@@ -113,7 +113,7 @@ class Functions(TorchFunctionMode):
             given, shape = _bound(args, kwargs, "input", "normalized_shape")
             watcher.note_uses(args, kwargs)
             dims = watcher.dims(given)
-            operators.contract(watcher, *dims[len(dims) - len(shape) :])
+            refuse(dims[len(dims) - len(shape) :], "a sum is taken over it", watcher.where)
             watcher.note(result, dims)
             return result
         answer = self.flex(func, args, kwargs)
