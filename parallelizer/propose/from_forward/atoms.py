@@ -235,12 +235,12 @@ def cut(dim: Dim, start: int, stop: int, where: str = "") -> Dim:
 
 def every_nth(dim: Dim, step: int, start: int, length: int, where: str = "") -> Dim:
     """One of each `step` indices of a dimension: where that is a factor of it, all of the others."""
-    *outer, last = leaves(dim) or [None]
+    atoms = leaves(dim)
+    last = atoms[-1] if atoms else None
     if last is not None and last.kind != UNIFORM and start < step <= last.size and last.size % step == 0:
-        if last.size == step:
-            return tuple(outer)
-        last.split(last.size // step)
-        return (*outer, last.children[0]) if last.children else dim
+        if last.size > step:
+            last.split(last.size // step)
+        return (*atoms[:-1], *(last.children or ())[:1])
     refuse([dim], "some of its indices are taken", where)
     return fresh(length)
 

@@ -42,13 +42,14 @@ class SplitRegion:
 @dataclass(frozen=True)
 class Table:
     """An embedding: `tokens` says whether it is looked up by an entry of the batch, `sequence_dim` where the tokens are in what
-    it hands on, `rows` how many it has.
+    it hands on, `rows` how many it has, `also` other modules that hold the same table and are not called.
     """
 
     module: str
     tokens: bool
     sequence_dim: int | None
     rows: int
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from parallelizer.propose.from_forward.atoms import (
     FEATURE,
     PARAMETER,
     SEQUENCE,
+    UNIFORM,
     WHOLE,
     Atom,
     Dim,
@@ -230,7 +231,12 @@ class _Watcher:
     def lookup(self, result: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Rows of a table."""
         owner = self._owner(weight)
-        dims = [*self.dims(ids), fresh(result.shape[-1], origin="the residual stream, which is whole")]
+        # Columns of a table that no tokens index, as a bias of each head, can be split with what they meet.
+        kind = WHOLE if owner is None or id(ids) in self.batch else PARAMETER
+        columns = fresh(result.shape[-1], kind, "the residual stream, which is whole")
+        dims = [*self.dims(ids), columns]
+        if kind == PARAMETER and id(weight) not in self.seen.dims:
+            self.note(weight, [fresh(weight.shape[0]), columns])
         if owner is not None:
             self.seen.lookups.append(Lookup(owner, dims, id(ids) in self.batch, id(result)))
         self.note(result, dims)
@@ -259,13 +265,21 @@ class _Watcher:
             contract_all(dims[-1], "the attention sums over it", self.where)
         for mask in masks:
             if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] != 1:
-                for atom in leaves(self.dims(mask)[1]):
-                    for head in heads:
-                        if head is not None and atom.kind != "uniform":
-                            head.refuse("a mask for each head is added, which is whole", self.where)
+                self._masked_by_head(leaves(self.dims(mask)[1]), heads)
         self.seen.attentions.append(SeenAttention(self.where, heads))
         self.seen.mixing.add(self.where)
         self.note(result, [*dq[:-1], dv[-1]])
+
+    def _masked_by_head(self, mask: Sequence[Atom], heads: Sequence[Atom | None]) -> None:
+        """A mask for each head: split with the heads where it comes from what can be split."""
+        first = next((head for head in heads if head is not None), None)
+        for atom in mask:
+            if first is None or atom.kind == UNIFORM:
+                continue
+            if atom.kind in (PARAMETER, FEATURE) and len(mask) == 1:
+                tie(first, atom)
+            else:
+                first.refuse("a mask for each head is added, which is whole", self.where)
 
     def _owner(self, weight: torch.Tensor) -> str | None:
         """The module that a weight belongs to; of several, the one that is running."""

@@ -342,10 +342,21 @@ class _RoleFinder:
             at = [d for d, dim in enumerate(dims) if any(a.kind != UNIFORM for a in leaves(dim))]
             weight = getattr(self.modules[lookup.module], "weight", None)
             rows = 0 if weight is None else weight.shape[0]
-            found.setdefault(
-                lookup.module, Table(lookup.module, lookup.of_batch, at[-1] if at else None, rows)
+            table = Table(
+                lookup.module, lookup.of_batch, at[-1] if at else None, rows, self._idle(lookup.module)
             )
+            found.setdefault(lookup.module, table)
         return list(found.values())
+
+    def _idle(self, table: str) -> tuple[str, ...]:
+        """The other embeddings that hold a table's parameter, and are not called."""
+        weight = getattr(self.modules[table], "weight", None)
+        called = {call.module for call in self.seen.calls}
+        return tuple(
+            path
+            for path, module in self.model.named_modules(remove_duplicate=False)
+            if path not in called and isinstance(module, nn.Embedding) and module.weight is weight
+        )
 
     def tied(self) -> bool:
         """Whether a table is the weight of a linear too."""
@@ -381,6 +392,7 @@ class _RoleFinder:
         known = {*in_regions, *why, *self.by_module, *(lookup.module for lookup in self.seen.lookups)}
         known |= {p.weight.owner for p in self.seen.projections if p.weight is not None}
         known |= {name.rpartition(".")[0] for region in regions for name in region.carried}
+        known |= {path for table in self.tables() for path in table.also}
         for path, module in self.modules.items():
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
                 why[path] = f"{type(module).__name__} is no linear"

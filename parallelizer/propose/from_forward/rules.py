@@ -115,7 +115,7 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     for table in facts.tables:
         if table.tokens and table.rows >= SMALL_TABLE and TABLES in choice.units:
             style = "{style: rowwise, input: replicate, output: stream}"
-            yield ProposedRule((table.module,), (style,), "rows of tokens")
+            yield ProposedRule((table.module, *table.also), (style,), "rows of tokens")
         elif choice.is_sharded and table.sequence_dim is not None:
             laid = layout_of(table.sequence_dim)
             style = f"{{style: prepare-output, output: replicate -> {laid}}}"

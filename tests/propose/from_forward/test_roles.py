@@ -327,3 +327,41 @@ def test_a_norm_over_split_features_and_a_parameter_of_each_do_not_keep_them_who
     (mlp,) = found(Between).regions
     assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))
     assert (dict(mlp.normed), dict(mlp.carried), mlp.inside) == ({"norm": 2}, {"slope": (0, ())}, ())
+
+
+class Biased(nn.Module):
+    """Attention with a bias of each head from a table, or, without one, from zeros; words are held by a module that is never
+    called too.
+    """
+
+    def __init__(self, table: bool) -> None:
+        super().__init__()
+        self.heads = 4
+        self.all_words, self.words = nn.Embedding(128, 32), nn.Embedding(128, 32)
+        self.all_words.weight = self.words.weight
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.near = nn.Embedding(8, 4) if table else None
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        q, k, v = (p(x).view(*x.shape[:2], -1, 8).transpose(1, 2) for p in (self.q, self.k, self.v))
+        n = x.shape[1]
+        if self.near is None:
+            bias = torch.zeros((1, self.heads, n, n))
+        else:
+            apart = (torch.arange(n)[:, None] - torch.arange(n)).abs().clamp(max=7)
+            bias = self.near(apart).permute(2, 0, 1)[None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return x + self.o(y.transpose(1, 2).flatten(2))
+
+
+def test_a_bias_of_each_head_is_split_with_the_heads() -> None:
+    facts = found(lambda: Biased(True))
+    (attention,) = facts.regions
+    assert (attention.kind, dict(attention.carried)) == ("attention", {"near.weight": (1, ())})
+    assert [(t.module, t.also) for t in facts.tables if t.tokens] == [("words", ("all_words",))]
+
+
+def test_a_tensor_of_as_many_rows_as_an_attribute_says_is_divided_with_it() -> None:
+    (attention,) = found(lambda: Biased(False)).regions
+    assert (attention.kind, dict(attention.divide)) == ("attention", {"": ("heads",)})
