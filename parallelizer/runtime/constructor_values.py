@@ -35,6 +35,11 @@ _FILLS = frozenset({
 })  # fmt: skip
 """Functions, by name, that change the values of the tensor they are given."""
 
+_LOOKED_AT = 1 << 24
+"""The most numbers of a module that are computed to see whether an initializer fills them; of a larger one whoever fills it
+tells.
+"""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 _places: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
@@ -104,9 +109,12 @@ def _leaves_some(module: nn.Module, initializer: Callable[[nn.Module], None]) ->
     """Whether an initializer fills less than all floats of a module. On meta each operation in place counts a version, though
     no value is computed. Some of torch's initialisers do nothing there: what looks unfilled is looked at with values.
     """
-    return any(t._version == 0 for t in _filled(module, initializer, "meta")) and any(
-        bool(t.isnan().any()) for t in _filled(module, initializer, "cpu")
-    )
+    if not any(t._version == 0 for t in _filled(module, initializer, "meta")):
+        return False
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    if sum(tensor.numel() for tensor in own) > _LOOKED_AT:
+        return False
+    return any(bool(t.isnan().any()) for t in _filled(module, initializer, "cpu"))
 
 
 def _filled(module: nn.Module, initializer: Callable[[nn.Module], None], device: str) -> list[torch.Tensor]:

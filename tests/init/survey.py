@@ -161,10 +161,10 @@ def passed(row: dict[str, Any]) -> bool:
 def table(rows: list[dict[str, Any]], option: str = "") -> str:
     """The page's part that is made."""
     good = sum(map(passed, rows))
-    text = [
-        f"{good} of {len(rows)} architectures verify untouched, by `python -m tests.init.survey{option}`.",
-        "",
-    ]
+    alone = sum(passed(r) and r["cells"]["tp2"] == r["cells"]["cp2"] == "left out" for r in rows)
+    how = f", {alone} of them with fsdp alone" if alone else ""
+    command = f"`python -m tests.init.survey{option}`"
+    text = [f"{good} of {len(rows)} architectures verify untouched{how}, by {command}.", ""]
     text.append(f"| architecture | split over tp | {' | '.join(MESHES)} | left alone, in `init`'s words |")
     text.append("|---|---:|" + "---|" * (len(MESHES) + 1))
     for row in rows:
