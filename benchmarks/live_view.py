@@ -27,11 +27,13 @@ from rich.console import Console
 from rich.live import Live
 
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.validate import validated
 from parallelizer.runtime.launch import launcher as launch
+from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
 from parallelizer.training.job.run import started
 from parallelizer.training.watch import reporting
-from parallelizer.training.watch.forecast import look_ahead
+from parallelizer.training.watch.forecast import Forecast, forecast_of
 from parallelizer.training.watch.live import View
 from parallelizer.training.watch.memory import memory
 from parallelizer.training.watch.progress import A_SECOND, Progress
@@ -46,10 +48,16 @@ def run(*overrides: str, progress: type[Progress], folder: Path) -> Any:
     """A run as the command makes it, whose rank 0 shows itself by `progress`; its result."""
     reporting.Progress = progress  # type: ignore[misc]  # ranks are forked from here
     job = prepare(*compose_config(overrides), folder)
-    forecast, _ = look_ahead(job.setup, job.program, job.settings)
-    object.__setattr__(job, "forecast", forecast)
+    object.__setattr__(job, "forecast", expected(job))
     ranks = job.setup.mesh.world_size
     return launch.start(started, (train, job), ranks=ranks, device="cpu", log_dir=folder)[0]
+
+
+def expected(job: Job) -> Forecast:
+    """What the command expects of a run, behind the checks that it makes."""
+    model = job.setup.build_model()
+    validation = validated(job.setup, job.program, model)
+    return forecast_of(job.setup, job.program, model, job.settings, validation)
 
 
 def picture(path: Path, overrides: list[str]) -> None:
@@ -122,7 +130,7 @@ def comparison(cases: list[list[str]]) -> None:
                 *compose_config([*words, f"train.compare={str(compare).lower()}", "dry_run=true"]), None
             )
             begun = time.monotonic()
-            forecast, _ = look_ahead(job.setup, job.program, job.settings)
+            forecast = expected(job)
             seconds[compare] = time.monotonic() - begun
         count = len(forecast.planned.ledger) if forecast.planned else 0
         shown = " ".join(words) or "parallel=single"

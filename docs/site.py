@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from api_pages import DIRECTIVE
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -34,7 +35,6 @@ COPIED = {".md", ".svg", ".png", ".css", ".js"}
 
 WORKER_ON_THE_WEB = "https://unpkg.com/iframe-worker/shim"
 
-_DIRECTIVE = re.compile(r"<!-- (?P<said>::: .*?) -->\n.*?<!-- end -->", re.S)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
 _FENCE = re.compile(r"^(?P<fence>```+).*?^(?P=fence)$", re.M | re.S)
 
@@ -100,7 +100,7 @@ def for_the_site(text: str, path: Path) -> str:
     """The page's text with its links as the site needs them; code is left alone. What docs/api_pages.py has written gives way
     to what mkdocstrings makes of the same name.
     """
-    text = _DIRECTIVE.sub(lambda match: match["said"], text)
+    text = DIRECTIVE.sub(lambda match: match["said"], text)
 
     def changed(match: re.Match[str]) -> str:
         target = match["target"]

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.configuration.read_setup import from_config as from_config
     from parallelizer.configuration.read_setup import from_overrides as from_overrides
     from parallelizer.configuration.setup import Setup as Setup
-    from parallelizer.configuration.validate import validate as validate
     from parallelizer.diagnostics.diagnostic import Diagnostic as Diagnostic
     from parallelizer.diagnostics.diagnostic import PlanError as PlanError
     from parallelizer.hugging_face.saving import save_pretrained as save_pretrained
@@ -29,6 +28,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.mesh import build_mesh as build_mesh
     from parallelizer.mesh import rename_axes as rename_axes
     from parallelizer.optim import parameter_groups as parameter_groups
+    from parallelizer.proof.validate import validate as validate
     from parallelizer.proof.verify import verify as verify
     from parallelizer.runtime.apply import apply as apply
     from parallelizer.runtime.checkpoint.loading import load_checkpoint as load_checkpoint
@@ -98,7 +98,7 @@ _WHERE = {
     "style": "styles.registry",
     "train_step": "runtime.step",
     "unshard": "styles.context_parallel.buffers",
-    "validate": "configuration.validate",
+    "validate": "proof.validate",
     "verify": "proof.verify",
     "whole_state_dict": "runtime.state_dict",
 }

@@ -34,7 +34,7 @@ Calls = Sequence[tuple[Callable[..., Any], *tuple[Any, ...]]]
 
 class Children:
     """A forked child for each call, side by side, from now on. As a context it kills on leaving it those whose results
-    nobody has taken.
+    no caller has taken.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -115,7 +115,7 @@ def _child(send: int, function: Callable[..., Any], args: list[Any]) -> None:
     status = 1
     try:
         _use_one_thread()
-        gc.freeze()  # what the parent has made outlives the child: nobody looks for garbage in it, or copies it
+        gc.freeze()  # what the parent has made outlives the child: it is never collected, and its pages stay shared
         # What a model prints must not stand in a document on stdout.
         sys.stdout = sys.stderr
         with contextlib.suppress(OSError):  # no stderr

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
-    """A DeviceMesh over the initialised world: the axes above 1, and `dp_shard` wherever `fully_shard` needs
-    one of size 1.
+    """Make a DeviceMesh over the initialised world: the axes above 1, and `dp_shard` wherever `fully_shard`
+    needs an axis of size 1.
 
-    Raises ValueError when the world has another size. Collective: every rank calls it.
+    Raises ValueError if the world has another size. Collective: every rank calls it.
     """
     if mesh.world_size != dist.get_world_size():
         raise ValueError(
@@ -45,14 +45,14 @@ def describe(device_mesh: DeviceMesh) -> Mesh:
 
 
 def rename_axes(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
-    """The same ranks and process groups under our axis names (`pp`, `dp_replicate`, `dp_shard`, `cp`, `ep`, `tp`) and in
-    our order: what all other functions take.
+    """A DeviceMesh of the same ranks and process groups under our axis names (`pp`, `dp_replicate`,
+    `dp_shard`, `cp`, `ep`, `tp`) and in our order, which all other functions need.
 
         mesh = rename_axes(mesh, {"data_parallel": "dp_shard", "tensor_parallel": "tp"})
 
-    `axes` maps names in `device_mesh` to ours; one left out has our name already, or is of size 1 and left out of the
-    result. No communication; asked again, the same mesh. Raises ValueError when a name is unknown on either side, or given
-    twice; what names usually mean is proposed then, and never guessed.
+    `axes` maps names in `device_mesh` to ours. Omit a name that is ours already; an axis of size 1 that is
+    omitted is dropped. No communication; a second call returns the same mesh. Raises ValueError if a name
+    on either side is unknown or given twice; the message proposes the usual mapping.
     """
     axes, names = dict(axes or {}), device_mesh.mesh_dim_names or ()
     if missing := [n for n in axes if n not in names]:
@@ -67,7 +67,7 @@ def rename_axes(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) 
 
 
 def _renamed(device_mesh: DeviceMesh, axes: Mapping[str, str]) -> DeviceMesh:
-    # An axis that nobody knows and that has one rank parts nothing.
+    # An unknown axis of one rank splits nothing.
     names = device_mesh.mesh_dim_names or ()
     kept = tuple(n for i, n in enumerate(names) if axes.get(n, n) in AXES or device_mesh.size(i) > 1)
     ours = [axes.get(n, n) for n in kept]
@@ -161,10 +161,11 @@ def data_groups(device_mesh: DeviceMesh) -> list[dist.ProcessGroup]:
 
 
 def batch_rank(device_mesh: DeviceMesh, *, axes: Mapping[str, str] | None = None) -> tuple[int, int]:
-    """This rank's index among those that see different rows of the global batch, and their number.
+    """This rank's index among the ranks that have different rows of the global batch, and the number of
+    these ranks.
 
-    `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`. Raises ValueError for axes
-    that have other names than ours.
+    `axes` renames the axes of a DeviceMesh with other names, as in `rename_axes`. Raises ValueError for
+    axes whose names are not ours.
     """
     device_mesh = rename_axes(device_mesh, axes)
     mesh, index = describe(device_mesh), 0

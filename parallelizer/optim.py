@@ -41,11 +41,12 @@ def build_optimizer(model: nn.Module, config: Mapping[str, Any]) -> AdamW:
 
 
 def parameter_groups(parameters: Iterable[Tensor], weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Groups for any optimizer of torch, by weight decay and by device mesh; parameters of fewer than two dimensions are
-    not decayed.
+    """Groups for any torch optimizer, by weight decay and by device mesh. Parameters of fewer than two
+    dimensions are not decayed.
 
-    By mesh, because a fused or foreach kernel runs over one group, and cannot take plain tensors and DTensors together,
-    or DTensors of two meshes: torch refuses them late, in the first step.
+    The groups are separate for each mesh, because a fused or foreach kernel runs over one group and cannot
+    mix plain tensors and DTensors, or DTensors of two meshes. torch raises an error for such a group only
+    in the first step.
     """
     members: dict[tuple[Any, float], list[Tensor]] = {}
     for p in parameters:
@@ -91,11 +92,12 @@ def learning_rate(
     schedule: str = "cosine",
     decay: float = 0.2,
 ) -> float:
-    """The rate of `step` (from 0): `warmup` steps linear to `peak`, then as the `schedule` says to its `final_ratio`.
+    """The learning rate of `step` (from 0): `warmup` steps linear to `peak`, then by the `schedule` to
+    `final_ratio` of the peak.
 
-    `cosine` is half a cosine, `linear` a line, `wsd` stays at the peak and goes down in a line over the last share `decay`
-    of all steps, `constant` stays, whatever `final_ratio` is. Step `warmup - 1` is the first at `peak`; step `total - 1`,
-    and any later one, is at `peak * final_ratio`.
+    `cosine` is half a cosine, `linear` a line. `wsd` stays at the peak and falls linearly over the last
+    share `decay` of all steps. `constant` stays at the peak and ignores `final_ratio`. Step `warmup - 1` is
+    the first at `peak`; step `total - 1` and any later step are at `peak * final_ratio`.
     """
     done = step + 1
     if done <= warmup:

@@ -60,7 +60,7 @@ def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
     return torch._foreach_norm(tensors, 2.0, dtype=dtype) if tensors else ()
 
 
-# Attention that also returns its log-sum-exp, and its backward from a log-sum-exp of one's own. Context
+# Attention that also returns its log-sum-exp, and its backward from a given log-sum-exp. Context
 # parallelism merges blocks by it. Waits for a public attention function with `return_lse` that runs, and
 # differentiates, on CPU: `flex_attention` returns one but refuses its backward there. Shapes and meaning:
 # parallelizer/styles/context_parallel/kernels.py.
@@ -258,7 +258,7 @@ class FlexCalls:
 
     A mode asks this for every call that it sees, and is told what to return, or NOT_FLEX. What a mode does see of
     `flex_attention` is what it reads of its tensors, and the operator that it ends in; whose reading it is, is told from
-    the running frame. So nothing of torch is replaced, and nobody else is shown anything else:
+    the running frame. So nothing of torch is replaced, and other code sees no change:
 
     - its checks of the device see CUDA, or fake tensors that no gradient is asked of: they refuse gradients on a CPU, meta
       tensors, and masks made elsewhere, all of which its answer here can do;
@@ -612,7 +612,7 @@ def _caller(name: str, depth: int) -> types.FrameType | None:
 def redistributed_to() -> tuple[str, ...]:
     """The mesh axes over which DTensor is laying a local tensor out right now, as other shards or as terms of a sum;
     none outside a redistribution. Read from the running frames: cutting a shard out of what is whole, or has been
-    gathered, is a plain `narrow` to whoever watches operators. Terms of a sum become shards by a collective, which
+    gathered, is a plain `narrow` to a mode that watches operators. Terms of a sum become shards by a collective, which
     everybody sees, and are left out. Waits for a hook into redistributions; `torch.utils._debug_mode` has one that
     only prints.
     """

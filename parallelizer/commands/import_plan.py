@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--check",
         metavar="FILE",
-        help="compare a plan with the current translation; print the differences and exit with 1",
+        help="compare a plan with the current translation; if they differ, print the differences and exit with 1",
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seconds", type=_seconds, default=60.0, metavar="N",
-        help="how long to look and to try (60); what was not looked at then is said",
+        help="seconds for the search (60); the output names what was not examined",
     )  # fmt: skip
 
 
@@ -65,12 +66,13 @@ class Proposed:
 
 def run(arguments: argparse.Namespace) -> int:
     """Propose a plan for the configured model, and write it. Returns the exit status."""
+    began = time.monotonic()
     import_torch()
     try:
         _check_target(arguments.output, arguments.force)
         # What a model prints must not stand in the plan.
         with contextlib.redirect_stdout(sys.stderr):
-            proposed = propose(lambda more: read_setup(arguments, more), arguments)
+            proposed = propose(lambda more: read_setup(arguments, more), arguments, began)
         if arguments.output is None:
             sys.stdout.write(proposed.text)
         else:
@@ -81,8 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if proposed.doubt else 0
 
 
-def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace) -> Proposed:
-    """A plan; `setup_of` reads the configuration with some more overrides. Raises PlanError when the model cannot be built."""
+def propose(
+    setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespace, began: float | None = None
+) -> Proposed:
+    """A plan; `setup_of` reads the configuration with some more overrides. The time to look and to try is counted from `began`,
+    by the monotonic clock. Raises PlanError when the model cannot be built.
+    """
     import tempfile
 
     from parallelizer.propose.from_forward.retreat import Retreat
@@ -90,7 +96,7 @@ def propose(setup_of: Callable[[list[str]], Setup], arguments: argparse.Namespac
     from parallelizer.propose.from_forward.trial import Deadline, Trials
     from parallelizer.propose.from_forward.write_plan import WIDTH, write_plan
 
-    deadline = Deadline(arguments.seconds)
+    deadline = Deadline(arguments.seconds, time.monotonic() if began is None else began)
     with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text('rules: {"": fsdp}\n')
@@ -183,7 +189,7 @@ def _look(setup: Setup, model: nn.Module, deadline: Deadline) -> tuple[Facts, Ca
         small = whole = None
     found = Carriers()
     try:
-        with contextlib.suppress(NotInTime):
+        with contextlib.suppress(NotInTime, Failed):
             found = deadline.within(lambda: carriers(model, setup.workload, small, whole), 0.3)
         facts = deadline.within(lambda: _facts(model, setup.workload, found.input), 0.6)
     except (Failed, NotInTime) as error:
@@ -203,9 +209,9 @@ def _check_target(path: str | None, force: bool) -> None:
     if path is None:
         return
     if os.path.exists(path) and not force:
-        message = f"{path} is there already"
+        message = f"{path} exists already"
         raise PlanError(
-            [Diagnostic("file-unwritable", message, None, "name another file, or write over it with --force")]
+            [Diagnostic("file-unwritable", message, None, "name another file, or overwrite it with --force")]
         )
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):

@@ -40,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     exclusive.add_argument(
         "--locked",
         metavar="FILE",
-        help="compare with a file of --lock; print the differences and exit with 1",
+        help="compare with a file of --lock; if they differ, print the differences and exit with 1",
     )
     exclusive.add_argument(
         "--diff",
@@ -54,7 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Follow a step of the plan, and print what it takes. Returns the exit status."""
     import_torch()
-    from parallelizer.configuration.validate import validated
+    from parallelizer.proof.certificate import FOLDER
+    from parallelizer.proof.unsure import compile_unsure
+    from parallelizer.proof.validate import look
     from parallelizer.report.diff import check_rank
     from parallelizer.report.documents import plan_document
     from parallelizer.report.lock import read_lock
@@ -69,13 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
             read_lock(arguments.locked)
         setup = read_setup(arguments)
         model = setup.build_model()
-        program = setup.compile(model)
+        program = compile_unsure(setup, model)
         check_rank(arguments.rank, setup.mesh)
     except PlanError as error:
         print_refusal(error.diagnostics, arguments.json)
         return 1
-    validation = validated(setup, program, model, rank=arguments.rank, classes=True)
-    step, found = validation.trace, validation.found
+    looked = look(setup, program, model, FOLDER, rank=arguments.rank, classes=True)
+    step, found = looked.validation.trace, looked.found
     if arguments.html:
         from parallelizer.report.html import page as show_html
 
@@ -114,7 +116,7 @@ def _lock(
 
     if step is None:
         raise PlanError(
-            [Diagnostic("lock-incomplete", "the step cannot be traced, so that there is nothing to lock")]
+            [Diagnostic("lock-incomplete", "the step cannot be traced, so there is nothing to lock")]
         )
     now = figures(program, model, step, setup.workload)
     if arguments.lock:

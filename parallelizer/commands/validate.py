@@ -30,10 +30,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="stop before a model is built; with paths of plan files, read only these files",
     )
     parser.add_argument(
-        "--proven", action="store_true", help="demand a certificate that `verify` wrote, as CI would"
+        "--proven", action="store_true", help="require a certificate that exists already, for CI"
     )
     parser.add_argument(
-        "--proofs", metavar="FOLDER", default=".parallelizer/proofs", help="where certificates are"
+        "--no-proof", action="store_true", help="leave out the proof of the small form on CPU ranks"
+    )
+    parser.add_argument(
+        "--proofs",
+        metavar="FOLDER",
+        default=".parallelizer/proofs",
+        help="the folder of certificates (.parallelizer/proofs)",
     )
 
 
@@ -41,18 +47,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Validate what the arguments name, and print what is found. Returns the exit status."""
     if arguments.quick:
         if arguments.proven:
-            raise SystemExit("parallelizer validate: --quick builds no model, and --proven needs one")
+            sys.stderr.write(
+                "parallelizer validate: error: --proven needs the model, which --quick does not build\n"
+            )
+            return 2
         from parallelizer.commands import validate_files as quick
 
         return quick.run(arguments)
     import_torch()
-    from parallelizer.configuration.validate import validate
+    from parallelizer.proof.validate import check, validate
     from parallelizer.report.documents import validate_document
 
     setup: Setup | None = None
+    proof = ""
     try:
         setup = read_setup(arguments)
-        found = validate(setup)
+        if arguments.proven or arguments.no_proof:
+            found = validate(setup, prove=False)
+        else:
+            checked = check(setup, Path(arguments.proofs))
+            found, proof = checked.found, checked.proof
         if arguments.proven and not has_errors(found):
             found += _unproven(setup, Path(arguments.proofs))
     except PlanError as error:
@@ -64,9 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
         if setup is not None and not has_errors(found):
             unfollowed = any(d.code == "trace-failed" for d in found)
             verdict = (
-                "no mistake found, but the step did not run and was not followed" if unfollowed else "valid"
+                "no mistake found, but the step did not run, so its checks were skipped"
+                if unfollowed
+                else "valid"
             )
             print(f"{setup.plan.file} on {setup.mesh}: {verdict}")
+            if proof:
+                print(f"proof: {proof}")
     return 1 if has_errors(found) else 0
 
 

@@ -54,7 +54,9 @@ def plan_files(words: Sequence[str]) -> list[str]:
     files = [word for word in words if is_path(word)]
     if files and len(files) < len(words):
         other = next(word for word in words if word not in files)
-        message = "a plan file is checked alone, or in a configuration, and here stand both"
+        message = (
+            "the command names plan files and overrides; a plan file is checked alone or in a configuration"
+        )
         help_text = f"write plan={files[0]} to check it with overrides"
         raise OverrideSyntaxError(Diagnostic("override-syntax", message, override_span(other), help_text))
     return files[:MAX_FILES]

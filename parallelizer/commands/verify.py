@@ -43,7 +43,7 @@ def _seed(text: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if abs(value) >= 2**62:
         raise argparse.ArgumentTypeError(f"{text} is beyond 2^62")
     return value
@@ -58,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.proof.fingerprint import parts_of
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
+    from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
     from parallelizer.report.documents import verify_document
     from parallelizer.report.text import proof as show
     from parallelizer.runtime.launch.failures import LaunchError
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = read_setup(arguments)
         check_ranks(shrink(asked, full_mesh=arguments.full_mesh)[0].mesh)
         model = asked.build_model()
-        program = asked.compile(model, force=arguments.force)
+        program = asked.compile(model, force=True) if arguments.force else compile_unsure(asked, model)
         with validating(asked, program, model) as validation:
             try:
                 proof = prove(
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
                     program=program,
                     full_mesh=arguments.full_mesh,
                     seed=arguments.seed,
-                    force=arguments.force,
+                    force=arguments.force or only_unsure(program.diagnostics),
                     dtype=arguments.dtype,
                 )
             finally:
@@ -89,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     except WorldError as error:
         said = f"the unsharded run failed: {_line(str(error), last=True)}"
         return _refused((*found, Diagnostic("model-failed", said)), arguments.json)
+    if proof.passed and proof.is_verdict:
+        found = settled(found)
     file: Path | None = None
     if proof.passed and arguments.dtype == "float64" and not has_errors(found):
         try:

@@ -35,11 +35,11 @@ def compile(
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
-    `workload` lets batch, sequence, positions and attention heads be checked; `defaults` are a preset's options
-    by style; `redistribute` is how DTensors of several axes move, `greedy` or `min-cost`; `max_unsharded` is the
-    share of parameters that may lie whole without a rule. Raises PlanError with every diagnostic that a stage
-    found; the model is left as it was. With `force` the findings of `check` are handed on in the program instead,
-    for whoever wants to know whether a refusal was right.
+    With a `workload`, batch, sequence, positions and attention heads are checked as well. `defaults` are a
+    preset's options by style. `redistribute` is the method for DTensors of several axes, `greedy` or
+    `min-cost`. `max_unsharded` is the largest share of parameters that may be whole without a rule. Raises
+    PlanError with all findings of the stage that failed; the model is unchanged. With `force`, errors of
+    `check` are returned in the program instead, to find out whether they were right.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
     state = Compilation(plan, model, sizes, workload, defaults or {}, max_unsharded)

@@ -47,9 +47,9 @@ def match(state: Compilation) -> None:
         if targets and not rule.uses and not emptied and not rule.optional:
             state.find(
                 "shadowed-rule",
-                f"{_shown(rule)} finds nothing to empty",
+                f"{_shown(rule)} has no slot to empty",
                 rule.span,
-                "remove the rule, or put it behind those that fill the slots",
+                "remove the rule, or move it below the rules that fill the slots",
                 severity="warning",
             )
     _gather_strangers(state)
@@ -72,7 +72,7 @@ def taken_away(rules: Iterable[Rule], paths: Sequence[str]) -> tuple[Related, ..
                 stands[slot] = use.style
                 taken.pop(slot, None)
         for rule, style in taken.values():
-            found.setdefault(rule.span, Related(rule.span, f"this rule takes `{style}` away"))
+            found.setdefault(rule.span, Related(rule.span, f"this rule removes `{style}`"))
     return tuple(found.values())
 
 
@@ -93,9 +93,9 @@ def _targets(
     if found and misfit:
         state.find(
             "style-on-parameter",
-            f"`{rule.key}` names a {what}, and {misfit.style} takes a module",
+            f"`{rule.key}` matches a {what}, but {misfit.style} is a style for modules",
             misfit.span,
-            f"name its module: {found[0].rpartition('.')[0]}",
+            f"match its module: {found[0].rpartition('.')[0]}",
         )
         return None
     return [(path, leaf) for path, _, leaf in (name.rpartition(".") for name in found)]
@@ -141,7 +141,7 @@ def _report_unmatched(state: Compilation, rule: Rule, matched: bool, names: list
     one = len(dead) == 1
     what = f"one alternative of `{rule.key}`, matches" if one else f"alternatives of `{rule.key}`, match"
     likely = next((found[0][0] for text in folded[:3] if (found := suggest(text, names))), None)
-    hint = f"take {'it' if one else 'them'} out of the braces"
+    hint = f"remove {'it' if one else 'them'} from the braces"
     if likely:  # two misspellings may be meant to be the same name: folded anew, it stands once
         meant = fold_alternatives(parse_glob(likely).alternatives)
         hint = f"did you mean {', '.join(f'`{text}`' for text in meant)}?"
@@ -189,7 +189,7 @@ def _reach(key: str, near: Sequence[tuple[str, int]]) -> str:
     """Why a `*` that was to cross segments matched nothing."""
     likely = near[0][0] if near else ""
     crosses = "**" in likely or (key.startswith("*") and likely.count(".") > key.count("."))
-    return "`*` stays inside one segment; " if "*" in key and "**" not in key and crosses else ""
+    return "`*` matches within one segment only; " if "*" in key and "**" not in key and crosses else ""
 
 
 def _report_idle_characters(state: Compilation, rule: Rule, names: list[str]) -> None:
@@ -198,9 +198,9 @@ def _report_idle_characters(state: Compilation, rule: Rule, names: list[str]) ->
         twice = inside.count(character) > 1
         state.find(
             "unmatched-alternative",
-            f"`{character}` in `{inside}` of `{rule.key}` {'stands there twice' if twice else 'matches no module'}",
+            f"`{character}` in `{inside}` of `{rule.key}` {'occurs twice' if twice else 'matches no module'}",
             rule.span,
-            f"take it out of the set{'; a set has no commas and no blanks' if character in ', ' else ''}",
+            f"remove it from the set{'; a set has no commas and no blanks' if character in ', ' else ''}",
         )
 
 
@@ -214,11 +214,11 @@ def _report_losers(state: Compilation, beaten_by: dict[int, Rule]) -> None:
             continue  # a plan that extends another replaces rules on purpose, and so do a preset and a command
         state.find(
             "shadowed-rule",
-            f"{_shown(rule)} never wins: later rules take every slot that it fills",
+            f"{_shown(rule)} has no effect: later rules fill all of its slots",
             rule.span,
-            "remove the rule, or put it behind the others",
+            "remove the rule, or move it below the other rules",
             severity="warning",
-            related=(Related(later.span, "this one wins"),),
+            related=(Related(later.span, "this rule takes effect instead"),),
         )
 
 

@@ -33,7 +33,12 @@ from parallelizer.styles.registry import FUNCTIONS
 from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.styles.target import Sharding, StyleError, Target
 
-AXES_OF_SLOT = {"params": TENSOR_AXES, "io": ("cp", *TENSOR_AXES), "attention": ("cp",)}
+AXES_OF_SLOT = {
+    "params": TENSOR_AXES,
+    "io": ("cp", *TENSOR_AXES),
+    "random": TENSOR_AXES,
+    "attention": ("cp",),
+}
 """The axes that styles of a slot may stand on."""
 
 
@@ -92,8 +97,8 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     if axis not in possible:
         raise StyleError(
             "unknown-axis",
-            f"{application.style} does not stand on {axis}",
-            f"it stands on {' or '.join(possible)}",
+            f"{application.style} does not use {axis}",
+            f"it uses {' or '.join(possible)}",
             "axis",
         )
     act: ParallelStyle | None = None

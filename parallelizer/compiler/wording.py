@@ -11,7 +11,7 @@ from parallelizer.language.plan import Flow, Placement
 from parallelizer.styles.conversions import Conversion
 
 SHARDED_LOSS = (
-    "`parallelizer.cross_entropy` and `F.cross_entropy` take sharded logits; for any other loss the plan gathers them: "
+    "`parallelizer.cross_entropy` and `F.cross_entropy` support sharded logits; for another loss gather them in the plan: "
     "`output: replicate` without `local: false`"
 )
 """What to do about a loss that does not run on DTensors."""

@@ -1,4 +1,4 @@
-"""Why Hydra could not compose a configuration, in the words of somebody who typed the command."""
+"""Why Hydra could not compose a configuration, in terms of the command that was typed."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _unexplained(error: Exception, text: str, attempt: Attempt) -> Diagnostic:
     cause = str(error.__cause__ or "").split("\n")
     reason = text.split("\n")[0] or cause[0] or type(error).__name__
     if isinstance(error, RecursionError):
-        reason = "a defaults list comes back to its own file"
+        reason = "a defaults list includes its own file"
     key = next((line.partition("full_key: ")[2] for line in cause if "full_key: " in line), "")
     message = f"the configuration cannot be composed: {reason}" + (f" (at {key})" if key else "")
     where = re.search(r"[Ii]n '([^']+)'", text)
     if where:
         span, help_text = _in_file(where[1], "", attempt), "correct the file's defaults list"
     else:
-        span, help_text = _blamed(attempt), "correct the override, or leave it out"
+        span, help_text = _blamed(attempt), "correct or remove the override"
     return Diagnostic("config-invalid", message, span, help_text)
 
 
@@ -119,11 +119,11 @@ def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     elsewhere = [f"{p}.{last}" if p else last for p, names in known.items() if last in names]
     meant, wrong = _respelled(key.split("."), known)
     if "@" in key:
-        help_text = f"leave out what follows the `@`: {key.partition('@')[0]}=<value>"
+        help_text = f"remove the text after the `@`: {key.partition('@')[0]}=<value>"
     elif parent.startswith(OPEN_MAPS) or not known:
         near = nearest(last, siblings, 1)
-        meant = f"did you mean {near[0]}? " if near else ""
-        help_text = f"{meant}to add it to an open map, write ++{override.lstrip('+')}"
+        added = f"to add a key to {parent or 'the configuration'}, write ++{override.lstrip('+')}"
+        help_text = f"did you mean {near[0]}?" if near else added
     elif not siblings:
         span = _part(span, key, wrong)
         help_text = f"did you mean {meant}?" if meant else f"{parent} has no keys"
@@ -190,7 +190,7 @@ def _sweep(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     override = match[1]
     key = override.partition("=")[0].lstrip("+")
     if key in RULES:
-        message, help_text = f"{key} takes one list", f"put all rules into it: {quoted_rules(key, '')}"
+        message, help_text = f"{key} takes one list", f"put all rules into this list: {quoted_rules(key, '')}"
     else:
         message = "several values for one key are a sweep"
         help_text = f"`python -m recipes.train -m {override}` runs each; a comma inside a value needs quotes"
@@ -199,14 +199,14 @@ def _sweep(match: re.Match[str], attempt: Attempt) -> Diagnostic:
 
 def _twice(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     override, span = _named(match[1], attempt)
-    message = f"{quoted(match[1])} is there already, and cannot be added a second time"
+    message = f"{quoted(match[1])} exists already and cannot be added again"
     return Diagnostic("unknown-key", message, span, f"write {override.lstrip('+')}")
 
 
 def _nothing_to_delete(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     _, span = _named(match[1].partition("=")[0], attempt)
     message = f"there is no {quoted(match[1])} to remove"
-    return Diagnostic("unknown-key", message, span, "leave the override out")
+    return Diagnostic("unknown-key", message, span, "remove the override")
 
 
 def _cannot_merge(match: re.Match[str], attempt: Attempt) -> Diagnostic:
@@ -215,15 +215,16 @@ def _cannot_merge(match: re.Match[str], attempt: Attempt) -> Diagnostic:
         message = f"{key} takes a list of rules"
         help_text = f"write each in quotes: {quoted_rules(key, '')}"
     else:
-        message = f"{key} takes another kind of value: a map, a list or a text"
-        help_text = "see what the configuration has there"
+        message = f"{key} takes a value of another type: a map, a list or a text"
+        help_text = "look at the value in the configuration"
     return Diagnostic("wrong-type", message, value_span(match[1]), help_text)
 
 
 def _wrong_kind(match: re.Match[str], attempt: Attempt) -> Diagnostic:
     """A preset that has a list where its base has a map, or a map where that has a list."""
     message = (
-        f"{match['where']} has a map, a list or a text where what it is merged into has another of these"
+        f"{match['where']} has a value of another type (a map, a list or a text) than the configuration that "
+        "it is merged into"
     )
     path = attempt.path(match["where"])
     node = _read_trusted(path) if path is not None else None
@@ -243,12 +244,12 @@ def _key_of_nothing(match: re.Match[str], attempt: Attempt) -> Diagnostic | None
     for path in (path for folder in attempt.folders for path in sorted(folder.rglob("*.yaml"))):
         for key in _keys(_read_trusted(path)):
             if key.plain and key.text in ("", "~", "null"):
-                wrong = " (YAML takes what stands there for an anchor)" if key.text == "" else ""
+                wrong = " (YAML reads it as an anchor)" if key.text == "" else ""
                 return Diagnostic(
                     "yaml-retyped",
                     message + wrong,
                     key.span,
-                    "put a key in quotes that YAML takes for nothing",
+                    "put a key in quotes if YAML reads it as null",
                 )
     return None
 

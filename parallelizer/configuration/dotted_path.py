@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from parallelizer.diagnostics.diagnostic import quoted
@@ -13,7 +14,7 @@ from parallelizer.diagnostics.nearest import nearest
 def function_at(path: str) -> Callable[..., Any]:
     """What a path such as `my_package.losses.mine` names. Its module is imported.
 
-    Raises ValueError, in words for whoever wrote the path, when there is no such thing or it cannot be called;
+    Raises ValueError, with a message about the path, if it does not exist or cannot be called;
     and what an import raises that fails for another reason than that the module is not there.
     """
     found = object_at(path)
@@ -27,12 +28,13 @@ def object_at(path: str) -> Any:
     """As `function_at`, for anything."""
     names = path.split(".")
     if not all(name.isidentifier() for name in names):
-        raise ValueError(f"{quoted(path)} is no dotted path")
+        raise ValueError(f"{quoted(path)} is not a dotted path")
     found: Any = None
     module = ""
     for at, name in enumerate(names):
         below = f"{module}.{name}" if module else name
-        if at and hasattr(found, name):
+        # A package that is imported already may have modules that are not.
+        if at and hasattr(found, name) and not isinstance(getattr(found, name), ModuleType):
             return _attribute(found, names[at:], module)
         try:
             found = importlib.import_module(below)

@@ -1,6 +1,6 @@
 """What a configuration may come to before anything is built from it: values, depth, bytes.
 
-Presets and overrides are trusted, but not to be harmless by accident or by somebody else's joke: 287 bytes of
+Presets and overrides are trusted, but they can be harmful by accident or on purpose: 287 bytes of
 YAML aliases keep OmegaConf busy for a minute, 24 interpolations that each name the next one twice are millions
 of values, and deep brackets end in a RecursionError. So files and overrides are measured before Hydra reads
 them, and interpolations before OmegaConf fills them in. None of this builds what it measures.
@@ -58,7 +58,7 @@ def _measured(path: Path) -> str:
     except PlanError as error:
         if error.diagnostics[0].code == "yaml-limit":
             raise
-        return ""  # whoever asks for it will be told
+        return ""  # reported when it is used
     most = MAX_PRESET_NODES if path.parent.name == "parallel" else MAX_NODES
     found = measure(text, shown_path(path), most) if _may_be_too_much(text) else None
     if found is not None:

@@ -1,6 +1,6 @@
 """Dotted paths of before, which configurations, checkpoints and modules of users still name: the one table of them.
 
-What is now `parallelizer.training` lay in `recipes/` once, and whoever copied that names it. A finder imports such a module
+What is now `parallelizer.training` was in `recipes/` before, and copies of that name it. A finder imports such a module
 as the present one. It comes last: a file of that name in the user's own `recipes/` is found before.
 """
 

@@ -57,8 +57,8 @@ class Origins:
         written = self._written(key)
         return written[0].span if written is not None and written[0] is not None else None
 
-    def set_inside(self, key: str, without: Collection[str] = ()) -> list[Span]:
-        """The places of the values that overrides set inside of `key`, in their order.
+    def set_inside(self, key: str, without: Collection[str] = ()) -> dict[str, Span]:
+        """The places of the values that overrides set inside of `key`, by their keys, in their order.
 
         Left out are the keys `without` right below it, and what only chooses a file.
         """
@@ -68,7 +68,7 @@ class Origins:
             below = name.removeprefix(f"{key}.").partition(".")[0]
             if name.startswith(f"{key}.") and below not in without:
                 found[name] = _Overridden.whole(override).value
-        return list(found.values())
+        return found
 
     def written(self, key: str) -> Node | None:
         """What stands under `key` in the file that set it last; None for an override, and for what is in no file."""

@@ -29,13 +29,13 @@ def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Di
     """The diagnostic for an override that Hydra's grammar does not read."""
     name, equals, value = override.partition("=")
     if not equals:
-        help_text = "an override is key=value"
+        help_text = "write an override as key=value"
         if is_path(override):
-            alone = f"`validate --quick {shlex.quote(override)}` reads it alone"
-            help_text = f"a plan is checked against a model: {shlex.quote(f'plan={override}')} ({alone})"
+            alone = f"`validate --quick {shlex.quote(override)}` checks the file alone"
+            help_text = f"to check the plan with a model, write {shlex.quote(f'plan={override}')} ({alone})"
         elif any("rules=" in other for other in overrides):
             help_text = f"a rule's blanks need quotes: {quoted_rules('rules', 'layers.*: checkpoint')}"
-        message = f"{quoted(override)} is no override"
+        message = f"{quoted(override)} is not an override"
         return Diagnostic("override-syntax", message, override_span(override), help_text)
     if name.lstrip("+~") in RULES:
         message = "Hydra cannot read these rules without quotes"
@@ -43,7 +43,7 @@ def explain_override(override: str, reason: str, overrides: Sequence[str]) -> Di
     else:
         message = f"Hydra cannot read {quoted(value)}: {_plain(reason)}"
         if re.match(r"\s*\w+\s*\(", value):
-            message = f"Hydra reads {quoted(value)} as the call of a function"
+            message = f"Hydra reads {quoted(value)} as a function call"
         typed = shlex.quote(f'{name}="{value}"') if "'" in value else f"\"{name}='{value}'\""
         help_text = f"put it in quotes: {typed}"
     return Diagnostic("override-syntax", message, value_span(override), help_text)

@@ -52,17 +52,17 @@ def _with_rest(
     key, product = f"parallel.mesh.{axis}", math.prod(others.values())
     if len(rest) > 1:
         first = Related(reading.span(key), f"{axis} is -1 too")
-        message = f"{' and '.join(rest)} are both -1: what is left cannot be shared out"
+        message = f"{' and '.join(rest)} are both -1, so their sizes cannot be computed"
         where = reading.span(f"parallel.mesh.{rest[1]}")
-        reading.findings.error("mesh-rest-twice", message, where, "give all of them but one a size", [first])
-    elif world is None:
-        message = f"{axis}=-1 takes what is left, and it is not known how many ranks there are"
-        reading.error(
-            "mesh-rest-unknown", message, key, "add world_size=<number of ranks>, or give it a size"
+        reading.findings.error(
+            "mesh-rest-twice", message, where, "set the sizes of all of them but one", [first]
         )
+    elif world is None:
+        message = f"{axis}=-1 needs the number of ranks, which is not known"
+        reading.error("mesh-rest-unknown", message, key, "add world_size=<number of ranks>, or set its size")
     elif world % product:
-        message = f"{world} ranks do not divide by {product} ({_shown(others)}): nothing fits for {axis}=-1"
-        help_text = f"the other axes together may be {_divisors(world)}"
+        message = f"{world} ranks do not divide by {product} ({_shown(others)}): no size fits {axis}=-1"
+        help_text = f"the product of the other axes can be {_divisors(world)}"
         reading.error("world-size", message, key, help_text)
     else:
         return {**others, axis: world // product}
@@ -78,8 +78,8 @@ def _check_product(reading: Reading, sizes: Mapping[str, int], world: int) -> No
         for axis, size in sizes.items()
         if size > 1
     ]
-    message = f"the mesh has {product:,} ranks ({_shown(sizes)}), and world_size is {world:,}"
-    help_text = "one axis may be -1, which takes what the others leave: parallel.mesh.dp_shard=-1"
+    message = f"the mesh has {product:,} ranks ({_shown(sizes)}), but world_size is {world:,}"
+    help_text = "one axis can be -1, which stands for all remaining ranks: parallel.mesh.dp_shard=-1"
     reading.findings.error("world-size", message, reading.span("world_size"), help_text, related)
 
 

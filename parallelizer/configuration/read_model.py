@@ -12,7 +12,7 @@ from parallelizer.diagnostics.diagnostic import quoted
 if TYPE_CHECKING:
     from parallelizer.language.workload import Entry, Workload
 
-MODEL_HELP = "a model config says _target_ with its arguments, plan, batch and loss"
+MODEL_HELP = "a model config has _target_ with its arguments, plan, batch and loss"
 INITIALIZE = ("whole", "modules")
 """Who makes the values of a model: its constructor, or each module its own by `reset_parameters()`."""
 
@@ -33,7 +33,9 @@ def read_model(reading: Reading) -> dict[str, Any]:
             reading.error("model-build", f"the model config has no `{key}`", where, MODEL_HELP)
     if model.get("initialize") not in (None, *INITIALIZE):
         message = f"model.initialize is {quoted(str(model['initialize']))}"
-        help_text = "it is whole, modules, or null: whole where only the constructor can make the values"
+        help_text = (
+            "write whole, modules or null; whole is for models whose values only the constructor can make"
+        )
         reading.error("unknown-value", message, "model.initialize", help_text)
     read = {str(k): v for k, v in model.items()}
     for family in families():
@@ -70,15 +72,15 @@ def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
     shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))
     bounds, ignore, data = says.get("range", [0, 2]), says.get("ignore"), says.get("data")
     if not isinstance(shape, list) or not all(d in ("batch", "sequence") or is_whole(d) for d in shape):
-        key, wrong = "shape", "has no shape of the words batch and sequence, and numbers"
+        key, wrong = "shape", "needs a shape of the words batch and sequence, and of numbers"
     elif dtype not in DTYPES:
-        key, wrong = "dtype", f"has the dtype {quoted(dtype)}, which is none of {', '.join(DTYPES)}"
+        key, wrong = "dtype", f"has the dtype {quoted(dtype)}, which is not one of {', '.join(DTYPES)}"
     elif not _is_range(bounds):
-        key, wrong = "range", "has no range of two whole numbers, the first one below the second"
+        key, wrong = "range", "needs a range of two whole numbers, the first below the second"
     elif ignore is not None and not is_whole(ignore):
-        key, wrong = "ignore", "has an `ignore` that is no whole number"
+        key, wrong = "ignore", "has an `ignore` that is not a whole number"
     elif data is not None and not isinstance(data, str):
-        key, wrong = "data", "has a `data` that is no name of an entry of the data"
+        key, wrong = "data", "has a `data` that is not the name of an entry"
     else:
         return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore, data)
     here = f"model.batch.{name}"

@@ -36,12 +36,11 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def from_config(config: DictConfig, origins: Origins | None = None, *, planless: bool = False) -> Setup:
-    """Read a composed configuration; with `planless` no plan is read, and the setup's has no rules.
+    """Read a composed configuration. With `planless`, no plan is read, and the setup's plan has no rules.
 
-    Without `origins` they are those of the `@hydra.main` that runs, or else the shipped folder.
-
-    Raises PlanError with every mistake in it, plan files included. What `imports` names and `checks` name is imported; no
-    model is built.
+    Without `origins`, the origins of the running `@hydra.main` are used, or else the shipped folder. Raises
+    PlanError with all errors in the configuration and its plan files. The modules of `imports` and `checks`
+    are imported; no model is built.
     """
     old_paths.install()
     reading = Reading(config, origins or running_origins())
@@ -87,9 +86,9 @@ def from_config(config: DictConfig, origins: Origins | None = None, *, planless:
 def from_overrides(
     overrides: Sequence[str] = (), *, config_dir: str | None = None, config_name: str = "train"
 ) -> Setup:
-    """The setup that a command line asks for: `["model=mine", "parallel=tp2"]`, with `--config-dir` as `config_dir`.
+    """The setup for a command line: `["model=mine", "parallel=tp2"]`, with `--config-dir` as `config_dir`.
 
-    Raises PlanError with everything in it that is wrong.
+    Raises PlanError with all errors in it.
     """
     return from_config(*compose_config(list(overrides), config_dir, config_name))
 
@@ -104,7 +103,7 @@ def _check_size(reading: Reading) -> None:
     grown = grown_key(OmegaConf.to_container(reading.config, resolve=False))
     if grown is not None:
         key, reason = grown
-        message = f"{key} comes to {reason} with its interpolations filled in"
+        message = f"{key} has {reason} after its interpolations are resolved"
         raise PlanError([Diagnostic("yaml-limit", message, reading.span(key), "write the value itself")])
 
 
@@ -125,7 +124,7 @@ def _clip(reading: Reading) -> float | None:
 def _redistribute(reading: Reading) -> str:
     mode = reading.get("parallel.redistribute", REDISTRIBUTE[0])
     if mode not in REDISTRIBUTE:
-        message = f"there is no way to redistribute called {quoted(str(mode))}"
+        message = f"there is no redistribution method {quoted(str(mode))}"
         help_text = did_you_mean(str(mode), REDISTRIBUTE, "there are")
         reading.error("unknown-value", message, "parallel.redistribute", help_text)
     return str(mode)
@@ -149,11 +148,11 @@ def _import(reading: Reading) -> None:
     for index, name in enumerate(names if isinstance(names, list) else [names]):
         try:
             importlib.import_module(str(name))
-        except Exception as error:  # whatever somebody's module raises
+        except Exception as error:  # whatever a user's module raises
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = "" if isinstance(error, ModuleNotFoundError) else f" ({frame.filename}:{frame.lineno})"
             message = f"cannot import {name}: {type(error).__name__}: {error}{where}"
-            help_text = "it is looked for in the working directory and among what is installed"
+            help_text = "it is searched in the working directory and in the installed packages"
             span = reading.origins.span(f"imports.{index}") or reading.span("imports")
             raise PlanError([Diagnostic("import-failed", message, span, help_text)]) from None
 
@@ -170,8 +169,8 @@ def _check(reading: Reading) -> None:
             continue
         try:
             check = function_at(str(name))
-        except Exception as error:  # whatever the import of somebody's module raises
-            message = f"checks names {quoted(str(name))}, which is no function: {error}"
+        except Exception as error:  # whatever the import of a user's module raises
+            message = f"checks names {quoted(str(name))}, which is not a function: {error}"
             span = reading.origins.span(f"checks.{index}") or reading.span("checks")
             help_text = "name a function that takes a parallelizer.configuration.reading.Reading"
             reading.findings.error("check-not-found", message, span, help_text)

@@ -42,7 +42,7 @@ class Reading:
             return OmegaConf.to_container(value, resolve=resolve) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
             reason = str(error).split("\n")[0]
-            message = f"the value of {key} cannot be worked out: {reason}"
+            message = f"the value of {key} cannot be resolved: {reason}"
             self.error("interpolation", message, key, "write the value, or a key that exists")
             return None
 
@@ -76,9 +76,7 @@ class Reading:
         node = self.origins.written(key)
         if isinstance(node, Scalar) and node.plain and _RETYPED.fullmatch(node.text):
             message = f"YAML reads `{node.text}` as the number {value}"
-            self.findings.error(
-                "yaml-retyped", message, node.span, "write the digits of the number that is meant"
-            )
+            self.findings.error("yaml-retyped", message, node.span, "write the number in decimal digits")
 
 
 _RETYPED = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+)")

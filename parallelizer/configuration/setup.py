@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from parallelizer.configuration.argument_places import own_place, places
 from parallelizer.configuration.dotted_path import function_at
 from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, in_order
@@ -31,11 +32,13 @@ MODEL_KEYS = ("plan", "batch", "loss", "tiny", "initialize")
 
 @dataclass(frozen=True)
 class Setup:
-    """What a configuration asks for. `model` is the model's config, `loss_path` the dotted path of its loss.
+    """A configuration that was read. `model` is the model's config, `loss_path` the dotted path of its
+    loss.
 
-    `device_choice` is auto, cpu or cuda. `optim` and `hardware` are those configs in plain Python, `clip`
-    bounds the gradient norm. `warnings` are findings about the configuration that do not forbid the launch.
-    `max_unsharded` is the share of parameters that may lie whole on every rank without a rule that says so.
+    `device_choice` is auto, cpu or cuda. `optim` and `hardware` are these configs in plain Python, `clip`
+    bounds the gradient norm. `warnings` are findings about the configuration that do not prevent the
+    launch. `max_unsharded` is the largest share of parameters that may be whole on every rank without a
+    rule.
     """
 
     plan: Plan
@@ -69,8 +72,9 @@ class Setup:
         return self._built("meta")
 
     def whole_model(self, model: nn.Module) -> Callable[[], nn.Module] | None:
-        """What builds the model with its values, where only its constructor can make them, or `model.initialize` says so;
-        None where its modules fill themselves. `model` is what `build_model` gave.
+        """A function that builds the model with its values, if only its constructor can make them or
+        `model.initialize` asks for it; otherwise None, and modules initialize themselves. `model` is the
+        result of `build_model`.
         """
         from parallelizer.runtime.constructor_values import needs_whole
 
@@ -87,7 +91,7 @@ class Setup:
         try:
             with torch.device(device):
                 model = watched(lambda: instantiate(arguments, _convert_="all"))
-        except Exception as error:  # whatever the constructor of somebody's model raises
+        except Exception as error:  # whatever the constructor of a user's model raises
             raise self._model_error(error) from None
         if not isinstance(model, nn.Module):
             message = f"{arguments.get('_target_')} makes a {type(model).__name__}, not a torch.nn.Module"
@@ -100,15 +104,15 @@ class Setup:
         """The loss function. Raises PlanError when the path names none."""
         try:
             return function_at(self.loss_path)
-        except Exception as error:  # whatever the import of somebody's module raises
-            message = f"model.loss={self.loss_path} is no function: {_reason(error)}"
-            help_text = "name a function (output of the model, batch) -> loss"
+        except Exception as error:  # whatever the import of a user's module raises
+            message = f"model.loss={self.loss_path} is not a function: {_reason(error)}"
+            help_text = "name a function (output of the model, batch) -> (sum of losses, number of tokens)"
             raise self._error("model-build", message, "model.loss", help_text) from None
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The configured optimizer: `optim._target_` is a class of optimizers, which is given parameter groups and the
-        other keys, or a function of the model and the `optim` config. A fused AdamW where nothing is configured. Raises
-        PlanError when the path names neither.
+        """The configured optimizer. `optim._target_` is an optimizer class, which gets parameter groups and
+        the other keys, or a function of the model and the `optim` config. Without a configuration it is
+        a fused AdamW. Raises PlanError if the path is neither.
         """
         import torch
 
@@ -118,8 +122,8 @@ class Setup:
             return torch.optim.AdamW(model.parameters(), fused=True)
         try:
             build = function_at(self.optim["_target_"])
-        except Exception as error:  # whatever the import of somebody's module raises
-            message = f"optim._target_={self.optim['_target_']} is no function: {_reason(error)}"
+        except Exception as error:  # whatever the import of a user's module raises
+            message = f"optim._target_={self.optim['_target_']} is not a function: {_reason(error)}"
             help_text = "name a class of optimizers, or a function (model, optim config) -> optimizer"
             raise self._error("optim-invalid", message, "optim._target_", help_text) from None
         try:
@@ -129,7 +133,7 @@ class Setup:
             )
         except PlanError:
             raise
-        except Exception as error:  # whatever somebody's function raises
+        except Exception as error:  # whatever a user's function raises
             message = f"optim._target_={self.optim['_target_']} makes no optimizer: {_reason(error)}"
             help_text = (
                 "a function is called with the model and the optim config, a class with the keys of optim"
@@ -138,15 +142,13 @@ class Setup:
         return optimizer
 
     def recipe(self) -> Recipe:
-        """What a dry run of one step needs beside the program."""
+        """The inputs of a dry run of one step, in addition to the program."""
         from parallelizer.simulate.record.trace import Recipe
 
         return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
-        """Compile the plan for the model. Raises PlanError; with `force` only where no program can be
-        made.
-        """
+        """Compile the plan for the model. Raises PlanError; with `force`, only if no program can be made."""
         from parallelizer.compiler.compile import compile as compile_plan
         from parallelizer.runtime.constructor_values import told
 
@@ -170,8 +172,7 @@ class Setup:
 
     def _placed(self, found: Diagnostic) -> Diagnostic:
         """A finding with a place: what stands in no rule is about the model."""
-        span = found.span or self.origins.span("model._target_")
-        return dataclasses.replace(found, span=span)
+        return dataclasses.replace(found, span=found.span or own_place(self.origins))
 
     def _model_error(self, error: Exception) -> PlanError:
         cause = error.__cause__ or error
@@ -179,39 +180,44 @@ class Setup:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(cause))
         missing = re.search(r"Missing mandatory value: (\w+)", str(cause))
         if unknown and unknown[1] in self.model:
-            key, help_text = f"model.{unknown[1]}", "remove it, or correct its name"
-            message = f"{target} takes no argument {unknown[1]!r}"
-        elif missing:
+            message, help_text = (
+                f"{target} takes no argument {unknown[1]!r}",
+                "remove the argument, or correct its name",
+            )
+            key = f"model.{unknown[1]}"
+            span = self.origins.key_span(key) or self.origins.span(key)
+            return PlanError([Diagnostic("model-build", message, span, help_text)])
+        if missing:
             key, help_text = f"model.{missing[1]}", "give it one"
             message = f"{key} has no value"
-        else:
-            return self._not_built(_reason(cause) + _place_in(cause))
-        return self._error("model-build", message, key, help_text)
+            return self._error("model-build", message, key, help_text)
+        return self._not_built(_reason(cause) + _place_in(cause))
 
     def _not_built(self, reason: str) -> PlanError:
-        """A model whose constructor fails: the arguments of the command line are likelier at fault than its config."""
+        """A model whose constructor fails: at an argument that the reason names, or else one of the command line."""
         target = self.model.get("_target_")
         no_class = re.match(r"Error (loading|locating) ", reason)
         if no_class:
             try:
                 function_at(str(target))
-            except ValueError as error:  # in words for whoever wrote the path
+            except ValueError as error:  # a message about the path
                 reason = str(error)
-            except Exception:  # whatever the import of somebody's module raises: Hydra has told it
+            except Exception:  # whatever the import of a user's module raises: Hydra's message has it
                 pass
-        given = [] if no_class else self.origins.set_inside("model", MODEL_KEYS)
-        span = given[0] if given else self.origins.span("model._target_")
-        others = tuple(Related(other, "and this is set here") for other in given[1:])
+        span, others = places(self.origins, self.model, reason, MODEL_KEYS)
+        if no_class:
+            span, others = self.origins.span("model._target_"), ()
+        related = tuple(Related(other, "this is set here too") for other in others)
         help_text = f"check model._target_={target} and its arguments"
         message = f"the model cannot be built: {reason}"
-        return PlanError([Diagnostic("model-build", message, span, help_text, related=others)])
+        return PlanError([Diagnostic("model-build", message, span, help_text, related=related)])
 
     def _error(self, code: str, message: str, key: str, help_text: str) -> PlanError:
         return PlanError([Diagnostic(code, message, self.origins.span(key), help_text)])
 
 
 def _place_in(error: BaseException) -> str:
-    """` (file:line)` of somebody's code that an exception came from; nothing where it is none's."""
+    """` (file:line)` of the user's code that an exception came from; empty if it came from none."""
     ours = (
         str(ROOT),
         os.path.join("site-packages", "hydra"),

@@ -6,14 +6,14 @@ assert not [found for found in pz.validate(setup) if found.severity == "error"]
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from parallelizer.configuration.argument_places import own_place
 from parallelizer.configuration.setup import MODEL_KEYS, Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
@@ -36,20 +36,21 @@ def validate(
     loss: Loss | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
 ) -> tuple[Diagnostic, ...]:
-    """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
-    mesh, sorted by position.
+    """All findings of `parallelizer validate` for a setup, or for a model under a plan on a mesh: notes,
+    then warnings, then errors, each sorted by position.
 
-    A model is looked at as it is, on meta or not, and left so. `plan` is a plan, its name or its path, `mesh` has the sizes
-    of axes. `workload` lets batch, sequence and heads be checked; with `loss(output, batch)` too, one step is followed and
-    one is traced on a fake world, which needs no ranks and finds what no file can tell. The process forks for that: it must
-    have no process group. Raises ValueError for a model without a plan or a mesh.
+    The model may be on meta or not, and is unchanged. `plan` is a plan, its name or its path; `mesh` has
+    the sizes of axes. With a `workload`, batch, sequence and heads are checked as well. With `loss(output,
+    batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
+    shows. This forks the process, which must not have a process group. Raises ValueError for a model
+    without a plan or a mesh.
     """
     try:
         if isinstance(subject, Setup):
             model = subject.build_model()
             return validated(subject, subject.compile(model), model).found
         if plan is None or mesh is None:
-            raise ValueError("a model is validated under a plan, on a mesh: validate(model, plan, mesh)")
+            raise ValueError("validating a model needs a plan and a mesh: validate(model, plan, mesh)")
         plan = plan if isinstance(plan, Plan) else load_plan(str(plan))
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
         return _validate_model(subject, plan, mesh, workload, loss, defaults)
@@ -86,8 +87,9 @@ def validating(
 ) -> Iterator[Callable[[], Validation]]:
     """As `validated`, while the body of the `with` runs. The function that is yielded waits for the result."""
     from parallelizer.simulate import validate as simulated
+    from parallelizer.simulate.places import Places
 
-    recipe, wrong = None, tuple[Diagnostic, ...]()
+    recipe, wrong, origins = None, tuple[Diagnostic, ...](), setup.origins
     try:
         recipe = setup.recipe()
     except PlanError as error:
@@ -100,27 +102,16 @@ def validating(
         hardware=setup.hardware,
         nodes=nodes,
         optimizer=setup.optim,
-        optimizer_span=setup.origins.span("optim.fused") or setup.origins.span("optim"),
+        places=Places(
+            own_place(origins),
+            origins.span("model.loss"),
+            tuple(origins.set_inside("model", MODEL_KEYS).values()),
+            origins.span("optim.fused") or origins.span("optim"),
+        ),
         rank=rank,
         classes=classes,
     ) as finish:
-
-        def placed() -> Validation:
-            validation = finish()
-            found = tuple(_of_the_configuration(setup, one) for one in validation.found)
-            return dataclasses.replace(validation, found=found)
-
-        yield placed
-
-
-def _of_the_configuration(setup: Setup, found: Diagnostic) -> Diagnostic:
-    """A model that does not run, with what the command line gives it, and a place where no code of the user's is known."""
-    if found.code != "model-failed":
-        return found
-    given = setup.origins.set_inside("model", MODEL_KEYS)
-    related = found.related + tuple(Related(span, "this is set here") for span in given)
-    span = found.span or setup.origins.span("model._target_")
-    return dataclasses.replace(found, span=span, related=related)
+        yield finish
 
 
 def _validate_model(

@@ -17,6 +17,9 @@ LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 
 Severity = Literal["error", "warning", "note"]
 
+_SEVERITIES = "note", "warning", "error"
+"""In the order in which findings are shown."""
+
 
 @dataclass(frozen=True, order=True)
 class Span:
@@ -44,7 +47,7 @@ class Related:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding. `code` is stable across releases; `message` names the problem; `help` says what to do."""
+    """One finding. `code` is stable across releases; `message` names the problem; `help` is the fix."""
 
     code: str
     message: str
@@ -54,7 +57,7 @@ class Diagnostic:
     related: tuple[Related, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The finding in the documented JSON form; `span` is null for what has no place in a file."""
+        """The finding in the documented JSON form; `span` is null for a finding without a place in a file."""
         return {
             "code": self.code,
             "severity": self.severity,
@@ -90,7 +93,7 @@ class Findings:
 
 
 class PlanError(Exception):
-    """What a user wrote is wrong. Carries every diagnostic that was found, sorted by position."""
+    """The errors in what a user wrote, with every other finding, in the order of `in_order`."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics: tuple[Diagnostic, ...] = in_order(diagnostics)
@@ -101,9 +104,16 @@ class PlanError(Exception):
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Sorted by file and position, those without a place first; duplicates dropped."""
+    """Notes, then warnings, then errors: in a terminal the errors are next to the summary and the prompt. Within each, sorted
+    by file and position, those without a place first. Duplicates are dropped.
+    """
     unique = dict.fromkeys(diagnostics)
-    return tuple(sorted(unique, key=lambda d: (d.span or Span("", 0, 0, 0), d.code, d.message)))
+    return tuple(
+        sorted(
+            unique,
+            key=lambda d: (_SEVERITIES.index(d.severity), d.span or Span("", 0, 0, 0), d.code, d.message),
+        )
+    )
 
 
 def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:

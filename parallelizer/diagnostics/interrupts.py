@@ -1,4 +1,4 @@
-"""Ends that are nobody's mistake: Ctrl-C while a command imports what it needs, and a reader who has gone.
+"""Ends that are not errors: Ctrl-C while a command imports its modules, and a closed pipe.
 
 Of Ctrl-C: no command's own handling is in place yet then, and code that is being imported may turn the exception
 into another. Imports nothing that takes time.
@@ -12,13 +12,13 @@ import sys
 import threading
 
 READER_GONE = 128 + 13
-"""The exit status of what writes into a pipe that nobody reads any more, as a shell reports SIGPIPE."""
+"""The exit status of a process that writes into a closed pipe, as a shell reports SIGPIPE."""
 
 
 def end_at_once() -> None:
     """Until `raise_again`: Ctrl-C ends the process with exit status 130.
 
-    Does nothing where somebody else handles the signal, or where it is ignored.
+    Does nothing if other code handles the signal, or if it is ignored.
     """
     if _is_ours_to_set(signal.default_int_handler):
         signal.signal(signal.SIGINT, _end)
@@ -31,7 +31,7 @@ def raise_again() -> None:
 
 
 def reader_gone() -> int:
-    """After BrokenPipeError (`| head`): nobody is left to tell, so what is still to be written goes nowhere.
+    """After BrokenPipeError (`| head`): the reader has gone, so the remaining output is discarded.
 
     Returns the exit status.
     """

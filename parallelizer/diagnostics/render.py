@@ -21,7 +21,7 @@ _COLORS = {"error": "31", "warning": "33", "note": "36", "frame": "34"}
 
 
 def write(diagnostics: Iterable[Diagnostic], stream: TextIO, *, summary: bool = True) -> None:
-    """Print diagnostics in order of position, with colour on a terminal only, and a line that counts them."""
+    """Print diagnostics, errors last, and a line that counts them. Colour is used on a terminal only."""
     ordered = in_order(diagnostics)
     color = stream.isatty()
     width = width_of_terminal()

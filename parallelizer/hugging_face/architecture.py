@@ -20,7 +20,7 @@ LANGUAGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM")
 
 LOSS = "parallelizer.losses.cross_entropy"
 
-NOTHING = "no model of transformers is chosen: it needs a name, or a config with a model_type"
+NOTHING = "the model config chooses no transformers model: it needs a name, or a config with a model_type"
 CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
 WRITE = (
     "`python -m parallelizer import-plan model=hf ...` makes one of transformers' own plan, `init` proposes one; then set "
@@ -87,7 +87,7 @@ def why_no_plan(model: Mapping[str, Any]) -> NoPlan | None:
         return NoPlan("model-build", NOTHING, CHOOSE, where)
     wrong = _unknown(kind)
     if wrong is not None:
-        return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config")
+        return NoPlan("model-build", wrong[0], wrong[1], "model.name" if name else "model.config.model_type")
     return NoPlan(
         "plan-not-found", f"no plan is shipped for model_type {kind!r} of transformers", WRITE, "plan"
     )

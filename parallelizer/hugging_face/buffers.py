@@ -62,7 +62,7 @@ def _empty(like: torch.Tensor) -> torch.Tensor:
 def _check_filled(module: nn.Module, name: str, full: str) -> None:
     buffer = module.get_buffer(name)
     if buffer.is_floating_point() and buffer.isnan().any():
-        message = f"transformers does not compute the buffer {full}, and the checkpoint has none"
+        message = f"transformers does not compute the buffer {full}, and the checkpoint does not contain it"
         raise PlanError([Diagnostic("weights-missing", message, None, "save it with the model")])
 
 

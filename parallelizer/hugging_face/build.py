@@ -76,9 +76,9 @@ def _build(
     if cls._model_mapping.get(type(built), None) is None:
         kind = getattr(built, "model_type", type(built).__name__)
         other = next((name for name in CLASSES if _has(transformers, name, built)), None)
-        such = "" if other is None else f", as in model.auto={other}"
+        such = "" if other is None else f", for example {other}"
         raise ValueError(
-            f"transformers has no {auto} for model_type {kind!r}; another class is set by model.auto{such}"
+            f"transformers has no {auto} for model_type {kind!r}; set another class with model.auto{such}"
         )
     if built.architectures is None and isinstance(several := cls._model_mapping[type(built)], tuple):
         built.architectures = [several[0].__name__]  # without it transformers cannot choose
@@ -159,9 +159,7 @@ def _of_name(transformers: Any, name: str, settings: Mapping[str, Any]) -> Any:
         if folder.is_dir():
             raise ValueError(f"the config.json in {name} cannot be read: {_first_line(error)}") from None
         if here:
-            message = (
-                f"there is no folder {name}, and no copy of it here; the Hugging Face hub cannot be reached"
-            )
+            message = f"there is no folder {name}, no local copy of it exists, and the Hugging Face hub cannot be reached"
             raise ValueError(message) from None
         raise ValueError(f"there is no folder {name}, and the hub says: {_first_line(error)}") from None
 

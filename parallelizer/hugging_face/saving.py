@@ -55,13 +55,14 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 def save_pretrained(model: nn.Module, folder: str | Path, *, replace: bool = False) -> None:
     """Write a transformers model, parallel or not, as a folder that `from_pretrained` loads.
 
-    What was loaded from a folder is saved as it lay there: the same files, keys, layout and dtypes, with its other files
-    (configuration, tokenizer) copied; tensors of it that the model does not use are carried over. Another model is saved
-    under transformers' own keys in files of up to 5 GB, in the dtype of its parameters, with its configuration.
+    A model that was loaded from a folder is saved in the same form: the same files, keys, layout and
+    dtypes, with copies of its other files (configuration, tokenizer) and of tensors that the model does not
+    use. Another model is saved under transformers' own keys in files of up to 5 GB, in the dtype of its
+    parameters, with its configuration.
 
-    With `replace`, a folder of that name in which a model lies is replaced once the new one is whole.
-    Collective where ranks are initialised. Raises PlanError on every rank, with nothing left behind and what was there
-    untouched, when the folder is there already or cannot be written.
+    With `replace`, an existing folder that contains a model is replaced when the new one is complete.
+    Collective if ranks are initialised. Raises PlanError on every rank if the folder exists already or
+    cannot be written; no new files are left, and existing ones are unchanged.
     """
     target = Path(folder)
     restore_buffers(model)
@@ -126,7 +127,7 @@ def _check_target(target: Path, replace: bool) -> None:
     """Raises PlanError when nothing can be saved under this name."""
     is_model_folder = (target / "config.json").is_file() and not target.is_symlink()
     if (target.exists() or target.is_symlink()) and not (replace and is_model_folder):
-        raise _unwritable(target, "it is there already", "name a new folder, or remove this one")
+        raise _unwritable(target, "it exists already", "name a new folder, or remove this one")
     parent = next(p for p in target.absolute().parents if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise _unwritable(target, f"{parent} cannot be written to", "name another folder")

@@ -44,14 +44,16 @@ class Pretrained:
 
 
 def load_pretrained(model: nn.Module, folder: str | Path, *, device: str | torch.device) -> nn.Module:
-    """Allocate a meta model's local shards on `device` and fill them from a folder of safetensors. Returns the model.
+    """Allocate a meta model's local shards on `device` and fill them from a folder of safetensors. Returns
+    the model.
 
-    In place of `materialize`, for a transformers model, parallel or not. Parameters keep the dtype that the model was
-    built with: a bfloat16 checkpoint is read into float32 masters exactly. What no checkpoint holds, such as rotary
-    frequencies, is computed as transformers does.
+    It replaces `materialize` for a transformers model, parallel or not. Parameters keep the dtype of the
+    model: a bfloat16 checkpoint is read into float32 masters exactly. Values that checkpoints do not
+    contain, such as rotary frequencies, are computed by transformers' rules.
 
-    Collective where ranks are initialised. Raises PlanError on every rank when anything is wrong with the folder on
-    any of them: with the model still on meta when the headers tell, otherwise with values that must not be used.
+    Collective if ranks are initialised. Raises PlanError on every rank if the folder is wrong on any of
+    them: with the model still on meta if the headers show the error, otherwise with values that must not be
+    used.
     """
     pretrained = together(lambda: look_up(model_tensors(model), folder))
     allocate(model, device)

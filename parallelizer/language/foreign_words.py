@@ -51,7 +51,7 @@ _PLACEMENT = re.compile(
 
 
 def style(word: str) -> str | None:
-    """What a plan calls a style that somebody else calls so, however it is imported."""
+    """The name in a plan for a style that has this name in another package, however it is imported."""
     return STYLES.get(word.rpartition(".")[2].removesuffix("()"))
 
 

@@ -201,7 +201,7 @@ def _expand(text: str) -> list[_Pieces]:
         elif char == "}":
             if not outer:
                 raise GlobError(
-                    "this `}` closes nothing", at, 1, "open it with `{`, or write `[}]` for the character"
+                    "this `}` has no opening `{`", at, 1, "open it with `{`, or write `[}]` for the character"
                 )
             group.comma(end)
             if group.commas == 1:
@@ -215,7 +215,7 @@ def _expand(text: str) -> list[_Pieces]:
             group.extend([((text[at:end], at),)], at, end)
         elif char == "]":
             raise GlobError(
-                "this `]` closes nothing", at, 1, "open it with `[`, or write `[]]` for the character"
+                "this `]` has no opening `[`", at, 1, "open it with `[`, or write `[]]` for the character"
             )
         elif char == "\\":
             raise GlobError(
@@ -268,7 +268,7 @@ def _check_count(count: int, start: int, end: int) -> None:
 def _no_alternatives(text: str, start: int, end: int) -> GlobError:
     body = text[start:end]
     if ".." in body:
-        advice = "a range is of whole numbers, `{0..31}` or `{0..30..2}`; letters are `[a-c]`"
+        advice = "a range takes whole numbers, as in `{0..31}` or `{0..30..2}`; for letters write `[a-c]`"
     else:
         advice = "write `{a,b}`, or leave the braces out; `[{]` is the character"
     return GlobError("these braces hold no alternatives", start, end - start, advice)
@@ -304,7 +304,7 @@ def _check_segments(pieces: _Pieces) -> None:
                 f"an empty segment in `{text}`",
                 _offset(pieces, min(start, len(text) - 1)),
                 1,
-                f"a range stands in braces of its own: `{{{numbers[0]}}}`"
+                f"a range needs its own braces: `{{{numbers[0]}}}`"
                 if numbers
                 else 'write one dot between segments and none at the ends; the root is `""`',
             )
@@ -317,7 +317,7 @@ def _check_segments(pieces: _Pieces) -> None:
                 f"`**` is only a part of the segment `{segment}`",
                 first,
                 last - first + 1,
-                "write `*` inside a segment, or give `**` one of its own: `**.name`",
+                "write `*` inside a segment, or write `**` as a segment of its own: `**.name`",
             )
         start += len(segment) + 1
 

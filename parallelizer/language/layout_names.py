@@ -30,7 +30,7 @@ def unused_layouts(plan: Plan) -> Iterator[Diagnostic]:
     for name, placement in plan.layouts.items():
         if name not in used:
             help_text = did_you_mean(name, sorted(str(n) for n in used), "the rules name")
-            message = f"no rule names the layout {quoted(name)}"
+            message = f"no rule uses the layout {quoted(name)}"
             yield Diagnostic("unknown-layout", message, placement.span, help_text, "warning")
 
 

@@ -27,9 +27,9 @@ _Chain = tuple[tuple[str, Span | None], ...]
 
 
 def load_plan(name: str | os.PathLike[str], folders: Sequence[str | Path] = ()) -> Plan:
-    """Read a plan by name (`plans/<name>.yaml` in `folders`, then in the shipped configuration) or by path.
+    """Read a plan by path or by name (`plans/<name>.yaml` in `folders`, then in the shipped configuration).
 
-    Raises PlanError with every mistake of form in it and in what it extends.
+    Raises PlanError with all syntax errors in the plan and in the plans that it extends.
     """
     return load(os.fspath(name), find_along([*(Path(f) for f in folders), config_folder()]))
 
@@ -133,12 +133,12 @@ def _check_inside(name: str, child: str, span: Span | None) -> None:
 def _check_link(name: str, path: str, child: str | None, span: Span | None) -> None:
     """Raise for a link to something else than a plan: a plan must not show what it was not given.
 
-    Whoever names a plan on the command line may use a link to any YAML file; a plan that extends another, only
+    The command line may name a link to any YAML file; a plan that extends another, only
     one that stays in the folders where plans are.
     """
     real = os.path.realpath(path)
     if path.endswith(PLAN_ENDINGS) and not real.endswith(PLAN_ENDINGS):
-        message = f"{quoted(name)} is a link to a file that is no YAML file"
+        message = f"{quoted(name)} is a link to a file that is not YAML"
         raise _error("file-unreadable", message, span, "name the plan itself")
     if child is None:
         return
@@ -167,11 +167,11 @@ def _check_chain(path: str, chain: _Chain) -> None:
         circle = chain[earlier[0] + 1 : -1]
         related = tuple(Related(s, "which is extended here") for _, s in circle if s is not None)
         message = f"{path} extends itself"
-        help_text = "remove one `extends` of the circle"
+        help_text = "remove one `extends` of the cycle"
         raise PlanError([Diagnostic("extends-cycle", message, span, help_text, related=related)])
     if len(children) > MAX_EXTENDS:
         message = f"plans extend one another more than {MAX_EXTENDS} deep"
-        raise _error("extends-depth", message, span, "let a plan extend one that is nearer to the end")
+        raise _error("extends-depth", message, span, "extend a plan that is later in the chain")
 
 
 def _error(code: str, message: str, span: Span | None, help_text: str) -> PlanError:

@@ -40,9 +40,7 @@ def boolean(node: Node, findings: Findings) -> bool:
     """`true` or `false`."""
     value = _truth(node)
     if value is None:
-        findings.error(
-            "wrong-type", f"{kind(node)} is neither true nor false", node.span, "write true or false"
-        )
+        findings.error("wrong-type", f"{kind(node)} is not true or false", node.span, "write true or false")
     return bool(value)
 
 
@@ -92,7 +90,7 @@ def _int(declared: OptionKind, node: Node, findings: Findings) -> int | None:
     number = whole_number(node)
     if number is None:
         help_text = "write digits, as in 1000000 or 1_000_000"
-        findings.error("wrong-type", f"{kind(node)} is no whole number", node.span, help_text)
+        findings.error("wrong-type", f"{kind(node)} is not a whole number", node.span, help_text)
     return number
 
 
@@ -100,7 +98,7 @@ def _bool_or_int(declared: OptionKind, node: Node, findings: Findings) -> bool |
     truth = _truth(node)
     value = whole_number(node) if truth is None else truth
     if value is None:
-        message = f"{kind(node)} is neither true, false nor a whole number"
+        message = f"{kind(node)} is not true, false or a whole number"
         findings.error("wrong-type", message, node.span, "write true, false, or a number of ranks")
     return value
 
@@ -110,7 +108,7 @@ def _bool_or_name(declared: OptionKind, node: Node, findings: Findings) -> bool 
     if truth is None and isinstance(node, Scalar) and _is_dotted(node.text):
         return node.text
     if truth is None:
-        message = f"{kind(node)} is neither true, false nor an attribute name"
+        message = f"{kind(node)} is not true, false or an attribute name"
         findings.error(
             "wrong-type", message, node.span, "write true, or a name as in config.num_key_value_heads"
         )
@@ -146,7 +144,7 @@ def _names(declared: OptionKind, node: Node, findings: Findings) -> tuple[str, .
             names.append(item.text)
         else:
             help_text = "write the names of attributes of the module, as in [num_heads] or [config.num_heads]"
-            findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
+            findings.error("wrong-type", f"{kind(item)} is not an attribute name", item.span, help_text)
     return tuple(names)
 
 
@@ -161,7 +159,7 @@ def _numbers(declared: OptionKind, node: Node, findings: Findings) -> tuple[str,
                 "write the names of attributes of the module, as in [num_heads] or [config.num_heads], "
                 'or sizes of arguments of its forward, as in ["x.shape[-1]"]'
             )
-            findings.error("wrong-type", f"{kind(item)} is no attribute name", item.span, help_text)
+            findings.error("wrong-type", f"{kind(item)} is not an attribute name", item.span, help_text)
     return tuple(names)
 
 
@@ -177,7 +175,7 @@ def _parts(declared: OptionKind, node: Node, findings: Findings) -> tuple[int | 
         elif isinstance(item, Scalar) and _is_dotted(item.text):
             parts.append(item.text)
         else:
-            message = f"{kind(item)} is neither a ratio nor an attribute name"
+            message = f"{kind(item)} is not a ratio or an attribute name"
             findings.error("wrong-type", message, item.span, help_text)
     return tuple(parts)
 
@@ -206,7 +204,7 @@ def _size(declared: OptionKind, node: Node, findings: Findings) -> int | str | N
         return number
     if isinstance(node, Scalar) and _is_dotted(node.text):
         return node.text
-    message = f"{kind(node)} is neither a positive number nor an attribute name"
+    message = f"{kind(node)} is not a positive number or an attribute name"
     findings.error("wrong-type", message, node.span, "as in 64 or qk_rope_head_dim")
     return None
 
@@ -218,7 +216,7 @@ def _placement(declared: OptionKind, node: Node, findings: Findings) -> Placemen
 def placement(node: Node, findings: Findings) -> Placement | None:
     """One placement; None with a diagnostic for anything else."""
     if not isinstance(node, Scalar):
-        message = f"one placement is wanted here, not {kind(node)}"
+        message = f"write one placement here, not {kind(node)}"
         findings.error("wrong-type", message, node.span, PLACEMENT_HELP)
         return None
     try:
@@ -248,7 +246,7 @@ def _input(declared: OptionKind, node: Node, findings: Findings) -> dict[str, Fl
         for key, _ in node:
             if not key.text.isidentifier():
                 help_text = "write the name that the parameter has in `def forward`"
-                findings.error("wrong-type", f"{kind(key)} is no parameter name", key.span, help_text)
+                findings.error("wrong-type", f"{kind(key)} is not a parameter name", key.span, help_text)
             else:
                 check_key(key, findings)
     return _flows(node, findings, output=False)
@@ -266,11 +264,11 @@ def _output(declared: OptionKind, node: Node, findings: Findings) -> dict[str, F
 def _flows(node: Node, findings: Findings, *, output: bool) -> dict[str, Flow]:
     entries = [(k.text, v) for k, v in node] if isinstance(node, MappingNode) else [("", node)]
     if not entries:
-        findings.error("wrong-type", "an empty map says nothing", node.span, PLACEMENT_HELP)
+        findings.error("wrong-type", "the map is empty", node.span, PLACEMENT_HELP)
     flows = {}
     for name, value in entries:
         if not isinstance(value, Scalar):
-            message = f"a placement, or two with an arrow between them, is wanted here, not {kind(value)}"
+            message = f"write one placement here, or two with an arrow between them, not {kind(value)}"
             findings.error("wrong-type", message, value.span, PLACEMENT_HELP)
             continue
         try:

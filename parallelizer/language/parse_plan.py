@@ -26,14 +26,14 @@ def parse_plan(node: MappingNode, parent: Plan, findings: Findings) -> Plan:
             findings.error("unknown-key", f"a plan has no key {quoted(key.text)}", key.span, help_text)
     version = node.get("version")
     if version is not None and not (isinstance(version, Scalar) and version.text == "1"):
-        message = f"{kind(version)} is no version of the plan language"
+        message = f"{kind(version)} is not a version of the plan language"
         help_text = "write `version: 1`"
         if (
             isinstance(version, Scalar)
             and version.text.lstrip("0") not in ("", "1")
             and version.text.isdecimal()
         ):
-            help_text = "a newer parallelizer may know it; this one reads `version: 1` alone"
+            help_text = "this parallelizer reads only `version: 1`; a newer one may read it"
         findings.error("plan-version", message, version.span, help_text)
     batch, model = _buffers(section(node, "buffers", findings), findings)
     return Plan(
@@ -55,7 +55,7 @@ def section(node: MappingNode, key: str, findings: Findings) -> MappingNode:
         help_text = "write `glob: style` lines below it, without dashes" if key == "rules" else None
         help_text = help_text or "write `key: value` lines below it"
         if isinstance(value, Scalar) and value.plain and ":" in value.text:
-            help_text = f"a blank follows the colon; {help_text}"
+            help_text = f"write a blank after the colon; {help_text}"
         findings.error("wrong-type", f"`{key}` takes a map, not {kind(value)}", value.span, help_text)
     return MappingNode((), node.span)
 
@@ -74,7 +74,7 @@ def parse_layouts(node: MappingNode, findings: Findings) -> dict[str, Placement]
         if placement is None:
             continue
         if placement.kind == "layout":
-            message = f"{quoted(str(placement))} is no placement"
+            message = f"{quoted(str(placement))} is not a placement"
             help_text = did_you_mean(
                 str(placement), ("replicate", "partial", "shard(0)", "shard(1)"), "write"
             )
@@ -133,13 +133,20 @@ def _detailed_buffer(key: Scalar, node: MappingNode, findings: Findings) -> Buff
         pad = options.integer(pad_node)
         if pad is None:
             message = f"`pad` takes a whole number, not {kind(pad_node)}"
-            findings.error("wrong-type", message, pad_node.span, "labels take what the loss ignores: -100")
+            findings.error(
+                "wrong-type", message, pad_node.span, "labels take the value that the loss ignores: -100"
+            )
             return None
     documents = False
     if documents_node is not None:
         if not (isinstance(documents_node, Scalar) and documents_node.text in ("true", "false")):
             message = f"`documents` takes true or false, not {kind(documents_node)}"
-            findings.error("wrong-type", message, documents_node.span, "true: it numbers packed documents")
+            findings.error(
+                "wrong-type",
+                message,
+                documents_node.span,
+                "true means that the entry numbers packed documents",
+            )
             return None
         documents = documents_node.text == "true"
     return Buffer(key.text, key.span, dim=dim, pad=pad, documents=documents)

@@ -51,7 +51,7 @@ def parse_rule_item(node: Node, findings: Findings) -> tuple[Rule, ...]:
     if len(findings.items) == before:
         help_text = RULE_HELP
         if isinstance(node, Scalar) and ":" in node.text:
-            help_text = f"a blank follows the colon; {RULE_HELP}"
+            help_text = f"write a blank after the colon; {RULE_HELP}"
         findings.error("wrong-type", f"{kind(node)} is not a rule", node.span, help_text)
     return ()
 
@@ -92,8 +92,8 @@ def _is_data(text: Scalar, findings: Findings) -> bool:
 
 def _is_data_key(key: Scalar, findings: Findings) -> bool:
     if len(key.text) > 2 and key.text.startswith("_") and key.text.endswith("_"):
-        help_text = "a plan is data; a style of one's own is registered in Python, see `imports`"
-        findings.error("not-data", f"{quoted(key.text)} means nothing in a plan", key.span, help_text)
+        help_text = "a plan is data; register your own style in Python and name its module in `imports`"
+        findings.error("not-data", f"{quoted(key.text)} has no meaning in a plan", key.span, help_text)
         return False
     return _is_data(key, findings)
 
@@ -160,7 +160,7 @@ class _Body:
         else:
             for item in node.items:
                 if isinstance(item, SequenceNode):
-                    message = "a list stands inside the list of styles"
+                    message = "there is a list inside the list of styles"
                     self.findings.error(
                         "wrong-type", message, item.span, "write one list of all the rule's styles"
                     )
@@ -181,8 +181,10 @@ class _Body:
                 self._slot_twice(message, use.span, self.empties[slot[0]])
 
     def _slot_twice(self, message: str, span: Span, other: Span) -> None:
-        related = [Related(other, "the other stands here")]
-        self.findings.error("slot-twice", message, span, "one style per slot: keep one of the two", related)
+        related = [Related(other, "the other one")]
+        self.findings.error(
+            "slot-twice", message, span, "a slot takes one style: keep one of the two", related
+        )
 
     def _map(self, node: MappingNode) -> None:
         rest = []
@@ -196,9 +198,9 @@ class _Body:
             self._style(style, rest)
         elif style is not None and emptied is not None:
             help_text = "write a list: [{none: fsdp}, {style: colwise}]"
-            self.findings.error("wrong-type", "`style` and `none` stand in one map", node.span, help_text)
+            self.findings.error("wrong-type", "`style` and `none` are in one map", node.span, help_text)
         elif style is not None:
-            help_text = "write one style; several are a list of maps: [{style: colwise}, fsdp]"
+            help_text = "write one style, or a list of maps: [{style: colwise}, fsdp]"
             self.findings.error(
                 "wrong-type", f"`style` takes a name, not {kind(style)}", style.span, help_text
             )
@@ -261,14 +263,14 @@ class _Body:
                     options.parse(declared, value, self.findings), key.span, _key_spans(value)
                 )
         if name.text == "shard-params" and not {"params", "divide", "divide_groups"} & read.keys():
-            message = "shard-params does not say which parameters"
+            message = "shard-params names no parameters"
             self.findings.error("missing-option", message, name.span, "write params: {weight: shard(0)}")
         self.uses.append(StyleUse(name.text, read, name.span))
 
     def _unknown_style(self, name: Scalar) -> None:
         known = (*STYLES, "none")
         if name.yaml_type != "str":
-            message = f"the name of a style is wanted here, not {kind(name)}"
+            message = f"write the name of a style here, not {kind(name)}"
             self.findings.error(
                 "missing-style", message, name.span, did_you_mean(name.text, known, "the styles are")
             )
@@ -277,9 +279,7 @@ class _Body:
         if meant := foreign_words.style(name.text):
             help_text = f"a plan writes it `{meant}`"
         elif "." in name.text:
-            help_text = (
-                "a plan has no import paths: a style of one's own is registered in Python, see `imports`"
-            )
+            help_text = "a plan has no import paths: register your own style in Python and name its module in `imports`"
         self.findings.error("unknown-style", f"there is no style {quoted(name.text)}", name.span, help_text)
 
 

@@ -54,7 +54,7 @@ def parse_placement(text: str, place: Place | None = None, offset: int = 0) -> P
         return Placement("shard", int(match[1]), span=span)
     if is_layout_name(body):
         return Placement("layout", name=body, span=span)
-    message = f"{quoted(body)} is no placement" if body else "a placement is missing"
+    message = f"{quoted(body)} is not a placement" if body else "a placement is missing"
     raise PlacementError(message, start if body else offset, end if body else offset + max(len(text), 1))
 
 

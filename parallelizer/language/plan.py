@@ -36,7 +36,7 @@ DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 BATCH_AXES = ("dp_replicate", "dp_shard")
 """Axes over which the rows of the global batch are dealt out."""
 
-SLOTS = ("params", "io", "attention", "checkpoint", "compile", "fsdp")
+SLOTS = ("params", "io", "random", "attention", "checkpoint", "compile", "fsdp")
 """What a style can fill on a module, in the order of application. `io` is one slot per axis."""
 
 
@@ -137,8 +137,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Rules in order of precedence (later ones win), layouts by name, and the buffers that carry the
-    sequence.
+    """Rules in order of precedence (later rules win), layouts by name, and the buffers with a sequence
+    dimension.
     """
 
     name: str
@@ -164,11 +164,11 @@ class Plan:
         return self.balanced or (said[-1] if said else "auto")
 
     def with_rules(self, rules: tuple[Rule, ...]) -> Plan:
-        """This plan with more rules behind its own, so that they win."""
+        """This plan with more rules after its own, which take precedence."""
         return replace(self, rules=self.rules + rules, added=self.added + len(rules))
 
     def with_layouts(self, layouts: Mapping[str, Placement]) -> Plan:
-        """This plan with some layouts set anew."""
+        """This plan with some layouts replaced."""
         return replace(self, layouts={**self.layouts, **layouts})
 
 
@@ -182,7 +182,7 @@ class StyleDefaults:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the axes, every axis of `AXES` present; `spans` tells where a size was set."""
+    """The sizes of all axes of `AXES`. `spans` contains the places where sizes were set."""
 
     sizes: Mapping[str, int]
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False)

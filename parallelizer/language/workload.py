@@ -28,11 +28,11 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and for whole
-    numbers their range.
+    """One batch entry: its shape in the words `batch` and `sequence` or numbers, its dtype, and the range
+    of whole numbers.
 
-    `ignore` is the value that takes a token out of the loss, where the entry has one. `data` is what the data calls the
-    entry, where that is not the model's name for it.
+    `ignore` is the label value that the loss ignores, if there is one. `data` is the data's name for the
+    entry, if it differs from the model's.
     """
 
     shape: tuple[str | int, ...]
@@ -42,7 +42,7 @@ class Entry:
     data: str | None = None
 
     def sequence_dim(self) -> int | None:
-        """The dimension that counts tokens, or None."""
+        """The sequence dimension, or None."""
         return self.shape.index("sequence") if "sequence" in self.shape else None
 
 
@@ -50,7 +50,7 @@ class Entry:
 class Workload:
     """The global batch of one step: `batch_size` sequences of `seq_len` tokens in `accumulate` parts.
 
-    `spans` says where a size was set, by the keys `batch_size`, `seq_len` and `accumulate`.
+    `spans` has the places where the sizes were set, under `batch_size`, `seq_len` and `accumulate`.
     """
 
     entries: Mapping[str, Entry]
@@ -60,15 +60,15 @@ class Workload:
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
 
     def has_sequence(self) -> bool:
-        """Whether any entry counts tokens; true where nothing is said of entries."""
+        """Whether any entry has a sequence dimension; True if there are no entries."""
         return not self.entries or any(entry.sequence_dim() is not None for entry in self.entries.values())
 
     def name_of(self, data: str) -> str:
-        """The model's name for what the data calls `data`."""
+        """The model's name for the data's entry `data`."""
         return next((name for name, entry in self.entries.items() if entry.data == data), data)
 
     def renamed(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A batch of the data's entries, by the names that the model has for them."""
+        """A batch of the data's entries, under the model's names."""
         return {self.name_of(name): tensor for name, tensor in batch.items()}
 
     def example(

@@ -1,4 +1,4 @@
-"""PyYAML's errors in the words of somebody who writes plans, at the place where the mistake was made.
+"""PyYAML's errors in the terms of the plan language, at the place of the mistake.
 
 YAML gives `*`, `&`, `!`, `[`, `{` at the beginning of a text meanings of its own, and globs begin with them:
 most of what goes wrong is a missing pair of quotes.
@@ -60,11 +60,11 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         return (tag if is_tag(word_at(text, began)) else unquoted)(began, text, span_of)
     if here == "\t" or "\t" in line[: _indent(text, mark.line)]:
         tab = Position(mark.line, line.index("\t"))
-        return finding("yaml-syntax", "a tab stands where YAML wants blanks", tab, "indent with blanks")
+        return finding("yaml-syntax", "there is a tab where YAML needs blanks", tab, "indent with blanks")
     if here in _READ_AS and "cannot start any token" in problem:
         return unquoted(mark, text, span_of)
     if line[: mark.column + 1].endswith("${"):
-        help_text = "a plan has none: write the value itself; elsewhere put it in quotes"
+        help_text = "plans have no interpolations: write the value itself; in other files put it in quotes"
         message, dollar = (
             "YAML cannot read an interpolation without quotes",
             Position(mark.line, mark.column - 1),
@@ -73,21 +73,24 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             "interpolation", message, dollar, help_text, line.find("}", mark.column) + 1 - dollar.column
         )
     if here and here in "]}" and "flow" not in context:
-        return finding("yaml-syntax", f"this `{here}` closes nothing", mark, "remove it")
+        return finding("yaml-syntax", f"this `{here}` has no opening bracket", mark, "remove it")
     if bracket := _bracket_before(line, mark):
         return unquoted(bracket, text, span_of)
     if "quoted scalar" in context:
         if "escape" in problem:
             return finding(
-                "yaml-syntax", f"`\\{here}` is no escape of YAML's", mark, "write the text in single quotes"
+                "yaml-syntax",
+                f"`\\{here}` is not an escape sequence of YAML",
+                mark,
+                "write the text in single quotes",
             )
         return finding("yaml-syntax", "this quote is never closed", began, "close it in the same line")
     if "mapping values are not allowed" in problem:
         # Without a colon of its own before, the line was read as the continuation of the text above it.
         above = None if re.search(r":\s", line[: mark.column]) else _line_above(text, mark.line)
         if above is None:
-            help_text = "one key to a line; put a text that holds `: ` in quotes"
-            return finding("yaml-syntax", "a second `:` stands in this line", mark, help_text)
+            help_text = "write one key in each line; put a text that contains `: ` in quotes"
+            return finding("yaml-syntax", "there is a second `:` in this line", mark, help_text)
         if re.search(r":(\s|$)", _line(text, Position(above, 0))):
             start, help_text = Position(mark.line, _indent(text, mark.line)), "begin it in the same column"
             return finding(
@@ -106,7 +109,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
             help_text = "close it; a glob that begins with it needs quotes"
             return finding("yaml-syntax", f"this `{opening}` is never closed", began, help_text)
         closing = {"{": "}", "[": "]"}[opening]
-        help_text = "put it here, or put a text that holds `: ` in quotes"
+        help_text = "put it here, or put a text that contains `: ` in quotes"
         return finding("yaml-syntax", f"a `,` or the closing `{closing}` is missing here", mark, help_text)
     if here == ":" and not line[: mark.column].strip():
         return finding("yaml-retyped", "there is no key before the colon", mark, '"" is the root module')
@@ -120,7 +123,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
     if "duplicate key" in problem:
         key = problem.rpartition(" ")[2]
         return finding(
-            "duplicate-key", f"the key {quoted(key)} stands twice", mark, "keep one of the two", len(key)
+            "duplicate-key", f"the key {quoted(key)} occurs twice", mark, "keep one of the two", len(key)
         )
     if "constructor for the tag" in problem:
         written = word_at(text, mark)
@@ -129,7 +132,7 @@ def explain(error: yaml.MarkedYAMLError, text: str, span_of: SpanOf) -> Diagnost
         )
     if "unhashable key" in problem:
         return finding("yaml-syntax", "this key is a list or a map", mark, "a key is text: put it in quotes")
-    return finding("yaml-syntax", problem, mark, "put a text with characters that YAML uses itself in quotes")
+    return finding("yaml-syntax", problem, mark, "put a text with YAML's own characters in quotes")
 
 
 _TAG = re.compile(r"!(<|[\w-]*!)")

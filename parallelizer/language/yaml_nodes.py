@@ -267,14 +267,14 @@ def _refuse_question_mark(key: Any, text: str, place: Place) -> None:
         at = Position(start.line, len(before) - 1)
         help_text = "leave it out, or put a text that begins with `?` in quotes"
         raise _error(
-            "yaml-syntax", "YAML takes this `?` for the beginning of a key", place.span(at, 1), help_text
+            "yaml-syntax", "YAML reads this `?` as the beginning of a key", place.span(at, 1), help_text
         )
 
 
 def _refuse_twice(key: Scalar, entries: Mapping[str, tuple[Scalar, Node]]) -> None:
     if key.text in entries:
         first = Related(entries[key.text][0].span, "it was first written here")
-        message = f"the key {quoted(key.text)} stands twice"
+        message = f"the key {quoted(key.text)} occurs twice"
         raise PlanError(
             [Diagnostic("duplicate-key", message, key.span, "keep one of the two", related=(first,))]
         )

@@ -78,6 +78,7 @@ def judge(
     mesh: Mesh,
     tokens: int,
     dtype: torch.dtype,
+    loud: float = 1.0,
 ) -> ProofVerdict:
     """Compare the ranks' run with the reference under the rule error <= c * eps * sqrt(n).
 
@@ -85,8 +86,10 @@ def judge(
     width it came through. c is the largest constant that the run in another order of summation needed up to
     the first update, at least 1, times `MARGIN`. Behind an update the bound is as much wider as the run with
     nudged gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
-    rounding where the gradient is small. Initial values and buffers are no sums: they must be equal. Whole
-    parameters are rank 0's, and their bits are looked at on every rank.
+    rounding where the gradient is small. It is wider by loud**4 too, where values are multiplied by `loud`
+    behind the first update: attention multiplies two of them, an exponential makes much of their rounding.
+    Initial values and buffers are no sums: they must be equal. Whole parameters are rank 0's, and their
+    bits are looked at on every rank.
 
     Raises PlanError when the run in another order of summation is no such thing: nothing is proven by bounds
     that everything keeps.
@@ -107,7 +110,15 @@ def judge(
     }
     differences = [
         Difference(
-            what, name, step, error, constant * eps * math.sqrt(n) * growth.get((what, name, step), 1.0)
+            what,
+            name,
+            step,
+            error,
+            constant
+            * eps
+            * math.sqrt(n)
+            * growth.get((what, name, step), 1.0)
+            * (loud**4 if _after_update(what, step) else 1.0),
         )
         for what, name, step, error, n in _sums(ranks, reference, mesh, tokens, dtype)
     ]

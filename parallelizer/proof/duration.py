@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 
-from parallelizer.configuration.setup import Setup
 from parallelizer.proof.prove import MAX_RANKS
+from parallelizer.proof.subject import Subject
 from parallelizer.simulate.record.flops import step_flops
-from parallelizer.styles.application import Program
 
 RUNS = 20
 """Steps' worth of floating-point operations that a proof computes: three unsharded runs and the ranks, a few steps each."""
@@ -20,23 +19,26 @@ START, RANK = 3.0, 2.0
 """Seconds until a proof's processes compute, and what each rank adds to them on a core."""
 
 
-def why_not_within(seconds: float, small: Setup) -> str | None:
+def why_not_within(seconds: float, small: Subject, *, force: bool = False) -> str | None:
     """Why the proof of a tiny form is not known to take less than so many seconds; None where it is. Raises PlanError where
-    the plan is refused for the tiny form.
+    the plan is refused for the tiny form, unless `force`.
     """
     if small.mesh.world_size > MAX_RANKS:
         return f"its proof takes {small.mesh.world_size} ranks"
-    expected = expected_seconds(small, small.compile(small.build_model()))
+    expected = expected_seconds(small, force=force)
     if expected is None:
         return "how long its proof takes is not known"
     return f"its proof should take about {expected / 60:.0f} min" if expected >= seconds else None
 
 
-def expected_seconds(small: Setup, program: Program) -> float | None:
+def expected_seconds(small: Subject, *, force: bool = False) -> float | None:
     """Seconds that the proof of a tiny form should take on this machine, by the operations of its step; None where they
-    cannot be counted.
+    cannot be counted. Raises PlanError where the plan is refused for the tiny form.
     """
-    flops = step_flops(program, small.build_model(), small.workload, small.loss())
+    if small.workload is None:
+        return None
+    model = small.build()
+    flops = step_flops(small.compile(model, force=force), model, small.workload, small.loss)
     if flops is None:
         return None
     cores = min(os.cpu_count() or 1, small.mesh.world_size)

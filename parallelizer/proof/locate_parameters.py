@@ -37,7 +37,7 @@ def initial_values(case: Comparison) -> Iterator[Divergence]:
             name,
             "initialization",
             axis,
-            f"the initial value of {name} is another on rank {b} than on rank {a}, which holds a copy",
+            f"the initial value of {name} differs between rank {b} and rank {a}, which hold copies",
         )
 
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer.language.plan import Plan
 from parallelizer.mesh import batch_rank, build_mesh
+from parallelizer.proof.decisions import Decisions
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
 from parallelizer.proof.subject import Subject
@@ -58,30 +59,50 @@ class Observation:
     bits: list[dict[str, str]] = field(default_factory=list)
     by_batch: bool = False
     """Whether its tokens were dealt out as the batch says, or padded."""
+    one_sided: tuple[str, ...] = ()
+    """The decisions by values that took one side every time, where these were noted."""
 
 
 Modes = Sequence[TorchFunctionMode]
 
 
 def unsharded(
-    subject: Subject, seed: int, modes: Modes, dtype: torch.dtype, flip: bool = False, nudge: float = 0.0
+    subject: Subject,
+    seed: int,
+    modes: Modes,
+    dtype: torch.dtype,
+    flip: bool = False,
+    nudge: float = 0.0,
+    decisions: bool = False,
 ) -> Observation:
     """The run of one process.
 
     `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is
-    a relative error that the first step's gradients are given before the optimizer sees them.
+    a relative error that the first step's gradients are given before the optimizer sees them. With `decisions` what is
+    decided by values is noted.
     """
-    with _entered(modes), _default_dtype(dtype):
-        model = subject.build().to(dtype)
-        if _on_meta(model):
-            whole = subject.whole(model)
-            materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
-        return _observe(model, subject, seed, None, flip, nudge)
+    with _entered(modes), default_dtype(dtype):
+        model = filled(subject, seed, dtype)
+        if not decisions:
+            return _observe(model, subject, seed, None, flip, nudge)
+        with Decisions(__file__) as taken:
+            seen = _observe(model, subject, seed, None, flip, nudge)
+        seen.one_sided = taken.one_sided()
+        return seen
+
+
+def filled(subject: Subject, seed: int, dtype: torch.dtype) -> nn.Module:
+    """The whole model with its values, in this process."""
+    model = subject.build().to(dtype)
+    if _on_meta(model):
+        whole = subject.whole(model)
+        materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
+    return model
 
 
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
-    with _entered(modes), _default_dtype(dtype):
+    with _entered(modes), default_dtype(dtype):
         mesh = build_mesh(subject.mesh, "cpu")
         model = subject.build().to(dtype)
         meta, whole = _on_meta(model), subject.whole(model)
@@ -111,7 +132,7 @@ def _observe(
     seen.start = {n: whole_tensor(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
     for step in range(STEPS):
-        whole = subject.batch(seed + step)
+        whole = _louder(subject.batch(seed + step), subject.loud) if step else subject.batch(seed + step)
         if flip:
             whole = {k: v.flip(0) for k, v in whole.items()}
         parts = rank_parts(whole, subject.accumulate, subject.plan, mesh)
@@ -126,6 +147,10 @@ def _observe(
         )
         seen.parameters.append({n: whole_tensor(p, model, n) for n, p in params.items()})
         seen.bits.append(_digests(params))
+        if step == 0:
+            with torch.no_grad():
+                for param in params.values():
+                    param.mul_(subject.loud)
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
         batch = rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0]
@@ -140,6 +165,11 @@ def _observe(
     restore_buffers(model)
     seen.buffers = {n: local_part(b.detach()) for n, b in model.named_buffers()}
     return seen
+
+
+def _louder(batch: Mapping[str, torch.Tensor], factor: float) -> Tensors:
+    """The batch with its numbers that are no indices multiplied."""
+    return {k: v * factor if v.is_floating_point() else v for k, v in batch.items()}
 
 
 def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int) -> None:
@@ -157,7 +187,7 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int
             if norm <= least_norm(param.dtype, terms_of(param, tokens)) * whole:
                 norm = whole
             else:
-                # What is zero, an embedding of a token that nobody has, is zero in any order of summation.
+                # A zero, such as the embedding of an unused token, is zero in any order of summation.
                 noise *= param.grad != 0
             param.grad.add_(noise * (size * norm / max(1, param.numel()) ** 0.5))
         handle.remove()
@@ -238,7 +268,7 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
                 for a, c, p in zip(axes, coordinate, param.placements, strict=True)
                 if not isinstance(p, Replicate)
             ]
-        bits = hashlib.sha256(local.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        bits = hashlib.sha256(local.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
 
@@ -252,7 +282,7 @@ def _entered(modes: Modes) -> Iterator[None]:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -19,18 +19,19 @@ from torch import nn
 
 from parallelizer.child import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import Mesh, Option, StyleDefaults
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import Difference, ProofVerdict, judge
 from parallelizer.proof.divergence import Divergence, governing_rule
 from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.locate import locate
+from parallelizer.proof.mixed_rows import mixed_at
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
 from parallelizer.proof.rounding import nudge_size
 from parallelizer.proof.subject import Subject
-from parallelizer.proof.tiny import SMALL, shrink, subject_of
+from parallelizer.proof.tiny import SMALL, shrink, subject_of, unmatched
 from parallelizer.runtime.launch import launcher as launch
 from parallelizer.styles.application import Program
 
@@ -50,7 +51,10 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
-    `divergence` says where a failing run first differs, and `lowered` whether anything computed in `dtype`.
+    `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
+    itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `mixed_rows` is
+    where the model or the loss mixes rows of the batch, if a subject fails on data axes alone. `lowered` says
+    whether anything computed in `dtype`, and `one_sided` which decisions by values took one side every time.
     """
 
     plan: str
@@ -59,8 +63,11 @@ class Proof:
     verdict: ProofVerdict
     losses: tuple[float, float]
     divergence: Divergence | None = None
+    broken_axes: tuple[str, ...] | None = None
+    mixed_rows: Span | None = None
     unequal: tuple[str, ...] = ()
     frozen: frozenset[str] = frozenset()
+    one_sided: tuple[str, ...] = ()
     lowered: bool = True
     changes: tuple[str, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
@@ -127,11 +134,13 @@ def prove(
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    return prove_small(small, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
+    subject = subject_of(small)
+    return prove_small(small, subject, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
 
 
 def prove_small(
     small: Setup,
+    subject: Subject,
     changes: tuple[str, ...],
     found: tuple[Diagnostic, ...],
     *,
@@ -139,20 +148,15 @@ def prove_small(
     force: bool = False,
     dtype: str = "float64",
 ) -> Proof:
-    """As `prove`, for a tiny form that somebody has made, by `changes`; `found` is what compiling the real sizes has found."""
+    """As `prove`, for a tiny form that was made by `changes`, and its `subject`; `found` are the findings for the real sizes."""
+    changes += unmatched(small)
     try:
-        proof = prove_subject(subject_of(small), seed=seed, force=force, dtype=dtype)
+        proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
+        proof = blame_axes(proof, subject, seed=seed, force=force, dtype=dtype)
+        proof = blame_rows(proof, subject, seed)
     except PlanError as error:
         raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
-    return dataclasses.replace(proof, changes=(*changes, *_unmatched(small)), diagnostics=found)
-
-
-def _unmatched(small: Setup) -> tuple[str, ...]:
-    """The rules that match no module of a tiny form: its proof does not cover them."""
-    model = small.build_model()
-    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
-    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
-    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
+    return dataclasses.replace(proof, changes=changes, diagnostics=found)
 
 
 def prove_subject(
@@ -165,7 +169,7 @@ def prove_subject(
 ) -> Proof:
     """As `prove`, for a subject as it is. This process forks, so it must have no process group.
 
-    `references` are those of the same model, batches, seed and dtype, where somebody has them: they know of no
+    `references` are those of the same model, batches, seed and dtype, if they are known: they have no
     plan.
 
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
@@ -176,9 +180,12 @@ def prove_subject(
     program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)
     with _quiet():
         reference, other, nudged = references or references_of(subject, seed, dtype)
+        if subject.loud != 1 and not _is_finite(reference):
+            subject = dataclasses.replace(subject, loud=1.0)
+            reference, other, nudged = references_of(subject, seed, dtype)
         _check_finite(reference)
         ranks = _ranks(subject, program, seed, master)
-    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master)
+    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master, subject.loud)
     proof = Proof(
         subject.plan.file,
         subject.mesh,
@@ -187,6 +194,7 @@ def prove_subject(
         (reference.losses[0], ranks[0].losses[0]),
         diagnostics=program.diagnostics,
         lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
+        one_sided=reference.one_sided,
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
     )
     if proof.passed:
@@ -194,6 +202,44 @@ def prove_subject(
     return dataclasses.replace(
         proof, divergence=locate(program, reference, ranks, verdict), unequal=verdict.unequal
     )
+
+
+def blame_axes(
+    proof: Proof, subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64"
+) -> Proof:
+    """A failed proof of several axes with its `broken_axes`, and with the first difference on the innermost of them alone.
+
+    With all axes together, a reduction that is missing over tp changes every gradient that fsdp reduces later, so that the first
+    difference may lie at the fsdp unit. A proof that passed, and one of a single axis, is returned as it is.
+    """
+    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
+    if proof.passed or len(axes) < 2:
+        return proof
+    references = references_of(subject, seed, dtype)
+    broken: dict[str, Proof] = {}
+    for axis in axes:
+        mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
+        alone = dataclasses.replace(subject, mesh=mesh)
+        try:
+            one = prove_subject(alone, seed=seed, force=force, dtype=dtype, references=references)
+        except (PlanError, launch.LaunchError):  # the plan may need its other axes
+            continue
+        if not one.passed:
+            broken[axis] = one
+    if not broken:
+        return dataclasses.replace(proof, broken_axes=())
+    first = broken[[axis for axis in axes if axis in broken][-1]]
+    return dataclasses.replace(
+        proof, broken_axes=tuple(broken), divergence=first.divergence, unequal=first.unequal
+    )
+
+
+def blame_rows(proof: Proof, subject: Subject, seed: int = 0) -> Proof:
+    """A proof that failed on data axes alone, with the line where the model or the loss mixes rows, if it does."""
+    axes = proof.broken_axes or tuple(axis for axis, size in subject.mesh.sizes.items() if size > 1)
+    if proof.passed or not set(axes) <= set(BATCH_AXES):
+        return proof
+    return dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
 
 
 def check_ranks(mesh: Mesh) -> None:
@@ -248,11 +294,15 @@ def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observa
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     return in_children(
         [
-            (unsharded, subject, seed, modes, dtype),
+            (unsharded, subject, seed, modes, dtype, False, 0.0, True),
             (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
             (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
         ]
     )
+
+
+def _is_finite(reference: Observation) -> bool:
+    return all(map(math.isfinite, (*reference.losses, *reference.norms)))
 
 
 def _check_finite(reference: Observation) -> None:

@@ -15,6 +15,9 @@ from parallelizer.runtime.initialize import Initializer
 from parallelizer.runtime.step import Loss
 from parallelizer.styles.application import Program
 
+LOUD = 4.0
+"""Values of several sizes take more of the branches that a forward has."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -22,7 +25,8 @@ class Subject:
 
     `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the
     whole batch of the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate`
-    parts of every rank share out. `whole(model)` is what builds a model that only its constructor can fill.
+    parts of every rank share out. Before the second step the parameters and the batch's numbers are multiplied by `loud`.
+    `whole(model)` is what builds a model that only its constructor can fill.
     """
 
     plan: Plan
@@ -40,6 +44,7 @@ class Subject:
     defaults: Mapping[str, StyleDefaults] = field(default_factory=dict)
     workload: Workload | None = None
     redistribute: str = "greedy"
+    loud: float = LOUD
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
         """Compile the plan for the model. Raises PlanError; with `force` only where no program can be

@@ -17,9 +17,13 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.language.workload import Workload
 from parallelizer.proof.subject import Subject
+from parallelizer.proof.tiny_layers import merged, with_every_kind
 
 SMALL = 2
 """What axes above it are shrunk to."""
+
+LENGTH = 24
+"""Tokens of a sequence at most."""
 
 
 def small_mesh(mesh: Mesh) -> Mesh:
@@ -33,17 +37,17 @@ def shrink(
     """A configuration made small, and what was changed, in words.
 
     The model takes its `tiny` arguments, axes become at most 2 (unless `full_mesh`), every data rank has two
-    rows in each part, and the sequence is short and no power of two. A rule may match nothing, since there are
-    fewer layers. `seq_len` is rounded up to what the mesh divides.
+    rows in each part, and the sequence is short. A rule may match nothing, since there are fewer layers. `seq_len` is rounded up
+    to what the mesh divides.
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
-    small, changed = _merged(setup.model, tiny)
+    tiny, lost = with_every_kind(setup, tiny)
+    small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
-    step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
-    length = step * max(3 if seq_len is None else 1, math.ceil((seq_len or 12) / step))
+    length = _length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
     workload = dataclasses.replace(
         setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
@@ -51,26 +55,35 @@ def shrink(
     changes += _changes("train.", setup.workload, workload, shown)
     if not tiny and setup.model:
         changes.append("the model not at all, its config has no `tiny`")
+    changes += [f"{layer} left out, no layer of the small model does the same" for layer in lost]
     rules = tuple(dataclasses.replace(rule, optional=True) for rule in setup.plan.rules)
     plan = dataclasses.replace(setup.plan, rules=rules)
     return dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload), tuple(changes)
 
 
-def _merged(
-    written: Mapping[str, Any], tiny: Mapping[str, Any], prefix: str = ""
-) -> tuple[dict[str, Any], list[str]]:
-    """The arguments with the tiny ones in their place, maps inside of them key by key, and what that changes."""
-    result, changes = dict(written), []
-    for key, value in tiny.items():
-        before = written.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            result[key], inside = _merged(before, value, f"{prefix}{key}.")
-            changes += inside
-        else:
-            result[key] = value
-            if before != value:
-                changes.append(f"{prefix}{key} {before} -> {value}")
-    return result, changes
+def _length(setup: Setup, mesh: Mesh) -> int:
+    """A short length that is no power of two and divides as the run's does: a length that the run pads is padded, and where a
+    rank's parts have an even number of tokens they have it here too. A run that is short itself has its own.
+    """
+    length = setup.workload.seq_len
+    if length <= LENGTH:
+        return length
+    short = _rounded_up(LENGTH // 2, mesh)
+    if length % _parts(setup.mesh):
+        return short - 1
+    return 2 * short if length % (2 * _parts(setup.mesh)) == 0 and short // _parts(mesh) % 2 else short
+
+
+def _rounded_up(length: int, mesh: Mesh) -> int:
+    """To what the mesh divides."""
+    step = math.lcm(2 * mesh.sizes["cp"], mesh.sizes["cp"] * mesh.sizes["tp"])
+    return step * math.ceil(length / step)
+
+
+def _parts(mesh: Mesh) -> int:
+    """The parts of a sequence that the ranks of a mesh deal with."""
+    cp, tp = mesh.sizes["cp"], mesh.sizes["tp"]
+    return math.lcm(2 * cp if cp > 1 else 1, cp * tp)
 
 
 def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -> list[str]:
@@ -79,6 +92,14 @@ def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -
         for name in names
         if getattr(before, name) != getattr(after, name)
     ]
+
+
+def unmatched(small: Setup) -> tuple[str, ...]:
+    """The rules that match no module of a tiny form, in words: its proof does not cover them."""
+    model = small.build_model()
+    names = [*dict(model.named_modules()), *dict(model.named_parameters())]
+    unused = [rule.key for rule in small.plan.rules if not rule.glob.select(names)]
+    return tuple(f"the rule `{key}` left out, it matches no module of the small model" for key in unused)
 
 
 def subject_of(setup: Setup) -> Subject:

@@ -19,20 +19,26 @@ if TYPE_CHECKING:
 def verify(
     setup: Setup, *, full_mesh: bool = False, seed: int = 0, force: bool = False, dtype: str = "float64"
 ) -> Proof:
-    """The proof of `parallelizer verify`: the tiny form of a setup on one process and on real CPU ranks, all compared.
+    """The proof of `parallelizer verify`: runs the tiny form of a setup on one process and on real CPU
+    ranks, and compares all results.
 
-    `Proof.passed` says whether they are equal; the arguments are the command's options. `Proof.diagnostics` are what
-    `parallelizer.validate` finds of the setup. It runs beside the ranks, and what it finds does not keep them from running:
-    only a plan that cannot be compiled is refused. For a model without a configuration:
-    `parallelizer.testing.assert_equivalent`. The process forks, so it must have no process group. Raises PlanError when the
-    plan is refused, unless `force`, and LaunchError when a rank fails.
+    `Proof.passed` is whether they are equal. The arguments are the command's options. `Proof.diagnostics`
+    are the findings of `parallelizer.validate` for the setup. `validate` runs beside the ranks and does not
+    stop them: only a plan that cannot be compiled is refused. For a model without a configuration use
+    `parallelizer.testing.assert_equivalent`. The process forks, so it must not have a process group. Raises
+    PlanError if the plan is refused, unless `force` is set, and LaunchError if a rank fails.
     """
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import shrink
+    from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
 
     check_ranks(shrink(setup, full_mesh=full_mesh)[0].mesh)
     model = setup.build_model()
-    program = setup.compile(model, force=force)
+    program = setup.compile(model, force=True) if force else compile_unsure(setup, model)
+    force = force or only_unsure(program.diagnostics)
     with validating(setup, program, model) as validation:
         proof = prove(setup, program=program, full_mesh=full_mesh, seed=seed, force=force, dtype=dtype)
-        return dataclasses.replace(proof, diagnostics=validation().found)
+        found = validation().found
+        return dataclasses.replace(
+            proof, diagnostics=settled(found) if proof.passed and proof.is_verdict else found
+        )

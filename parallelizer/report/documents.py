@@ -208,7 +208,12 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         ],
         "worst": _worst(worst, proof.is_verdict) if worst else None,
         "unequal": list(proof.unequal),
+        "broken_axes": None if proof.broken_axes is None else list(proof.broken_axes),
+        "mixed_rows": None
+        if proof.mixed_rows is None
+        else f"{proof.mixed_rows.file}:{proof.mixed_rows.line}",
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
+        "one_sided": list(proof.one_sided),
         "diagnostics": found,
     }
 

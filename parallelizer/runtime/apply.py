@@ -26,13 +26,15 @@ from parallelizer.styles.tied_parameters import parameter_names, tie, tied_names
 def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Make a model parallel in place and return it.
 
-    The model is the one the program was compiled for, on meta (then call `materialize`) or with the same
-    values on every rank. Collective: every rank calls it. Raises ValueError, with the model untouched, when
-    the mesh has other sizes than the program; after any other failure the model is half changed and should be
-    thrown away.
+    The model is the one for which the program was compiled. It is on meta (then call `materialize`), or has
+    the same values on every rank. Collective: every rank calls it. Raises ValueError, with the model
+    unchanged, if the sizes of the mesh are not those of the program. After any other error the model is
+    only partly changed: discard it.
     """
     if describe(mesh) != program.mesh:
-        raise ValueError(f"the program was compiled for {program.mesh}, the DeviceMesh is {describe(mesh)}")
+        raise ValueError(
+            f"the program was compiled for {program.mesh}, but the DeviceMesh is {describe(mesh)}"
+        )
     if program.of_slot("fsdp"):
         mesh = with_shard_axis(mesh)
         # The logits leave as a view of a DTensor's local tensor, which nothing changes in place.

@@ -56,10 +56,10 @@ def watched(build: Callable[[], Any]) -> Any:
 
 
 def look(model: nn.Module) -> None:
-    """Remember whether the constructor of a model on meta, that nobody watched, fills parameters itself.
+    """Remember whether the constructor of a model on meta, which was not watched, fills parameters itself.
 
     To be called before anything changes the model. Each operation in place counts a version of its parameter, on meta
-    too: a parameter with more versions than its module's `reset_parameters()` gives it was filled by somebody else.
+    too: a parameter with more versions than its module's `reset_parameters()` gives it was filled by other code.
     `.data` counts no versions; where a constructor uses it, the source of its class says so.
     """
     if model in _places:
@@ -148,7 +148,7 @@ def needs_whole(model: nn.Module, chosen: str | None) -> bool:
 
 
 def told(model: nn.Module, chosen: str | None) -> tuple[Diagnostic, ...]:
-    """A warning where every rank will build the model whole, and nobody asked for it."""
+    """A warning that every rank will build the whole model, if the configuration did not ask for this."""
     place, lacking = filled_at(model), without_initializer(model)
     if chosen == "whole" or not (lacking or (chosen is None and place)):
         return ()
@@ -197,7 +197,7 @@ def _own_versions(module: nn.Module) -> dict[str, int]:
     try:
         with torch.device("meta"):
             made.reset_parameters()  # type: ignore[operator]
-    except Exception:  # somebody's method; `materialize` runs it again, where it counts
+    except Exception:  # a user's method; `materialize` runs it again and reports the error
         return {}
     return {n: torch_private.version(p) for n, p in made.named_parameters(recurse=False)}
 

@@ -69,7 +69,7 @@ class PlannedModule:
             self._mark((output, *args, *kwargs.values()))
         elif not torch_private.stops_recomputation(error) and _is_of_this_call(error):
             self._add(error, list(_received(module, args, kwargs)))
-        # Any other is one that somebody is handling, with this call as a part of that.
+        # Any other exception is being handled already, and this call is a part of its handler.
 
     def _add(self, error: BaseException, received: Sequence[str], phase: str = "in ") -> None:
         """Add a note, once: the innermost module is the first to be left. That another rank has ended is no module's doing."""
@@ -131,7 +131,7 @@ def planned_module(error: BaseException) -> PlannedModule | None:
 
 
 def raised_by_torch(error: BaseException) -> bool:
-    """Whether an operation of torch raised it, and no `raise` or `assert` of somebody else's code."""
+    """Whether an operation of torch raised it, and not a `raise` or `assert` in other code."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -109,8 +109,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def clip_grad_norm_(parameters: Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-    """Scale gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before,
-    without a host read.
+    """Scale gradients so that their norm over all ranks is at most `max_norm`. Returns the norm before
+    clipping, without a host read.
     """
     parameters = list(parameters)
     sum_partial(parameters)

@@ -46,18 +46,19 @@ def materialize(
     whole: Callable[[], nn.Module] | None = None,
     skip_saved: bool = False,
 ) -> nn.Module:
-    """Allocate a meta model's local shards on `device` and give them values. Returns the model.
+    """Allocate a meta model's local shards on `device` and fill them. Returns the model.
 
-    `initializer` fills one module's own parameters and buffers in place; by default its `reset_parameters()`, and of a
-    transformers model what that model has for it. `whole` builds the model with its values on the CPU, as its constructor
-    makes them, from random numbers seeded alike on every rank, and each rank takes its slices of that: for models whose
-    modules cannot fill themselves, or whose constructor does more. It costs each rank the memory of the whole model for
-    that time. With `skip_saved` only modules with buffers that a state dict leaves out
-    are filled: a checkpoint has all else.
-    No communication. Raises PlanError, with the model still on meta, when neither is given and a module has values of its
-    own and no initializer, or the model's constructor fills parameters that its modules fill too, as in
-    `self.apply(self._init_weights)`: its values would be lost. Raises PlanError as well when an initializer leaves some
-    values as they were.
+    `initializer` fills one module's own parameters and buffers in place. The default is
+    `reset_parameters()`, and for a transformers model its own initialization. `whole` builds the model with
+    its values on the CPU, as its constructor makes them, from the same seed on every rank; each rank then
+    takes its slices. Use it for models whose modules cannot initialize themselves, or whose constructor
+    does more. Each rank needs the memory of the whole model during this time. With `skip_saved`, only
+    modules with non-persistent buffers are filled, because a checkpoint contains everything else.
+
+    No communication. Raises PlanError, with the model still on meta, if neither is given and a module with
+    values has no initializer, or if the model's constructor fills parameters that its modules fill too, as
+    in `self.apply(self._init_weights)`: these values would be lost. Also raises PlanError if an initializer
+    leaves some values unfilled.
     """
     owners = [(path, m) for path, m in model.named_modules() if _own(m)]
     look(model)
@@ -75,7 +76,7 @@ def materialize(
     if initializer is None and whole is None:
         lacking = [p for p, m in owners if not callable(getattr(m, "reset_parameters", None))]
         if lacking:
-            message = f"{_called(lacking[0], model)} cannot make its values"
+            message = f"{_called(lacking[0], model)} cannot initialize its values"
             help_text = (
                 "give it a method reset_parameters(), or pass whole=, a function that builds the model"
             )

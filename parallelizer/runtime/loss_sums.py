@@ -25,16 +25,16 @@ def loss_sums(
     """
     result = loss(output, batch)
     if not isinstance(result, (tuple, list)):
-        raise _wrong(loss, f"returns {_said(result)}, and not two values")
+        raise wrong_loss(loss, f"returns {_said(result)} instead of two values")
     if len(result) != 2:
-        raise _wrong(loss, f"returns {len(result)} values, and not two")
+        raise wrong_loss(loss, f"returns {len(result)} values instead of two")
     total, weight = result
     if not isinstance(total, torch.Tensor) or total.numel() != 1:
-        raise _wrong(loss, f"returns {_said(total)} as the sum, and not a tensor of one number")
+        raise wrong_loss(loss, f"returns {_said(total)} as the sum instead of a tensor of one number")
     if isinstance(weight, (int, float)):
         weight = torch.tensor(weight, device=total.device)
     if not isinstance(weight, torch.Tensor) or weight.numel() != 1:
-        raise _wrong(loss, f"returns {_said(weight)} as the number of tokens, and not one number")
+        raise wrong_loss(loss, f"returns {_said(weight)} as the number of tokens instead of one number")
     return plain(total).reshape(()), plain(weight).reshape(())
 
 
@@ -44,8 +44,11 @@ def _said(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _wrong(loss: Callable[..., Any], what: str) -> PlanError:
-    function = inspect.unwrap(getattr(loss, "func", loss))
+def wrong_loss(loss: Callable[..., Any], what: str, help_text: str = WANTED) -> PlanError:
+    """The PlanError of a loss that returns something else than two sums, at the line of the function."""
+    function: Any = loss
+    while function is not (inside := inspect.unwrap(getattr(function, "func", function))):
+        function = inside
     function = function if inspect.isroutine(function) else type(function).__call__
     name = getattr(function, "__qualname__", type(loss).__name__)
     span = None
@@ -59,4 +62,4 @@ def _wrong(loss: Callable[..., Any], what: str) -> PlanError:
             span = Span(file if near.startswith("..") else near, first + offset)
     except (OSError, TypeError):  # no file: typed in at a prompt, or not Python
         pass
-    return PlanError([Diagnostic("wrong-loss", f"the loss {name} {what}", span, WANTED)])
+    return PlanError([Diagnostic("wrong-loss", f"the loss {name} {what}", span, help_text)])

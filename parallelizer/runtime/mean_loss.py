@@ -14,15 +14,17 @@ from parallelizer.styles.sharded_logits import plain
 
 
 def mean_loss(total: Tensor, weight: Tensor | float, model: nn.Module) -> Tensor:
-    """The mean over the tokens of all ranks, a scalar that is the same on every rank, ready for `backward()`.
+    """The mean loss over the tokens of all ranks: a scalar that is the same on every rank, ready for
+    `backward()`.
 
-    `total` is the sum of this rank's losses, as `cross_entropy` gives it, and `weight` what they weigh, their number. A mean
-    of each rank's mean is another number where ranks have unequal numbers of labels, and FSDP of a parallel model adds
-    gradients up instead of averaging them, so that dividing once, by the weight of all, is right for every mesh. Where
-    gradients are accumulated over n parts of equal weight, divide by n.
+    `total` is the sum of this rank's losses, as `cross_entropy` returns it, and `weight` is their number. A
+    mean of the ranks' means would differ if ranks have unequal numbers of labels. FSDP of a parallel model
+    sums gradients instead of averaging them, so one division by the total weight is right for every mesh.
+    If gradients are accumulated over n parts of equal weight, divide by n.
 
-    `model` is the parallel model, or what a framework wrapped it in. Collective over the axes whose ranks see different
-    tokens: one all-reduce of two numbers. Raises ValueError in a world of several ranks for a model without a plan.
+    `model` is the parallel model, or a framework's wrapper around it. Collective over the axes whose ranks
+    have different tokens: one all-reduce of two numbers. Raises ValueError in a world of several ranks for
+    a model without a plan.
     """
     total = plain(total)
     wide = torch.float64 if total.dtype == torch.float64 else torch.float32
@@ -44,7 +46,7 @@ class _Mean(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Each rank's part of the gradient; whoever sums parameters' gradients over the ranks adds them up."""
+        """Each rank's part of the gradient; the sum of the parameters' gradients over the ranks adds the parts up."""
         (weight,) = ctx.saved_tensors
         return gradients[0] / weight, None, None
 

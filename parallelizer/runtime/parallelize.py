@@ -29,15 +29,21 @@ def parallelize(
     redistribute: str = "greedy",
     check_values: bool = True,
 ) -> nn.Module:
-    """Load, compile and apply a plan in one call: a plan by name, path or as loaded. Collective: every rank calls it.
+    """Load, compile and apply a plan in one call. `plan` is a name, a path or a loaded plan. Collective:
+    every rank calls it.
 
-    `axes` renames the axes of a DeviceMesh that has names of its own, `{"data": "dp_shard", "model": "tp"}`: see
-    `rename_axes`, which does it once for all functions.
-    `redistribute` is how DTensors of several axes move in `train_step` and `evaluate`: `greedy` or `min-cost`.
-    A model that has values must have the same on every rank, as if each rank had built it from one seed or read one file:
-    a checksum of each parameter and buffer is compared between the ranks first. `check_values=False` leaves that out.
-    Raises PlanError when anything that was written is wrong, and ValueError, on every rank, when ranks hold different
-    values; the model is untouched then.
+    `axes` renames the axes of a DeviceMesh with other names, such as `{"data": "dp_shard", "model": "tp"}`.
+    `rename_axes` does this once for all functions.
+
+    `redistribute` is the method by which `train_step` and `evaluate` redistribute DTensors of several axes:
+    `greedy` or `min-cost`.
+
+    A model that has values must have the same values on every rank, for example because each rank built it
+    from one seed or read one file. The ranks first compare a checksum of each parameter and buffer.
+    `check_values=False` skips this comparison.
+
+    Raises PlanError for a mistake in the plan, and ValueError, on every rank, if ranks hold different
+    values. The model is unchanged in both cases.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)

@@ -79,11 +79,11 @@ def sent(path: Path) -> int:
 
 @contextmanager
 def redistribute(mode: str) -> Iterator[None]:
-    """Inside, DTensors of several axes move as `mode` says: `greedy` or `min-cost`. All ranks must agree.
-    Raises ValueError for another mode.
+    """A context in which DTensors of several axes are redistributed by the method `mode`, `greedy` or
+    `min-cost`. All ranks must use the same mode. Raises ValueError for another mode.
 
-    `train_step` and `evaluate` do this for a parallel model; a training loop of one's own puts forward and
-    backward inside.
+    `train_step` and `evaluate` use it for a parallel model. In your own training loop, run forward and
+    backward inside it.
     """
     global _mode
     if mode not in REDISTRIBUTE:

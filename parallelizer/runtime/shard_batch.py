@@ -28,25 +28,26 @@ def shard_batch(
     device: torch.device | str | None = None,
     axes: Mapping[str, str] | None = None,
 ) -> dict[str, Tensor]:
-    """This rank's part of a batch: its rows (dim 0, in equal blocks over `dp_replicate` and `dp_shard`), and of them the
-    tokens of its context-parallel rank, in the order that the plan's `balance` says.
+    """This rank's part of a batch: its rows (dim 0, in equal blocks over `dp_replicate` and `dp_shard`),
+    and in these rows the tokens of its context-parallel rank, in the order of the plan's `balance`.
 
-    `batch` is the global batch, whole sequences, the same on every rank. A loader that reads each data rank's own rows, as
-    `batch_rank` numbers them, says `rows="local"`: then only tokens are split, and ranks of `cp` and `tp` must have the
-    same rows. The first batch of a mesh is compared between the ranks that must have the same, by a checksum: the first
-    call is collective, later ones communicate nothing. Outside of a process group, in a loader's worker for instance,
-    nothing is compared.
+    `batch` is the global batch of whole sequences, the same on every rank. If the loader reads only the
+    rows of each data rank, as `batch_rank` numbers them, pass `rows="local"`: then only tokens are split,
+    and ranks of `cp` and `tp` must have the same rows. The first batch of a mesh is compared by a checksum
+    between the ranks that must have the same: the first call is collective, later calls do not communicate.
+    Outside of a process group, such as in a loader's worker, nothing is compared.
 
-    Entries that the plan's `buffers.batch` lists are split along their dim; an entry of one row is the same for all rows.
-    An entry made by `positions` is the global position of each local token, int64 [rows, local sequence]; one made by
-    `document-mask` is who sees whom in packed documents, bool [rows, 1, local sequence, sequence]; both also without
-    context parallelism, and without a mesh. Where an entry has a `pad`, a length that does not divide is padded, and
-    `unshard` leaves the padding out. With `device`, what is returned lies there; the tensors know how they were dealt out,
-    and copies of them do not. `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`.
+    Entries in the plan's `buffers.batch` are split along their dim; an entry of one row applies to all
+    rows. An entry made by `positions` is the global position of each local token, int64 [rows, local
+    sequence]. An entry made by `document-mask` says which tokens attend to which in packed documents, bool
+    [rows, 1, local sequence, sequence]. Both are also made without context parallelism and without a mesh.
+    If an entry has a `pad`, a length that does not divide is padded, and `unshard` removes the padding.
+    With `device`, the result is on that device. The returned tensors store their order; copies of them do
+    not. `axes` renames the axes of a DeviceMesh with other names, as in `rename_axes`.
 
-    Raises ValueError when rows do not divide over the data ranks, ranks that must have the same batch have others, a
-    sequence does not divide by twice the size of cp, no entry tells its length, or the batch has an entry that the plan
-    does not know in place of one that it splits.
+    Raises ValueError if the data ranks do not divide the rows, if ranks that must have the same batch have
+    different ones, if the sequence is not a multiple of twice the size of cp, if no entry has its length,
+    or if the batch has an unknown entry in place of one that the plan splits.
     """
     if rows not in ("global", "local"):
         raise ValueError(f"rows is {rows!r}: it is 'global' (every rank has the whole batch) or 'local'")

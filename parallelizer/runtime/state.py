@@ -64,21 +64,21 @@ def refuse_added_parameters(model: nn.Module) -> None:
     ]
     if added:
         shown = ", ".join(fold_paths(added)[:3])
-        message = f"{shown} came after the model was made parallel on {state.program.mesh}: nothing sums their gradients"
+        message = f"{shown} were added after the model was made parallel on {state.program.mesh}, so no rule sums their gradients"
         raise PlanError(
             [
                 Diagnostic(
                     "parameters-added",
                     message,
                     None,
-                    "add adapters before the plan is applied, and let its globs match what they wrap",
+                    "add adapters before you apply the plan, and write globs that match the wrapped modules",
                 )
             ]
         )
 
 
 def restore_buffers(model: nn.Module) -> None:
-    """Put a parallel model's whole buffers back, as they were before its last forward."""
+    """Restore a parallel model's whole buffers to their values before its last forward."""
     state = state_of(model)
     if state is not None:
         state.buffers.restore()

@@ -49,9 +49,9 @@ def state_tensors(model: nn.Module) -> dict[str, StateTensor]:
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all parameters and persistent buffers, whole, on the CPU, in the model's original layout.
+    """Whole copies of all parameters and persistent buffers on the CPU, in the model's original layout.
 
-    Collective: every rank calls it, and gets everything.
+    Collective: every rank calls it and gets all of them.
     """
     restore_buffers(model)
     return {
@@ -61,9 +61,10 @@ def whole_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def load_whole_state_dict(model: nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Fill a parallel model, whose memory is allocated, from the state dict of the unparallel one. No communication.
+    """Fill a parallel model, whose memory is allocated, from the state dict of the model without a plan. No
+    communication.
 
-    Raises ValueError, with the model untouched, when names or shapes are not the model's.
+    Raises ValueError, with the model unchanged, if names or shapes differ from the model's.
     """
     restore_buffers(model)
     own = model.state_dict(keep_vars=True)

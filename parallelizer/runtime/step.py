@@ -71,18 +71,20 @@ def train_step(
     *,
     skip_nonfinite: bool = False,
 ) -> Step:
-    """Forward, backward, clipping and one optimizer step, without reading anything back to the host.
+    """Forward, backward, clipping and one optimizer step, without reading a value back to the host.
 
-    `batch` is this rank's part of the global batch, or the parts of it that gradients are accumulated over.
-    The loss is the mean over the valid tokens of the whole global batch: local sums are weighed, gradients
-    and token counts are summed over the data ranks, and the division happens once, together with clipping.
-    `clip` bounds the gradient norm; None leaves gradients alone. Gradients are freed before the step begins,
-    and kept after it for whoever wants to look. Raises PlanError for parameters that were added to a parallel model.
+    `batch` is this rank's part of the global batch, or a list of its parts over which gradients are
+    accumulated. The loss is the mean over the valid tokens of the whole global batch: the losses are
+    summed, gradients and token counts are summed over the data ranks, and the division happens once,
+    together with clipping. `clip` bounds the gradient norm; None disables clipping. Gradients are freed
+    before the step begins, and kept after it. Raises PlanError for parameters that were added to a parallel
+    model.
 
-    With `skip_nonfinite` a step whose loss or gradient norm is NaN or infinite on any rank is taken by none: parameters,
-    persistent buffers and the optimizer stay as they were, to the bit, and `Step.skipped` says so. The gradients are
-    kept as backward left them, times `SCALE` and neither clipped nor divided. Random states have moved on. It costs
-    one all-reduce of a number over the model's ranks, one host read, and a copy of the persistent buffers.
+    With `skip_nonfinite`, if the loss or the gradient norm is NaN or infinite on any rank, no rank applies
+    the step: parameters, persistent buffers and the optimizer keep their exact values, and `Step.skipped`
+    is set. The gradients are those of backward, times `SCALE`, neither clipped nor divided. Random states
+    have advanced. This costs one all-reduce of a number over the model's ranks, one host read, and a copy
+    of the persistent buffers.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     with redistribute(_redistribution(model)):
@@ -168,8 +170,8 @@ def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Tensor:
-    """The mean loss over the valid tokens of all batches and data ranks; the model is in eval mode
-    meanwhile.
+    """The mean loss over the valid tokens of all batches and data ranks. The model is in eval mode during
+    the call.
     """
     training = model.training
     model.eval()

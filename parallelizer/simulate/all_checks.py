@@ -79,7 +79,7 @@ def check_followed(followed: Followed) -> tuple[Diagnostic, ...]:
     if followed.flow.failure is None:
         found += [one for check in AT_THE_END for one in check(followed)]
     elif followed.alone is not None:
-        found.append(fails_without_the_plan(followed.alone))
+        found.append(fails_without_the_plan(followed.alone, followed.places))
     elif not found:
         reasons = (one for check in FAILED for one in check(followed))
         found.append(next(iter(reasons)))

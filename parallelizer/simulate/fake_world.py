@@ -18,10 +18,10 @@ _NOISE = ("torch._subclasses.fake_tensor", "torch.distributed.tensor._collective
 """Loggers that print the traceback of an error that is raised all the same, or what CPUs do in place of an all-to-all."""
 
 _VALUES = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
-_HELP_VALUES = "it asks for values, and fake tensors have none: do without `.item()`, `if tensor` and shapes that depend on data"
-_HELP_KERNEL = "give it an implementation that only says the shapes: torch.library.register_fake"
+_HELP_VALUES = "it reads values, which fake tensors do not have: avoid `.item()`, `if tensor` and shapes that depend on data"
+_HELP_KERNEL = "register an implementation that computes shapes only: torch.library.register_fake"
 _HELP_OTHER = (
-    "if the model runs by itself on real tensors, it needs their values or memory here, or the plan is wrong"
+    "if the model runs on real tensors without the plan, it reads values or memory here, or the plan is wrong"
 )
 
 _ARTEFACTS = re.compile(
@@ -39,7 +39,7 @@ _OF_PYTHON = (
 def enter_fake_world(world_size: int, rank: int) -> None:
     """Make this process rank `rank` of `world_size` ranks that do not exist, for good. Call it only in a child.
 
-    Torch's own reports of what fails stay silent from then on: whoever runs a step says it in other words.
+    Torch's own reports of failures are silenced from then on; the caller reports them.
     """
     for name in _NOISE:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -16,11 +16,13 @@ from parallelizer.compiler.observe.running_module import Running
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.simulate.fake_world import remedy
 from parallelizer.simulate.follow.flow import StepFailure
+from parallelizer.simulate.places import Places
 from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.styles.application import Program
 
 CODE = "trace-failed"
+
 _PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimizer"}
 
 
@@ -51,11 +53,11 @@ def broken_off(error: WorldError) -> PlanError:
     return PlanError([Diagnostic(CODE, f"the dry run broke off: {lines[-1]}", None, None, "warning")])
 
 
-def fails_without_the_plan(failure: StepFailure) -> Diagnostic:
+def fails_without_the_plan(failure: StepFailure, places: Places) -> Diagnostic:
     """What to say of a step that fails on fake tensors whatever the plan; `failure` is that of the unsharded step."""
     where = failure.module or "the root"
     if failure.anywhere:
-        return _model_failed(failure)
+        return _model_failed(failure, places)
     message = (
         f"the step cannot run on fake tensors: {where} at {failure.operator or 'its start'}: {failure.error}"
     )
@@ -63,8 +65,10 @@ def fails_without_the_plan(failure: StepFailure) -> Diagnostic:
     return Diagnostic(CODE, message + reason, failure.span, failure.remedy, "warning")
 
 
-def _model_failed(failure: StepFailure) -> Diagnostic:
-    """A model, or a loss, that raises on real tensors too."""
+def _model_failed(failure: StepFailure, places: Places) -> Diagnostic:
+    """A model, or a loss, that raises on real tensors too, with what the command line gives it, and at the model's class where
+    no code of the user's is known.
+    """
     where = "the loss" if failure.phase == "loss" else failure.module or "the root"
     stage = f"{failure.phase} of " if failure.phase in ("forward", "backward") else ""
     # Before an error of Python's own any operator may have run.
@@ -74,8 +78,9 @@ def _model_failed(failure: StepFailure) -> Diagnostic:
     return Diagnostic(
         "model-failed",
         f"{what} does not run, with or without the plan: {stage}{where} fails{at}: {reason}",
-        failure.span,
-        f"correct {what}, or the sizes that the configuration gives it",
+        failure.span or (places.loss if failure.phase == "loss" else places.model),
+        f"correct {what}, or its sizes in the configuration",
+        related=tuple(Related(span, "this is set here") for span in places.arguments),
     )
 
 

@@ -1,4 +1,4 @@
-"""The line of the user's own code, neither torch's nor ours, that an exception came through or that is running."""
+"""The line of the user's own code that raised an exception or that is running."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OURS = (str(Path(torch.__file__).parent), str(ROOT))
 
 
 def written_at(error: BaseException) -> Span | None:
-    """The innermost expression of somebody else's code than torch's and ours that the error came through."""
+    """The innermost expression outside of torch's code and ours that the error came through."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(("<", *_OURS)) and frame.lineno is not None:
             return _span(frame.filename, frame.lineno, frame.end_lineno, frame.colno, frame.end_colno)
     return None
 
 
-def written_here() -> Span | None:
-    """As `written_at`, of what is running."""
+def written_here(within: str | None = None) -> Span | None:
+    """As `written_at`, of what is running. With `within`, only what the code of that file has called."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    while frame is not None and frame.f_code.co_filename != within:
         if not frame.f_code.co_filename.startswith(("<", *_OURS)):
             line, end, start, stop = next(
                 itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)

@@ -97,12 +97,12 @@ def advised(program: Program, found: WholeNumbers | None, otherwise: str) -> tup
 
 def _advice(found: WholeNumbers, rule: Application | None, degree: int) -> str:
     what = ", ".join(f"`{name}` ({value})" for name, value in found.values.items())
-    reads = f"the forward of {found.module or 'the root'} reads {what}, of the whole model"
+    reads = f"the forward of {found.module or 'the root'} reads {what} of the unsharded model"
     names = ", ".join([*(rule.divided if rule else ()), *found.values])
     if found.certain:
-        reads += f", and a rank has {', '.join(str(v // degree) for v in found.values.values())}"
+        reads += f", but a rank has {', '.join(str(v // degree) for v in found.values.values())}"
     else:
-        reads += ", and those that count what tp splits are to be divided"
+        reads += "; divide those that count what tp splits"
         names = f"{next(iter(found.values))}, ..." if len(found.values) > 1 else names
     style = f"{{style: shard-params, divide: [{names}]}}"
     if rule is not None and rule.style in ("shard-params", "colwise", "rowwise"):

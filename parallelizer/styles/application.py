@@ -35,13 +35,14 @@ one.
 
 @dataclass(frozen=True)
 class Application:
-    """One style applied to one module, with the rule it came from.
+    """One style applied to one module, with its rule.
 
-    `options` are the values with defaults and layouts filled in, `spans` where each was written. `params` are
-    the placements it gives to parameters, named relative to the module; for fsdp under the folded axis, with
-    `reasons` why a parameter stays whole. `buffers` are those of buffers, of which a rank sees its slice.
-    `divided` has the whole values of attributes that it divides. `arrives` says how inputs are taken to lie on
-    `axis`, the axis that the style stands on. `act` is the ParallelStyle of a tensor style.
+    `options` are the values, including defaults and resolved layouts; `spans` are the places where they
+    were written. `params` are the placements of parameters, named relative to the module; for fsdp they are
+    under the folded axis, and `reasons` says why a parameter stays whole. `buffers` are the placements of
+    buffers of which a rank sees its slice. `divided` has the undivided values of attributes that the style
+    divides. `arrives` has the placements that inputs are expected to have on `axis`, the axis of the style.
+    `act` is the ParallelStyle of a tensor style.
     """
 
     module: str
@@ -61,7 +62,7 @@ class Application:
     act: ParallelStyle | None = None
 
     def splits_sequence(self) -> bool:
-        """Whether it splits a sequence over `cp` that is whole until then: the batch is not split already."""
+        """Whether it splits a sequence over `cp` that was whole, because the batch is not split."""
         if self.slot != "io" or "cp" not in self.axes:
             return False
         arriving, leaving = (self.options.get(name) or {} for name in ("input", "output"))
@@ -75,10 +76,11 @@ def _wants_part(flow: Flow) -> bool:
 
 @dataclass(frozen=True)
 class Program:
-    """The compiler's output: applications in order, and what they were compiled from.
+    """The compiler's output: the applications in order, and the plan, model and mesh they were compiled
+    from.
 
-    `diagnostics` holds warnings and notes; errors are raised instead. `redistribute` is `greedy` or
-    `min-cost`: see `redistribution.py`.
+    `diagnostics` contains warnings and notes; errors are raised. `redistribute` is `greedy` or `min-cost`:
+    see `redistribution.py`.
     """
 
     plan: Plan
@@ -152,7 +154,7 @@ class Exporting:
     """What the lines of one application depend on beside it.
 
     `mesh` is the variable that holds the mesh of the application's axes. `called` says how the module is called; it is None
-    where nobody knows, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
+    where it is unknown, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
     text, that all FSDP units share and that has a variable of its own.
     """
 

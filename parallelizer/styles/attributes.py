@@ -108,5 +108,5 @@ def _computed(holder: Any, name: str) -> bool:
 def _set(holder: Any, name: str, value: Any) -> None:
     try:
         setattr(holder, name, value)
-    except AttributeError:  # a frozen dataclass: of a copy nobody else relies on that
+    except AttributeError:  # a frozen dataclass: no other code relies on this copy being frozen
         object.__setattr__(holder, name, value)

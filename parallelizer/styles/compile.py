@@ -28,17 +28,17 @@ declare(
         {
             "backend": OptionKind(
                 "choice",
-                "what makes the code; eager and aot_eager need no compiler",
+                "the backend of torch.compile; eager and aot_eager need no C++ compiler",
                 ("inductor", "aot_eager", "eager"),
             ),
             "mode": OptionKind(
-                "choice", "how hard inductor tries", ("default", "max-autotune-no-cudagraphs")
+                "choice", "the mode of torch.compile", ("default", "max-autotune-no-cudagraphs")
             ),
             "dynamic": OptionKind(
                 "bool",
-                "true: one code for all sizes; false: one for each, as under tensor parallelism; else as torch finds out",
+                "true: one code for all sizes; false: code for each size, as under tensor parallelism; by default torch decides",
             ),
-            "fullgraph": OptionKind("bool", "refuse what would break the graph"),
+            "fullgraph": OptionKind("bool", "raise an error for a graph break"),
         },
         defaults={"backend": "inductor", "mode": "default", "fullgraph": "false"},
     )

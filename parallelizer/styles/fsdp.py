@@ -31,13 +31,15 @@ declare(
         "shard parameters, gradients and optimizer state over the data axes",
         {
             "reshard_after_forward": OptionKind(
-                "bool-or-int", "free gathered parameters after forward; or the smaller group's size"
+                "bool-or-int", "free gathered parameters after forward; or the size of a smaller group"
             ),
             "param_dtype": OptionKind("dtype", "the dtype of parameters in forward and backward"),
             "reduce_dtype": OptionKind("dtype", "the dtype in which gradients are reduced"),
             "cpu_offload": OptionKind("bool", "keep shards in host memory"),
-            "min_params": OptionKind("int", "leave a module with fewer parameters to its parent"),
-            "min_size": OptionKind("int", "replicate a parameter with fewer elements, its gradient reduced"),
+            "min_params": OptionKind("int", "put a module with fewer parameters into its parent's unit"),
+            "min_size": OptionKind(
+                "int", "replicate a parameter with fewer elements, and reduce its gradient"
+            ),
             "shard_dim": OptionKind("choice", "the dimension to shard", ("0", "largest")),
         },
         defaults={

@@ -35,7 +35,7 @@ def replicas(target: Target) -> int:
     if target.options.get("divide_groups") and not written:
         raise StyleError(
             "missing-option",
-            f"{target.path} has numbers for groups of ranks, and the rule does not say that heads are replicated to them",
+            f"{target.path} has `divide_groups`, but the rule does not replicate heads",
             "write `replicate_kv: true` beside `divide_groups`",
             "divide_groups",
         )
@@ -46,8 +46,8 @@ def replicas(target: Target) -> int:
         legal = [n for n in range(1, heads + 1) if heads % n == 0]
         raise StyleError(
             "heads-not-divisible",
-            f"{target.path} has {heads} key-value heads, which cannot be dealt out to {target.axis}={ranks}",
-            f"{target.axis} may be {', '.join(map(str, legal))}, or a multiple of {heads}, where heads are replicated",
+            f"{target.path} has {heads} key-value heads, which cannot be distributed over {target.axis}={ranks}",
+            f"{target.axis} can be {', '.join(map(str, legal))}, or a multiple of {heads}, where heads are replicated",
             "replicate_kv",
         )
     return max(1, ranks // heads)
@@ -62,8 +62,8 @@ def kv_heads(target: Target, written: bool | str) -> int:
         called = f" called {written!r}" if isinstance(written, str) else ""
         raise StyleError(
             "unknown-attribute",
-            f"{target.path} has no number of key-value heads{called}, nor has a module around it",
-            "write where it stands, as in `replicate_kv: config.num_key_value_heads`",
+            f"{target.path} has no number of key-value heads{called}, and neither has a module around it",
+            "name the attribute, as in `replicate_kv: config.num_key_value_heads`",
             "replicate_kv",
         )
     return heads
@@ -85,16 +85,16 @@ def replicated(target: Target, dims: Mapping[str, int], flow_in: Flow) -> Shardi
         option = "packed" if target.options.get("packed") else "divide"
         raise StyleError(
             "wrong-layout",
-            f"{target.path} has key-value heads for some ranks only, and `{option}` beside `replicate_kv`",
-            "replicate the heads of projections of keys and values alone",
+            f"{target.path} replicates key-value heads, so `{option}` cannot be used with `replicate_kv`",
+            "use `replicate_kv` only for the projections of keys and values",
             option,
         )
     flow: Flow | None = next(iter((target.options.get("output") or {}).values()), None)
     if target.options.get("local") is False or (flow is not None and flow.wanted != shard(-1)):
         raise StyleError(
             "wrong-layout",
-            f"the replicated heads of {target.path} are no shards of one tensor, and cannot lie as one",
-            "leave `output` and `local` out: each rank hands on its head as a plain tensor",
+            f"the replicated heads of {target.path} are not shards of one tensor, so they have no placement",
+            "remove `output` and `local`: each rank returns its head as a plain tensor",
             "local" if target.options.get("local") is False else "output",
         )
     heads = kv_heads(target, target.options["replicate_kv"])
@@ -105,7 +105,7 @@ def replicated(target: Target, dims: Mapping[str, int], flow_in: Flow) -> Shardi
             raise StyleError(
                 "not-divisible",
                 f"dimension {dim} of {target.path}.{name} is {own[name].shape[dim]:,}, which {heads} heads do not divide",
-                "let `replicate_kv` name the number of heads that this projection makes",
+                "set `replicate_kv` to the number of heads of this projection",
                 "replicate_kv",
             )
     params = {name: {target.axis: REPLICATE} for name in dims}

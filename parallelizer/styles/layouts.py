@@ -93,7 +93,7 @@ def lay_out(
         return torch.cat([others(first) if others is not None else first, last], dim=-1)
 
     def check_even(tensor: DTensor) -> None:
-        """Parts that are handed on as plain tensors must be equal: nobody could tell later how long the whole was, and ranks
+        """Parts that are returned as plain tensors must be equal: the length of the whole would not be known later, and ranks
         would send each other tensors of unequal sizes.
         """
         for dim, placement in enumerate(tensor.placements):
@@ -104,7 +104,7 @@ def lay_out(
             if tensor.size(at) % ranks:
                 raise RuntimeError(
                     f"a tensor of shape {list(tensor.shape)} at {type(module).__name__} cannot be split along dimension {at} "
-                    f"into equal parts over {axis}={ranks}: let it be whole there, as `replicate`"
+                    f"into equal parts over {axis}={ranks}: write `replicate` there"
                 )
 
     convert_inputs(module, inputs or {}, convert_input)

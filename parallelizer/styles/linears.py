@@ -27,7 +27,7 @@ def known_feature_dims(target: Target) -> FeatureDims:
             "style-module",
             f"{target.options['style']} knows nn.Linear, nn.Embedding and Conv1D, not {target.path} "
             f"({type(target.module).__name__})",
-            "use shard-params and say which dimension: {style: shard-params, params: {weight: shard(0)}}",
+            "use shard-params and name the dimension: {style: shard-params, params: {weight: shard(0)}}",
         )
     return features
 
@@ -67,8 +67,8 @@ def _check_packed_layouts(target: Target, flow_in: Flow, flow_out: Flow) -> None
     if flow != shard(-1):
         raise StyleError(
             "wrong-layout",
-            f"the packed features of {target.path} cannot lie as {flow}",
-            "leave them as shard(-1)",
+            f"the packed features of {target.path} cannot have the placement {flow}",
+            "write shard(-1)",
             option,
             flow.span if flow else None,
         )
@@ -89,7 +89,7 @@ def one_input(target: Target, wanted: Placement) -> Flow:
     if flow.wanted is not None and flow.wanted != wanted:
         raise StyleError(
             "wrong-layout",
-            f"{target.options['style']} wants its input as {wanted}, the rule says {flow.wanted}",
+            f"{target.options['style']} needs its input as {wanted}, but the rule says {flow.wanted}",
             f"write `input: {flow.arrives}`",
             "input",
             flow.wanted.span,
@@ -104,7 +104,7 @@ def one_output(target: Target, natural: Placement) -> Flow:
         raise StyleError(
             "unknown-input",
             f"{type(target.module).__name__} has one output",
-            "write a placement alone, as in `output: replicate`",
+            "write one placement, as in `output: replicate`",
             "output",
             next(name for name in flows if name not in ("", "0")),
         )

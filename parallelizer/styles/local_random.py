@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 declare(
     StyleDeclaration(
         "local-random",
-        "params",
+        "random",
         "tp",
-        "draw random numbers of each rank's own, for dropout of what is split",
+        "draw different random numbers on each rank, for dropout on split tensors",
         {"axis": AXIS},
     )
 )

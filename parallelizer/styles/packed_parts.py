@@ -71,7 +71,7 @@ def _part(target: Target, part: int | str) -> int:
         known = [n for m in (target.module, *target.around) for n in numbers(m)]
         raise StyleError(
             "unknown-attribute",
-            f"{target.path} has no positive whole number {part!r}, nor has a module around it",
+            f"{target.path} has no positive whole number {part!r}, and neither has a module around it",
             did_you_mean(part, list(dict.fromkeys(known)), "the whole numbers there are"),
             "packed",
         )

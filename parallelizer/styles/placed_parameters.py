@@ -58,7 +58,7 @@ class ShardParams(ParallelStyle):
     """Any parameters of one module as DTensors on one or two axes.
 
     With layouts, forward runs on DTensors between them; without, on the local shards. Buffers stay whole and plain, for
-    state dicts and whoever fills them; forward sees its rank's slices. `gradients` says how a replicated parameter's local
+    state dicts and initializers; forward sees its rank's slices. `gradients` says how a replicated parameter's local
     gradient lies in the second case. `divide_sizes` are dimensions of arguments, by name, whose sizes forward reads divided.
     `heads`, with the dimensions `head_dims` of parameters that count their features: each rank computes one of so many
     heads, which are fewer than the ranks.

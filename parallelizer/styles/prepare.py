@@ -32,7 +32,7 @@ def prepare(target: Target, *, inputs: bool, outputs: bool) -> Sharding:
     if len(missing) == inputs + outputs:
         raise StyleError(
             "missing-option",
-            f"the rule does not say which {' or '.join(missing)}",
+            f"the rule has no {' or '.join(missing)}",
             f"write {missing[0]}: {{x: shard(1) -> replicate}}",
         )
     check_flows(target, layouts.input, "input", terms=layouts.local_input)
@@ -60,8 +60,8 @@ def check_flows(target: Target, flows: Mapping[str, Flow], option: str, terms: b
         ):
             raise StyleError(
                 "unknown-placement",
-                f"`{flow}` wants a partial tensor",
-                "partial is a way to arrive, not to leave",
+                f"`{flow}` asks for a partial tensor",
+                "write partial before the arrow only",
                 option,
                 flow.wanted.span,
             )
@@ -91,8 +91,8 @@ def _check_summed(layouts: Layouts) -> None:
         if flow.wanted is None or flow.wanted.kind != "replicate" or not layouts.local_output:
             raise StyleError(
                 "wrong-layout",
-                f"`grad: partial` is of an output that is handed on whole, as a plain tensor, and not of `{flow}`",
-                "write `output: replicate`, without `local: false`; or leave `grad` out",
+                f"`grad: partial` needs an output that is whole and a plain tensor, not `{flow}`",
+                "write `output: replicate` without `local: false`, or remove `grad`",
                 "grad",
             )
 
@@ -104,7 +104,7 @@ def _check_split(flows: Mapping[str, Flow], option: str) -> None:
         if kinds != {"replicate", "shard"}:
             raise StyleError(
                 "wrong-layout",
-                f"`{flow}` does not say how to split or gather the sequence over cp",
+                f"`{flow}` neither splits nor gathers the sequence over cp",
                 "write shard(1) -> replicate, or replicate -> shard(1)",
                 option,
                 next((p.span for p in (flow.arrives, flow.wanted) if p is not None), None),

@@ -16,7 +16,7 @@ declare(
         "prepare-input",
         "io",
         "tp",
-        "lay out inputs anew",
+        "convert the placement of inputs",
         {"input": INPUT, "local": LOCAL, "grad": INPUT_GRAD, "axis": AXIS},
         defaults={"local": "false", "grad": "replicate"},
     )

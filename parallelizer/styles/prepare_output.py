@@ -16,20 +16,20 @@ declare(
         "prepare-output",
         "io",
         "tp",
-        "lay out outputs anew",
+        "convert the placement of outputs",
         {
             "output": OUTPUT,
             "local": LOCAL,
             "grad": OptionKind(
                 "choice",
-                "of a replicated output handed on as a plain tensor: partial: sum its gradients over the axis; replicate: "
-                "do not",
+                "for a replicated output that is returned as a plain tensor: partial sums its gradients over the axis; "
+                "replicate does not",
                 ("partial", "replicate"),
             ),
             "grad_last": OptionKind(
                 "size",
-                "how many of the last features `grad` is of, a number or an attribute of the module or one around it; all "
-                "unless said",
+                "the number of last features that `grad` applies to: a number, or an attribute of the module or one around it; "
+                "all by default",
             ),
             "axis": AXIS,
         },

@@ -30,11 +30,12 @@ _axes: list[str] = []
 
 
 def seed_ranks(mesh: DeviceMesh, seed: int, *, axes: Mapping[str, str] | None = None) -> None:
-    """Seed torch's default generators: alike on ranks that see the same tokens, independently on all others.
+    """Seed torch's default generators: equally on ranks that have the same tokens, independently on all
+    others.
 
-    On one rank, and wherever no axis deals out tokens, this is `torch.manual_seed(seed)`. Call it once, on every rank,
-    before training. `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`. Raises
-    ValueError for axes that have other names than ours.
+    On one rank, and if no axis distributes tokens, this is `torch.manual_seed(seed)`. Call it once, on
+    every rank, before training. `axes` renames the axes of a DeviceMesh with other names, as in
+    `rename_axes`. Raises ValueError for axes whose names are not ours.
     """
     mesh = rename_axes(mesh, axes)
     sizes, place = describe(mesh).sizes, batch_rank(mesh)[0]

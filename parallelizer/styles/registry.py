@@ -82,21 +82,21 @@ def style(
     options: Mapping[str, OptionKind] | None = None,
     takes_parameters: bool = False,
 ) -> Callable[[StyleFunction], StyleFunction]:
-    """Add a style of one's own: a decorator on a function from a Target to a torch ParallelStyle.
+    """Add a style of your own: a decorator on a function from a Target to a torch ParallelStyle.
 
-    Return a `Sharding` instead to tell the tables and checks how parameters are placed. `slot` is `params` or
-    `io`. Raises ValueError when the name is taken or the slot cannot be filled from outside.
+    Return a `Sharding` instead, so that tables and checks know the placement of parameters. `slot` is
+    `params` or `io`. Raises ValueError if the name exists already or the slot is another one.
 
         @style("scaled", options={"by": OptionKind("int", "the factor")})
         def scaled(target):
             return MyParallelStyle(target.options.get("by", 2))
     """
     if slot not in ("params", "io"):
-        raise ValueError(f"a style of one's own fills `params` or `io`, not {slot!r}")
+        raise ValueError(f"a style of your own fills `params` or `io`, not {slot!r}")
 
     def register(function: StyleFunction) -> StyleFunction:
         doc = (function.__doc__ or "").strip().split("\n")[0]
-        every = {**(options or {}), "axis": OptionKind("axis", "the mesh axis it stands on")}
+        every = {**(options or {}), "axis": OptionKind("axis", "the mesh axis that the style uses")}
         declare(StyleDeclaration(name, slot, axis, doc, every, takes_parameters))
         return implements(name)(function)
 

@@ -22,7 +22,7 @@ declare(
         {
             "grad": OptionKind(
                 "choice",
-                "partial: sum the gradients over the axis; replicate: do not",
+                "partial sums the gradients over the axis; replicate does not",
                 ("partial", "replicate"),
             ),
             "axis": AXIS,
@@ -46,15 +46,15 @@ def replicate(target: Target) -> Sharding:
     if target.param is not None and target.param not in own:
         raise StyleError(
             "style-on-parameter",
-            f"{full_name(target.path, target.param)} is a buffer, and replicate is for parameters",
-            "leave the rule out: a buffer is the same on every rank unless shard-params slices it",
+            f"{full_name(target.path, target.param)} is a buffer, but `replicate` is for parameters",
+            "remove the rule: buffers are replicated unless shard-params shards them",
         )
     names = [target.param] if target.param else own
     if not names:
         raise StyleError(
             "style-module",
             f"{target.path} ({type(target.module).__name__}) has no parameters of its own",
-            "give the rule to the modules that have some",
+            "write the rule for modules that have parameters",
         )
     params = {n: {target.axis: REPLICATE} for n in names}
     gradients = Replicate if target.options.get("grad") == "replicate" else Partial

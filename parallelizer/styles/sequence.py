@@ -20,7 +20,7 @@ declare(
         "tp",
         "run on the sharded sequence with replicated parameters",
         {
-            "layout": OptionKind("placement", "how the sequence lies: shard(1) unless said"),
+            "layout": OptionKind("placement", "the placement of the sequence: shard(1) by default"),
             "local": LOCAL,
             "axis": AXIS,
         },
@@ -46,7 +46,7 @@ def sequence(target: Target) -> Sharding:
         raise StyleError(
             "style-module",
             f"{target.path} ({type(target.module).__name__}) has modules with parameters inside",
-            "give the rule to those modules",
+            "write the rule for those modules",
         )
     if layout.kind == "replicate":
         return Sharding(ShardParams(params, axis=target.axis, gradients=Replicate), (target.axis,), params)

@@ -26,7 +26,8 @@ declare(
             "packed": OptionKind("parts-by-param", f"{PARTS}; or a map of parts by parameter"),
             "replicate_kv": REPLICATE_KV,
             "divide_groups": OptionKind(
-                "names", "numbers of query heads to a key-value head, divided by the ranks that share one"
+                "names",
+                "numbers of query heads for each key-value head, divided by the number of ranks that share a head",
             ),
         },
         takes_parameters=True,
@@ -48,15 +49,15 @@ def shard_params(target: Target) -> Sharding:
         if set(written) != {""}:
             raise StyleError(
                 "wrong-type",
-                "the glob names a parameter, and `params` names others",
-                "write params: shard(0), or let the glob name the module",
+                "the glob matches a parameter, but `params` names others",
+                "write params: shard(0), or match the module",
                 "params",
             )
         written = {target.param: written[""]}
     elif "" in written:
         raise StyleError(
             "wrong-type",
-            "`params` does not say which parameter",
+            "`params` names no parameter",
             "write params: {weight: shard(0)}",
             "params",
         )

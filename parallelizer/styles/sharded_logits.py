@@ -31,10 +31,11 @@ from parallelizer.mesh import cut
 def cross_entropy(logits: Tensor, labels: Tensor, *, ignore_index: int = -100) -> Tensor:
     """The sum of the tokens' losses in nats, a plain scalar: float64 for float64 logits, else float32.
 
-    `logits` [..., vocabulary] are a plain tensor, or a DTensor that lies in any way: sharded over the vocabulary,
-    evenly or not, they stay so. `labels` [...] are int64, with `ignore_index` where nothing is learnt; the sum is 0
-    where they all are. Collective over the axis that the vocabulary lies on, whose ranks give the same labels.
-    Raises RuntimeError, or IndexError for plain logits, for a label that is no column.
+    `logits` [..., vocabulary] are a plain tensor or a DTensor of any placement. Logits that are sharded
+    over the vocabulary, evenly or not, stay sharded. `labels` [...] are int64, with `ignore_index` for
+    tokens without a loss; the sum is 0 if all are ignored. Collective over the axis that shards the
+    vocabulary, whose ranks pass the same labels. Raises RuntimeError, or IndexError for plain logits, for a
+    label that is not a column.
     """
     labels = labels.flatten()
     if isinstance(logits, DTensor):

@@ -27,8 +27,8 @@ def divided_attributes(target: Target) -> dict[str, int]:
     if target.options.get("divide") and target.param is not None:
         raise StyleError(
             "wrong-type",
-            f"the glob names the parameter {target.param}, and `divide` takes attributes of a module",
-            "let the glob name the module",
+            f"the glob matches the parameter {target.param}, but `divide` takes attributes of a module",
+            "match the module instead",
             "divide",
         )
     return divided
@@ -76,8 +76,8 @@ def _numbers(target: Target, option: str, degree: int) -> dict[str, int]:
         if not is_writable(target.module, name):
             raise StyleError(
                 "unknown-attribute",
-                f"{full_name(target.path, name)} cannot be set, and so not be divided",
-                "divide what it is computed from; a number of another module takes a rule for that module",
+                f"{full_name(target.path, name)} cannot be set, so it cannot be divided",
+                "divide the numbers that it is computed from; a number of another module needs a rule for that module",
                 option,
             )
         if value % degree:
@@ -107,8 +107,8 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
         if placement.kind == "partial":
             raise StyleError(
                 "unknown-placement",
-                "a parameter is never partial",
-                "replicate or shard(dim)",
+                "a parameter cannot be partial",
+                "write replicate or shard(dim)",
                 "params",
                 placement.span,
             )
@@ -123,7 +123,7 @@ def on_axes(target: Target, name: str, by_axis: Mapping[str, Placement]) -> dict
         if axis not in TENSOR_AXES:
             raise StyleError(
                 "unknown-axis",
-                f"parameters are not placed on {axis}",
+                f"parameters cannot be placed on {axis}",
                 f"write {' or '.join(TENSOR_AXES)}; fsdp shards over the data axes",
                 "params",
                 f"{name}.{axis}" if target.param is None else axis,
@@ -158,13 +158,20 @@ def uneven(
     axes: str | None = None,
     every: Iterable[int] = (),
 ) -> StyleError:
-    """A size that does not divide, and the degrees that would: those that divide all of `every` too."""
+    """A size that the axis does not divide, with the sizes of the axis that divide it, and `every` as well."""
     common = math.gcd(size, *every)
     legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
     shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
+    other = [n for n in dict.fromkeys(every) if n != size]
+    divisors = (
+        f"the common divisors of {', '.join(f'{n:,}' for n in (size, *other))}"
+        if other
+        else f"the divisors of {size:,}"
+    )
+    axis = axes or target.axis
     return StyleError(
         "not-divisible",
-        f"{what} is {size:,}, which {axes or target.axis}={ranks} does not divide",
-        f"sizes that divide {'them all' if every else 'it'}: {shown}",
+        f"{what} is {size:,}, which {axis}={ranks} does not divide",
+        f"{axis} can be {shown} ({divisors})",
         option,
     )

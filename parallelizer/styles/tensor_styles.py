@@ -31,7 +31,7 @@ def apply_tensor_style(application: Application, module: nn.Module, live: Live) 
 
 
 def tensor_style_statements(application: Application, exporting: Exporting) -> Sequence[Statement] | None:
-    """The same as plain Python; None for a style of the user's own, which nobody here knows."""
+    """The same as plain Python; None for a user's own style, which is not known here."""
     act, axes = application.act, application.axes
     if act is None:
         return ()

@@ -23,7 +23,7 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
     if isinstance(bound, MethodType) and bound.__self__ is module:
         function = bound.__func__
 
-        # Attributes of the function are somebody's marks on that function: not copied.
+        # Attributes that other code set on the function are not copied.
         @functools.wraps(function, updated=())
         def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return around(self, MethodType(function, self), args, kwargs)

@@ -14,8 +14,8 @@ from parallelizer.training.settings import Settings
 
 
 class Batches:
-    """This rank's part of each global batch, which depends on the seed and on how many samples came before;
-    `Job.batches` makes it. Tensors are on the rank's device, [rows, tokens of this rank, ...].
+    """This rank's part of each global batch, which depends on the seed and on the number of samples before
+    it; `Job.batches` makes it. Tensors are on the rank's device, [rows, tokens of this rank, ...].
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Batches:
         self.index, self.ranks = batch_rank(mesh)
 
     def training(self, position: int) -> list[dict[str, torch.Tensor]]:
-        """The global batch that `position` samples came before: its `train.accumulate` parts, each with this rank's rows
-        and tokens by the names of the model's batch.
+        """The global batch after `position` samples: its `train.accumulate` parts, each with this rank's
+        rows and tokens, under the names of the model's batch.
         """
         work, parts = self.workload, []
         rows = work.batch_size // work.accumulate // self.ranks
@@ -50,7 +50,7 @@ class Batches:
         return parts
 
     def validation(self) -> list[dict[str, torch.Tensor]]:
-        """The held-out batches, `train.eval_batches` of them: the same ones every time."""
+        """The `train.eval_batches` held-out batches, always the same ones."""
         work = self.workload
         rows = work.batch_size // self.ranks
         batches = self.data.heldout_batches(

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def run(train: Callable[[Job], Result], *, config: str = "train") -> None:
     """The command line of a training recipe, for `if __name__ == "__main__"`.
 
-    Composes the root configuration `config` with the words of the command line, checks it, shows the plan, and calls
-    `train` on each rank of the mesh: in processes that it starts, or in those that torchrun or Slurm has started.
-    Then it prints what the run came to. Hydra's options (`-m`, `--cfg job`, `--config-dir`, ...), `dry_run=true` and
-    the Slurm launcher work as documented. A folder `conf` beside the recipe, or beside the folder that it is in, is
-    searched before the shipped configuration.
+    Composes the root configuration `config` with the arguments of the command line, checks it, prints the
+    plan, and calls `train` on each rank of the mesh: in processes that it starts, or in those that torchrun
+    or Slurm has started. Then it prints the result of the run. Hydra's options (`-m`, `--cfg job`,
+    `--config-dir`, ...), `dry_run=true` and the Slurm launcher work as documented. A folder `conf` next to
+    the recipe, or next to the recipe's folder, is searched before the shipped configuration.
 
-    Ends the process with the exit status of docs/stable.md where something is wrong; returns otherwise.
+    If there is an error, ends the process with the exit status of docs/stable.md; otherwise returns.
     """
     interrupts.end_at_once()
     from parallelizer.training.job.run import main
@@ -32,10 +32,11 @@ def run(train: Callable[[Job], Result], *, config: str = "train") -> None:
 
 
 def run_sampling(generate: Callable[[SamplingJob], list[list[int]]], *, config: str = "generate") -> None:
-    """The command line of a sampling recipe: as `run`, for a function that returns the tokens of each text.
+    """The command line of a sampling recipe, like `run`, for a function that returns the tokens of each
+    text.
 
-    Its command names a checkpoint (`checkpoint=runs/a`), whose model, plan and tokenizer it takes. The function writes
-    the text to stdout; everything else goes to stderr. No output folder is made.
+    The command names a checkpoint (`checkpoint=runs/a`), and uses its model, plan and tokenizer. The
+    function writes the text to stdout; all other output goes to stderr. No output folder is made.
     """
     interrupts.end_at_once()
     from parallelizer.training.sampling.run import main

@@ -24,10 +24,11 @@ MOST_SKIPPED = 10
 
 
 class Guards:
-    """Looks after each step at what it has come to: numbers that are not finite, ranks that have drifted apart or lost
-    each other. Made and called by all ranks together; `Job.guards` makes it.
+    """Checks each step: for values that are not finite, and for ranks that hold different values or are at
+    different steps. All ranks create and call it together; `Job.guards` makes it.
 
-    Call `train_step` with `skip_nonfinite=True`: otherwise a step that is not finite has been taken before it is seen.
+    Call `train_step` with `skip_nonfinite=True`: otherwise a step that is not finite is applied before it
+    is found.
     """
 
     def __init__(
@@ -54,11 +55,12 @@ class Guards:
         samples: int | None = None,
         stop: int = 0,
     ) -> int:
-        """Look at the step of this number, from 1, and its parts of the batch. `samples` is where in the data the run is.
+        """Check the step of this number, from 1, and its parts of the batch. `samples` is the position of
+        the run in the data.
 
-        Returns the signal that some rank was asked to `stop` with, 0 for none: the same on every rank. Raises PlanError
-        on all ranks: `out-of-step`, `nonfinite` and `ranks-drifted`, as the settings say. Parameters and optimizer then
-        are those of the last step that was taken. Collective.
+        Returns the signal that asked some rank to `stop`, or 0: the same on every rank. Raises PlanError on
+        all ranks: `out-of-step`, `nonfinite` and `ranks-drifted`, as the settings say. Parameters and
+        optimizer are then those of the last applied step. Collective.
         """
         self.agreement.tell(step, stop=stop, position=samples)
         verdict = self.agreement.heard()
@@ -73,8 +75,8 @@ class Guards:
         return verdict.stop
 
     def before_saving(self, step: int) -> None:
-        """Compare as `compare` does, unless this step has been looked at, or none is to be: of what ranks hold alike a
-        checkpoint has one rank's. Collective.
+        """Compare the ranks as `compare` does, because a checkpoint keeps one rank's copy of values that
+        all ranks hold. Does nothing if this step was checked already, or if checks are off. Collective.
         """
         every = self.settings.check_every
         if every and step % every:

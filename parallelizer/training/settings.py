@@ -113,80 +113,84 @@ train, launch, optim = (partial(key, section) for section in ("train", "launch",
 # fmt: off
 @dataclass(frozen=True)
 class Settings:
-    """The keys that a training reads, with the shipped defaults. Timeouts are in seconds."""
+    """The keys of a training run, with the shipped defaults. Timeouts are in seconds."""
 
     steps: int = train(60, whole(1), "steps of the optimizer")
     seed: int = train(0, whole(0), "the seed of initial values and of the order of the data")
     eval_every: int = train(0, whole(0), "steps between evaluations; 0: one, at the end")
     eval_batches: int = train(4, whole(1), "held-out batches in an evaluation")
-    log_every: int = train(1, whole(0), "steps between lines where there is no live view; 0: none")
-    pretrained: bool = train(True, optional(truth), "start from the weights of a model=hf whose model.name has some")
+    log_every: int = train(1, whole(0), "steps between lines if there is no live view; 0: none")
+    pretrained: bool = train(
+        True, optional(truth), "with model=hf, start from the pretrained weights of model.name, if it has any")
     save: str | None = train(
-        None, optional(folder), "a new folder for the trained model, as from_pretrained of transformers loads it")
-    checkpoint_every: int = train(0, whole(0), "steps between checkpoints; 0: none, but where a scheduler ends the run")
+        None, optional(folder), "a new folder for the trained model, which from_pretrained of transformers can load")
+    checkpoint_every: int = train(0, whole(0), "steps between checkpoints; 0: none, except when a scheduler stops the run")
     checkpoint_dir: str | None = train(
-        None, optional(folder), "where checkpoints go; null: `checkpoints` in the output folder, hydra.run.dir")
-    keep_last: int = train(3, whole(1), "the newest checkpoints that stay")
-    keep_every: int = train(0, whole(0), "checkpoints of a multiple of so many steps stay too; 0: no others")
+        None, optional(folder), "the folder of checkpoints; null: `checkpoints` in the output folder, hydra.run.dir")
+    keep_last: int = train(3, whole(1), "the number of newest checkpoints that are kept")
+    keep_every: int = train(0, whole(0), "also keep the checkpoints of every so many steps; 0: keep no others")
     resume: str = train("auto", optional(text),
         "auto: the newest checkpoint in checkpoint_dir, if there is one; never; or a folder: a checkpoint, or a run's")
-    check_every: int = train(100, whole(0), "steps between comparisons of what ranks should hold alike; 0: none")
+    check_every: int = train(100, whole(0), "steps between checks that ranks hold the same values where they should; 0: none")
     on_drift: str = train(
-        "stop", one_of("stop", "warn"), "what happens when ranks have drifted apart: stop, or warn and go on")
+        "stop", one_of("stop", "warn"), "what to do when these values differ: stop, or warn and continue")
     on_nonfinite: str = train("stop", one_of("stop", "skip"),
-        "what happens at a step whose loss or gradients are not finite: stop, or skip it with a warning")
+        "what to do at a step whose loss or gradients are not finite: stop, or skip it with a warning")
     compare: bool = train(
         True, optional(truth), "compare the first step with the dry run: collectives, and the peak of memory")
     prove: str = train("auto", one_of("auto", "always", "never"),
-        "without a certificate, auto proves the tiny form first where that is quick, always refuses the run, never trains")
+        "without a certificate: auto proves the tiny form first if that is quick, always refuses the run, never "
+        "trains without a proof")
     proofs: str = train(".parallelizer/proofs", folder, "the folder of certificates")
-    trackers: tuple[str, ...] = train((), _trackers, "who is told beside metrics.jsonl: tensorboard, wandb")
-    profile: tuple[int, int] | None = train(None, _profile, 'steps that torch\'s profiler looks at: "3:5", or 3')
+    trackers: tuple[str, ...] = train((), _trackers, "trackers in addition to metrics.jsonl: tensorboard, wandb")
+    profile: tuple[int, int] | None = train(None, _profile, 'steps that torch\'s profiler records: "3:5", or 3')
 
-    start_timeout: float = launch(120, seconds, "seconds until every rank must have met the others")
-    collective_timeout: float = launch(600, seconds, "seconds until a collective that hangs is an error")
+    start_timeout: float = launch(120, seconds, "seconds until every rank must have joined the others")
+    collective_timeout: float = launch(600, seconds, "seconds after which a collective that hangs is an error")
     max_cpu_ranks: int = launch(64, whole(1),
-        "more processes than this on one machine are refused; unless it is set, more than 8 a core too")
+        "the most processes on one machine; unless it is set, also at most 8 for each core")
     max_restarts: int = launch(
-        100, whole(0), "how often ranks that failed are started again, from the last checkpoint")
+        100, whole(0), "how often failed ranks are started again, from the last checkpoint")
     stuck_after: float = launch(
-        300, seconds_or_0, "seconds without a finished step until it is said who is behind; 0: never")
-    stop_grace: float = launch(60, seconds_or_0, "seconds to save in after SIGTERM or SIGUSR1; 0: none")
+        300, seconds_or_0, "seconds without a finished step until the ranks that are behind are printed; 0: never")
+    stop_grace: float = launch(60, seconds_or_0, "seconds to save a checkpoint after SIGTERM or SIGUSR1; 0: none")
     requeue_code: int = launch(75, whole(1, 255),
-        "the exit status of a run that was asked to stop: the scheduler then starts the job again")
+        "the exit status after SIGTERM or SIGUSR1, at which the scheduler starts the job again")
 
     lr: float = optim(2e-3, number, "the peak of the learning rate, after the warm-up")
     warmup: int = optim(10, whole(0), "steps to the peak")
-    final_ratio: float = optim(0.1, number, "the last step's rate is this share of the peak")
+    final_ratio: float = optim(0.1, number, "the learning rate of the last step, as a share of the peak")
     schedule: str = optim("cosine", defaulted(one_of(*SCHEDULES)),
-        "how the rate goes down behind the warm-up; wsd: in a line over the last steps; constant: not at all")
+        "how the learning rate falls after the warm-up; wsd: linearly over the last steps; constant: not at all")
     decay: float = optim(
-        0.2, defaulted(share), "of schedule wsd: the share of all steps, the last ones, in which the rate goes down")
+        0.2, defaulted(share), "for schedule wsd: the share of all steps, at the end, in which the learning rate falls")
 
 
 READ_ELSEWHERE = (
     Key("plan", "${model.plan}", Kind("a name or a path"), "a name (plans/<name>.yaml along the search path) or a path"),
     Key("rules", [], Kind("a list of rules"),
-        "rules behind all others, from the command line: 'rules=[\"layers.*: checkpoint\"]'"),
-    Key("imports", [], Kind("a list of modules"), "modules that register styles of one's own"),
+        "rules after all others, from the command line: 'rules=[\"layers.*: checkpoint\"]'"),
+    Key("imports", [], Kind("a list of modules"), "modules that register your own styles"),
     Key("checks", ["parallelizer.training.settings.check"], Kind("a list of functions"),
-        "functions that look at a composed configuration before anything runs"),
+        "functions that check the composed configuration before anything runs"),
     Key("device", "auto", Kind("auto, cpu or cuda"), "auto, cpu, cuda"),
     Key("dry_run", False, Kind("true or false"), "print the plan and stop"),
     Key("world_size", None, Kind("a whole number from 1, or null"),
-        "the ranks there will be, which the mesh must have; an axis of -1 takes what the others leave"),
+        "the number of ranks that the mesh must have; an axis of -1 takes the remaining factor"),
     Key("train.batch_size", 16, Kind("a whole number from 1"), "sequences in the global batch"),
-    Key("train.accumulate", 1, Kind("a whole number from 1"), "parts of it that gradients are summed over"),
+    Key("train.accumulate", 1, Kind("a whole number from 1"), "parts of the batch over which gradients are accumulated"),
     Key("train.seq_len", 256, Kind("a whole number from 1"), "tokens of a sequence"),
     Key("train.dtype", "float32", Kind("a floating-point type of torch"),
-        "the dtype of parameters in forward and backward; masters stay float32"),
-    Key("train.clip", 1.0, Kind("a positive number, or null"), "bound of the gradient norm; null: none"),
+        "the dtype of parameters in forward and backward; master weights stay float32"),
+    Key("train.clip", 1.0, Kind("a positive number, or null"),
+        "the largest gradient norm, above which gradients are scaled down; null: none"),
     Key("optim._target_", "parallelizer.optim.build_optimizer", Kind("the dotted path of a function or a class"),
         "a function of the model and this config, or a class of optimizers"),
     Key("optim.betas", [0.9, 0.95], Kind("two numbers from 0, below 1"), "of AdamW"),
     Key("optim.eps", 1e-8, Kind("a number from 0"), "of AdamW"),
     Key("optim.weight_decay", 0.1, Kind("a number from 0"), "of matrices; norms are not decayed"),
-    Key("optim.fused", "auto", Kind("auto, true or false"), "one kernel for all parameters where the device has it; true, false"),
+    Key("optim.fused", "auto", Kind("auto, true or false"),
+        "auto: one kernel for all parameters if the device has one; true; false"),
 )
 """Keys beside them: those that every command reads, and those of the shipped optimizer."""
 # fmt: on
@@ -210,7 +214,7 @@ OPTIMIZER = next(one.default for one in KEYS if one.name == "optim._target_")
 
 
 def _check_keys(reading: Reading, known_here: tuple[str, ...]) -> None:
-    """Report keys that nobody reads: a misspelt one that is passed over leaves its setting as it was.
+    """Report unknown keys: a misspelt key that is ignored leaves its setting unchanged.
 
     `train`, `launch` and its optimizer's `optim` are the recipe's own. Beside them a configuration may have keys
     that others of its keys name, so that there only what the command line adds is looked at.

@@ -22,18 +22,19 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 
 
 class Tracker(Protocol):
-    """Takes what rank 0 measures. Whatever a method raises ends the tracker, not the run."""
+    """Receives rank 0's measurements. An exception in a method ends the tracker, not the run."""
 
     def open(self, config: Mapping[str, Any], folder: Path, done: int) -> None:
-        """Begin, in a run's output folder; `done` steps were there before and are not written again, and what was
-        written of later ones counts no more, or is not written twice. `config` is the run's, resolved.
+        """Start in a run's output folder. `done` steps were taken before and are not written again; what
+        was written of later steps is discarded or overwritten. `config` is the resolved configuration of
+        the run.
         """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """What has been measured of a step, from 1: the keys of a line of `metrics.jsonl` without `step`."""
+        """The measurements of a step, from 1: the keys of a line of `metrics.jsonl` without `step`."""
 
     def close(self, status: str) -> None:
-        """End: `finished`, `stopped` (it goes on later) or `failed`."""
+        """End with `finished`, `stopped` (the run may be resumed) or `failed`."""
 
 
 class TensorBoard:

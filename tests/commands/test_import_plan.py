@@ -61,7 +61,7 @@ def test_the_plan_is_printed_with_where_each_line_came_from(written: Path) -> No
 
 @pytest.mark.parametrize("preset", ["single", "tp2", "fsdp2", "cp2"])
 def test_it_is_a_plan_that_validates(preset: str, written: Path, capsys: Captured) -> None:
-    assert cli.main(["validate", *QWEN, f"plan={written}", f"parallel={preset}"]) == 0, (
+    assert cli.main(["validate", "--no-proof", *QWEN, f"plan={written}", f"parallel={preset}"]) == 0, (
         capsys.readouterr().err
     )
 

@@ -22,7 +22,7 @@ SETUP = ["overrides", "--config-dir", "--config-name"]
 EXPECTED = {
     "validate": (
         "find all mistakes in the plan and the configuration",
-        [*SETUP, "--json", "--quick", "--proven", "--proofs"],
+        [*SETUP, "--json", "--quick", "--proven", "--no-proof", "--proofs"],
     ),
     "plan": (
         "print the shards, collectives and memory of each rank",
@@ -128,7 +128,7 @@ def test_a_model_is_found_in_the_working_directory(tmp_path: Path) -> None:
         "batch: {input: {shape: [batch, sequence]}, labels: {shape: [batch, sequence]}}\n"
     )
     arguments = ["--config-dir", "conf", "model=mine", "parallel=fsdp2"]
-    ended = command("-m", "parallelizer", "validate", *arguments, cwd=tmp_path)
+    ended = command("-m", "parallelizer", "validate", "--no-proof", *arguments, cwd=tmp_path)
     assert ended.status == 0, ended.err
     assert ended.out.endswith("plan.yaml on dp_shard=2: valid\n")
 

@@ -47,11 +47,16 @@ def test_plan_files_need_no_hydra() -> None:
 
 def test_a_plan_and_a_preset_are_read_and_no_model_is_built(capsys: Captured) -> None:
     # This model cannot be built, and this sequence cannot be divided: both need the model to be found.
-    assert main(["validate", "--quick", "parallel=tp8_cp2", "model.n_heads=7", "train.seq_len=255"]) == 0
+    assert (
+        main(
+            ["validate", "--no-proof", "--quick", "parallel=tp8_cp2", "model.n_heads=7", "train.seq_len=255"]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
     assert printed.out.endswith("llama.yaml on cp=2 x tp=8: well formed (no model was built)\n")
     assert printed.err == ""
-    assert main(["validate", "parallel=tp8_cp2", "model.n_heads=7"]) == 1
+    assert main(["validate", "--no-proof", "parallel=tp8_cp2", "model.n_heads=7"]) == 1
 
 
 def test_every_file_s_mistakes_come_in_one_run(tmp_path: Path, capsys: Captured) -> None:
@@ -59,7 +64,7 @@ def test_every_file_s_mistakes_come_in_one_run(tmp_path: Path, capsys: Captured)
     first.write_text(WRONG)
     second.write_text("rules:\n  norm: {style: sequence, layout: straem}\n  layers.*: fsdp\n")
     good.write_text("extends: llama\n")
-    assert main(["validate", "--quick", "--json", str(first), str(second), str(good)]) == 1
+    assert main(["validate", "--no-proof", "--quick", "--json", str(first), str(second), str(good)]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["valid"] is False
     assert [
@@ -75,15 +80,15 @@ def test_several_files_are_counted(tmp_path: Path, capsys: Captured) -> None:
     wrong.write_text(WRONG)
     good.write_text("extends: llama\n")
     fine.write_text("extends: llama\n")
-    assert main(["validate", "--quick", str(wrong), str(good), str(fine)]) == 1
+    assert main(["validate", "--no-proof", "--quick", str(wrong), str(good), str(fine)]) == 1
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
         f"{good}: well formed", f"{fine}: well formed", "3 plan files: 2 well formed, 1 wrong",
     ]  # fmt: skip
     assert printed.err.endswith("1 error\n")
-    assert main(["validate", "--quick", str(good), str(fine)]) == 0
+    assert main(["validate", "--no-proof", "--quick", str(good), str(fine)]) == 0
     assert capsys.readouterr().out.endswith("2 plan files: 2 well formed\n")
-    assert main(["validate", "--quick", str(good)]) == 0
+    assert main(["validate", "--no-proof", "--quick", str(good)]) == 0
     assert capsys.readouterr().out == f"{good}: well formed\n"
 
 
@@ -92,7 +97,7 @@ def test_a_layout_that_is_not_there(overrides: list[str], tmp_path: Path, capsys
     plan = tmp_path / "mine.yaml"
     plan.write_text("extends: llama\nrules:\n  norm: {style: sequence, layout: straem}\n")
     named = [f"plan={plan}", *overrides] if overrides else [str(plan)]
-    assert main(["validate", "--quick", "--json", *named]) == 1
+    assert main(["validate", "--no-proof", "--quick", "--json", *named]) == 1
     [found] = json.loads(capsys.readouterr().out)["diagnostics"]
     assert found["code"] == "unknown-layout" and "did you mean stream?" in found["help"]
     assert (found["span"]["line"], found["span"]["column"], found["span"]["end_column"]) == (3, 35, 41)
@@ -101,8 +106,10 @@ def test_a_layout_that_is_not_there(overrides: list[str], tmp_path: Path, capsys
 def test_a_layout_of_the_preset_is_there(tmp_path: Path, capsys: Captured) -> None:
     plan = tmp_path / "mine.yaml"
     plan.write_text("extends: llama\nrules:\n  norm: {style: sequence, layout: other}\n")
-    assert main(["validate", "--quick", f"plan={plan}", "++parallel.layouts.other=replicate"]) == 0
-    assert main(["validate", "--quick", f"plan={plan}"]) == 1
+    assert (
+        main(["validate", "--no-proof", "--quick", f"plan={plan}", "++parallel.layouts.other=replicate"]) == 0
+    )
+    assert main(["validate", "--no-proof", "--quick", f"plan={plan}"]) == 1
     assert "unknown-layout" in capsys.readouterr().err
 
 
@@ -111,13 +118,13 @@ def test_a_plan_is_looked_up_behind_one_s_own_folder(tmp_path: Path, capsys: Cap
     (tmp_path / "plans" / "ours.yaml").write_text("extends: llama\n")
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: ours\n")
-    assert main(["validate", "--quick", "--config-dir", str(tmp_path), str(mine)]) == 0
-    assert main(["validate", "--quick", str(mine)]) == 1
+    assert main(["validate", "--no-proof", "--quick", "--config-dir", str(tmp_path), str(mine)]) == 0
+    assert main(["validate", "--no-proof", "--quick", str(mine)]) == 1
     assert "there is no plan named 'ours'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("others", [["parallel=tp2"], ["parallel=tp2", "train.seq_len=8"]])
 def test_plan_files_and_overrides_do_not_stand_together(others: list[str], capsys: Captured) -> None:
-    assert main(["validate", "--quick", "configs/plans/llama.yaml", *others]) == 2
+    assert main(["validate", "--no-proof", "--quick", "configs/plans/llama.yaml", *others]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and "write plan=configs/plans/llama.yaml" in printed.err

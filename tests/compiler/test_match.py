@@ -121,13 +121,13 @@ def test_a_module_is_meant_before_a_parameter() -> None:
         ("nothing.at.all: colwise", "unmatched-glob", "nothing.at.all", "`nothing.at.all` matches no module",
          "the model has after, before, inner"),
         ("'*up': colwise", "unmatched-glob", "'*up'", "`*up` matches no module",
-         "`*` stays inside one segment; did you mean `inner.*up` (matches 1)?"),
+         "`*` matches within one segment only; did you mean `inner.*up` (matches 1)?"),
         ("'*.up.wieght': {style: shard-params, params: shard(0)}", "unmatched-glob", "'*.up.wieght'",
          "`*.up.wieght` matches no module", "did you mean `*.up.weight` (matches 1)?"),
         ('"inner.{up,dwn}": colwise', "unmatched-alternative", "dwn",
          "`inner.dwn`, one alternative of `inner.{up,dwn}`, matches no module", "did you mean `inner.down`?"),
         ('"{inner.up,h.{0..63}.wq}": colwise', "unmatched-alternative", "h.{0..63}.wq",
-         "`h.{0..63}.wq`, alternatives of `{inner.up,h.{0..63}.wq}`, match no module", "take them out of the braces"),
+         "`h.{0..63}.wq`, alternatives of `{inner.up,h.{0..63}.wq}`, match no module", "remove them from the braces"),
         ('"inner.{up,dwn,don}": colwise', "unmatched-alternative", '"inner.{up,dwn,don}"',
          "`inner.{dwn,don}`, alternatives of `inner.{up,dwn,don}`, match no module", "did you mean `inner.down`?"),
     ],
@@ -154,7 +154,7 @@ def test_a_star_that_was_to_cross_segments_is_told_what_does() -> None:
             )
 
     found = finding("rules: {'*self.query': colwise}", Encoder, TP)
-    assert found.help == "`*` stays inside one segment; did you mean `**.self.query` (matches 12)?"
+    assert found.help == "`*` matches within one segment only; did you mean `**.self.query` (matches 12)?"
 
 
 def test_optional_lets_a_rule_match_nothing() -> None:
@@ -165,7 +165,7 @@ def test_optional_lets_a_rule_match_nothing() -> None:
 def test_a_style_for_modules_refuses_a_parameter() -> None:
     text = rules("inner.up.weight: colwise")
     found = finding(text, MLP, TP)
-    assert (found.code, found.help) == ("style-on-parameter", "name its module: inner.up")
+    assert (found.code, found.help) == ("style-on-parameter", "match its module: inner.up")
     assert marked(text, found) == "colwise"
 
 
@@ -224,7 +224,7 @@ def test_none_that_finds_nothing_to_empty_is_reported() -> None:
     assert (found.code, found.severity, found.message) == (
         "shadowed-rule",
         "warning",
-        "`inner.*` finds nothing to empty",
+        "`inner.*` has no slot to empty",
     )
     assert findings(rules("inner.*: {none: fsdp, optional: true}"), MLP, TP) == ()
 
@@ -262,8 +262,8 @@ def test_a_tied_parameter_is_matched_under_each_of_its_names() -> None:
 @pytest.mark.parametrize(
     ("later", "taken"),
     [
-        ("inner.up: none", ["this rule takes `colwise` away"]),
-        ("inner.*: {none: params}", ["this rule takes `colwise` away"]),
+        ("inner.up: none", ["this rule removes `colwise`"]),
+        ("inner.*: {none: params}", ["this rule removes `colwise`"]),
         ("inner.*: {none: fsdp}", []),
         ("inner.down: none", []),
         ("inner.up: none\n  inner.{up,down}: replicate", []),

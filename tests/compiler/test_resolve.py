@@ -85,8 +85,8 @@ def test_context_parallel_stands_on_cp_alone() -> None:
     found = finding(text, MLP, TP)
     assert (found.code, found.message, found.help) == (
         "unknown-axis",
-        "context-parallel does not stand on tp",
-        "it stands on cp",
+        "context-parallel does not use tp",
+        "it uses cp",
     )
     assert marked(text, found) == "axis"
 

@@ -164,7 +164,7 @@ def test_an_error_of_the_command_line_can_be_copied_and_sent() -> None:
         compose_config(["a"])
     for twin in (copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
         assert twin.diagnostic == caught.value.diagnostic
-    assert str(caught.value).startswith("<override a>:1:1: error[override-syntax]: 'a' is no override")
+    assert str(caught.value).startswith("<override a>:1:1: error[override-syntax]: 'a' is not an override")
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_plan_file_by_itself_is_told_how_to_be_checked(word: str, meant: str) 
     with pytest.raises(OverrideSyntaxError) as caught:
         compose_config(["parallel=tp2", word])
     help_text = caught.value.diagnostic.help or ""
-    assert f"against a model: {meant} " in help_text and "validate --quick" in help_text
+    assert f"with a model, write {meant} " in help_text and "validate --quick" in help_text
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os.path
 from pathlib import Path
@@ -32,14 +33,27 @@ def test_what_a_path_names() -> None:
         ("parallelizer.loses.cross_entropy", "parallelizer has no 'loses'; did you mean losses?"),
         ("os.path.nothing", "os.path has no 'nothing'"),
         ("os.sep", "it names a str"),
-        ("os..sep", "'os..sep' is no dotted path"),
-        ("", "'' is no dotted path"),
+        ("os..sep", "'os..sep' is not a dotted path"),
+        ("", "'' is not a dotted path"),
     ],
 )
 def test_a_path_that_names_no_function(path: str, said: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         function_at(path)
     assert str(caught.value) == said
+
+
+def test_a_package_that_is_imported_already_has_modules_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "outer_located_test" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").touch()
+    (inner / "__init__.py").touch()
+    (inner / "leaf.py").write_text("def f(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("outer_located_test.inner")
+    assert function_at("outer_located_test.inner.leaf.f").__name__ == "f"
 
 
 def test_a_module_that_lacks_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +71,6 @@ def test_the_loss_of_a_configuration(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records == []
     [found] = caught.value.diagnostics
     assert found.message == (
-        "model.loss=parallelizer.losses.cross_entropi is no function: "
+        "model.loss=parallelizer.losses.cross_entropi is not a function: "
         "parallelizer.losses has no 'cross_entropi'; did you mean cross_entropy?"
     )

@@ -155,7 +155,7 @@ def test_a_configuration_that_interpolations_blow_up_is_refused(tmp_path: Path) 
         f"  l{n}: ${{parallel.layouts.l{n + 1}}}${{parallel.layouts.l{n + 1}}}\n" for n in range(30)
     )
     found = refused(preset(tmp_path, f"defaults: [base]\nlayouts:\n{lines}  l30: x\n"), "parallel=ours")
-    assert found.startswith("ours.yaml:") and "with its interpolations filled in" in found
+    assert found.startswith("ours.yaml:") and "after its interpolations are resolved" in found
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def cut(span: Span | None) -> str:
 @pytest.mark.parametrize(
     ("overrides", "wrong", "message", "advice"),
     [
-        (["++parallel.layouts.stream=shard(1)"], "shard(1)", "call of a function", "\"++parallel.layouts.stream='shard(1)'\""),
+        (["++parallel.layouts.stream=shard(1)"], "shard(1)", "a function call", "\"++parallel.layouts.stream='shard(1)'\""),
         (["plan=a=b"], "a=b", "Hydra cannot read 'a=b'", "\"plan='a=b'\""),
         (["plan=a'b"], "a'b", "Hydra cannot read", "'plan=\"a'\"'\"'b\"'"),
         (["train.steps=${"], "${", "Hydra cannot read '${'", "\"train.steps='${'\""),
@@ -56,7 +56,7 @@ def test_a_word_that_is_no_override_is_marked_whole(word: str) -> None:
     with pytest.raises(OverrideSyntaxError) as caught:
         compose_config([word])
     assert cut(caught.value.diagnostic.span) == word
-    assert caught.value.diagnostic.help == "an override is key=value"
+    assert caught.value.diagnostic.help == "write an override as key=value"
     with pytest.raises(OverrideSyntaxError) as caught:
         compose_config([word, "rules=[a"])
     assert "'rules=[" in (caught.value.diagnostic.help or "")

@@ -54,10 +54,10 @@ def test_torchrun_tells_how_many_ranks_there_are(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("overrides", "code", "message", "help_text"),
     [
-        (["dp_shard=-1"], "mesh-rest-unknown", "it is not known how many ranks there are", "world_size=<number"),
+        (["dp_shard=-1"], "mesh-rest-unknown", "needs the number of ranks, which is not known", "world_size=<number"),
         (["dp_shard=-1", "tp=-1", "world_size=8"], "mesh-rest-twice", "dp_shard and tp are both -1", "all of them but one"),
-        (["tp=3", "dp_shard=-1", "world_size=8"], "world-size", "8 ranks do not divide by 3 (tp=3)", "may be 1, 2, 4, 8"),
-        (["tp=2", "world_size=8"], "world-size", "the mesh has 2 ranks (tp=2), and world_size is 8", "one axis may be -1"),
+        (["tp=3", "dp_shard=-1", "world_size=8"], "world-size", "8 ranks do not divide by 3 (tp=3)", "can be 1, 2, 4, 8"),
+        (["tp=2", "world_size=8"], "world-size", "the mesh has 2 ranks (tp=2), but world_size is 8", "one axis can be -1"),
         (["tp=2", "world_size=0"], "wrong-type", "world_size is 0", "a whole number from 1"),
         (["tp=-2"], "wrong-type", "the size of tp is -2", "a whole number from 1"),
         (["tp=0"], "wrong-type", "the size of tp is 0", "a whole number from 1"),

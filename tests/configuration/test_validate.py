@@ -11,9 +11,9 @@ import pytest
 
 import parallelizer as pz
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.training.job.prepare import prepare
-from parallelizer.training.watch.forecast import look_ahead
 from tests.chosen import marks_at
 from tests.recipes.runs import ROOT, typed
 from tests.simulate.setups import FAILING, LLAMA
@@ -86,7 +86,7 @@ def told(command: str, *overrides: str) -> list[Any]:
 
 def found_in(overrides: Sequence[str]) -> tuple[Diagnostic, ...]:
     try:
-        return pz.validate(pz.from_overrides(list(overrides)))
+        return pz.validate(pz.from_overrides(list(overrides)), prove=False)
     except PlanError as error:
         return error.diagnostics
 
@@ -95,7 +95,7 @@ def looked_ahead(overrides: Sequence[str]) -> tuple[Diagnostic, ...]:
     """What the recipe finds before it starts ranks."""
     try:
         job = prepare(*compose_config([*overrides, "device=cpu", "dry_run=true"]), None)
-        return look_ahead(job.setup, job.program, job.settings)[1]
+        return validated(job.setup, job.program, job.setup.build_model()).found
     except PlanError as error:
         return error.diagnostics
 
@@ -108,7 +108,9 @@ def test_whoever_validates_finds_the_same(name: str, monkeypatch: pytest.MonkeyP
     overrides, expected = SETUPS[name]
     found = found_in(overrides)
     assert set(kinds(found)) == expected
-    assert told("validate", *overrides) == told("plan", *overrides) == [d.as_json() for d in found]
+    assert (
+        told("validate", "--no-proof", *overrides) == told("plan", *overrides) == [d.as_json() for d in found]
+    )
     dry_run = typed(*overrides, "device=cpu", "dry_run=true", cwd=ROOT, timeout=180)
     shown = re.findall(r"^(error|warning|note)\[([\w-]+)\]: ", dry_run.err, re.MULTILINE)
     assert shown == kinds(found)

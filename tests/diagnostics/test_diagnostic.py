@@ -49,6 +49,11 @@ def test_findings_come_in_order_of_position_and_each_once() -> None:
     assert PlanError(shuffled).diagnostics == tuple(findings)
 
 
+def test_errors_come_last_and_warnings_before_them() -> None:
+    late = Diagnostic("n", "a note", Span("z.yaml", 1, 1, 2), severity="note")
+    assert in_order([ERROR, late, WARNING]) == (late, WARNING, ERROR)
+
+
 def test_only_errors_forbid_the_launch() -> None:
     assert has_errors([NOTE, ERROR]) and not has_errors([NOTE, WARNING]) and not has_errors([])
 

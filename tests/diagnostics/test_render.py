@@ -51,7 +51,7 @@ def test_a_second_place_has_its_own_frame_and_label() -> None:
         "fsdp and fsdp fill the same slot",
         Span("plan.yaml", 3, 16, 20),
         "keep one",
-        related=(Related(Span("plan.yaml", 3, 10, 14), "the other stands here"),),
+        related=(Related(Span("plan.yaml", 3, 10, 14), "the other one"),),
     )
     same(
         render(found),
@@ -62,7 +62,7 @@ def test_a_second_place_has_its_own_frame_and_label() -> None:
            |                ^^^^
           ::: plan.yaml:3:10
          3 |   norm: [fsdp, fsdp]
-           |          ---- the other stands here
+           |          ---- the other one
           = help: keep one
         """,
     )

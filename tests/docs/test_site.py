@@ -26,6 +26,7 @@ def script(path: Path) -> ModuleType:
     return module
 
 
+sys.path.append(str(DOCS))  # as `python docs/site.py` does: it imports docs/api_pages.py
 site = script(DOCS / "site.py")
 api_pages = script(DOCS / "api_pages.py")
 

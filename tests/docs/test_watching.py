@@ -31,7 +31,7 @@ def test_its_commands_leave_what_it_says(tmp_path: Path) -> None:
     assert [words[:3] for words in COMMANDS] == [["python", "-m", "recipes.train"]] * 2
     profiled, tracked = (typed(*SMALL[:-1], *words[3:], cwd=tmp_path) for words in COMMANDS)
     assert profiled.status == tracked.status == 0, profiled.err + tracked.err
-    [block] = re.findall(r"\[the plan\]\n(.*?)```", TEXT, re.S)
+    [block] = re.findall(r"\[the plan, and whether it is proven\]\n(.*?)```", TEXT, re.S)
     shown = [re.sub(r"[\d.,]+", "N", line) for line in block.splitlines()]
     said = {re.sub(r"[\d.,]+", "N", line) for line in profiled.out.splitlines()}
     assert [line for line in shown if line not in said] == []

@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_before_a_rank_starts(tmp_path: Path) -> None:
         *RUN, f"model.name={folder}", "train.pretrained=false", f"train.save={folder}", cwd=tmp_path
     )
     told = " ".join(ended.err.split())  # as wide as the name of the folder leaves room for
-    assert ended.status == 1 and "error[weights-unwritable]" in told and "it is there already" in told
+    assert ended.status == 1 and "error[weights-unwritable]" in told and "it exists already" in told
 
 
 @pytest.mark.parametrize(

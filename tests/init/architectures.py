@@ -21,6 +21,7 @@ OWN = {
     "ViT": "vit",
     "MLP mixer": "mixer",
     "nanoGPT": "nanogpt",
+    "experts in a list": "mixture",
 }
 """Modules of one's own: their model configs, in `CONF` or shipped."""
 
@@ -63,6 +64,14 @@ HUGGING_FACE: dict[str, dict[str, object]] = {
     "stablelm": _GROUPED,
     "starcoder2": {**_GROUPED, "sliding_window": None, "residual_dropout": 0, "embedding_dropout": 0},
     "falcon": {**SMALL, "alibi": False, "hidden_dropout": 0, "attention_dropout": 0},
+    "mpt": {
+        "vocab_size": 256, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 256,
+        "attn_config": "{clip_qkv: 2.0, attn_pdrop: 0}",
+    },
+    "codegen": {
+        "vocab_size": 256, "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 256, "n_ctx": 256, "rotary_dim": 4,
+        **_NO_DROPOUT, "bos_token_id": 0, "eos_token_id": 0,
+    },
     "glm4": {**_SHARED_HEADS, "pad_token_id": 0},
     "smollm3": {**_GROUPED, "pad_token_id": 0},
     "phi": {**_GATED, "resid_pdrop": 0},

@@ -425,3 +425,66 @@ def classify(logits: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The loss of images: (sum over the images, how many there are)."""
     loss = F.cross_entropy(logits.float(), batch["label"], reduction="sum")
     return loss, torch.tensor(float(batch["label"].numel()), device=logits.device)
+
+
+class Specialist(nn.Module):
+    """A gated MLP that gets some tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.rise = nn.Linear(D, 2 * D, bias=False), nn.Linear(D, 2 * D, bias=False)
+        self.fall = nn.Linear(2 * D, D, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.fall(F.silu(self.open(rows)) * self.rise(rows))
+
+
+class Panel(nn.Module):
+    """A mixture of experts as a loop over them, each with the rows that chose it; as a mask with `masked`."""
+
+    def __init__(self, masked: bool = False) -> None:
+        super().__init__()
+        self.masked = masked
+        self.judge = nn.Linear(D, 4, bias=False)
+        self.members = nn.ModuleList(Specialist() for _ in range(4))
+
+    def forward(self, z: Tensor) -> Tensor:
+        b, s, d = z.shape
+        flat = z.reshape(-1, d)
+        weights, chosen = self.judge(flat).softmax(-1).topk(2, dim=-1)
+        out = torch.zeros_like(flat)
+        for number, member in enumerate(self.members):
+            if self.masked:
+                here = (chosen == number).any(-1)
+                out[here] += weights[here, :1] * member(flat[here])
+            else:
+                rows, place = torch.where(chosen == number)
+                out[rows] += weights[rows, place, None] * member(flat[rows])
+        return out.view(b, s, d)
+
+
+class MixtureBlock(nn.Module):
+    def __init__(self, masked: bool = False) -> None:
+        super().__init__()
+        self.n1, self.n2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.look, self.panel = FusedSelf(), Panel(masked)
+
+    def forward(self, z: Tensor) -> Tensor:
+        z = z + self.look(self.n1(z))
+        return z + self.panel(self.n2(z))
+
+
+class Mixture(nn.Module):
+    """A decoder with experts in a list."""
+
+    def __init__(self, layers: int = 1, masked: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCAB, D)
+        self.floors = nn.ModuleList(MixtureBlock(masked) for _ in range(layers))
+        self.last, self.read = nn.LayerNorm(D), nn.Linear(D, VOCAB, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        z = self.words(input_ids)
+        for floor in self.floors:
+            z = floor(z)
+        return self.read(self.last(z))

@@ -108,8 +108,8 @@ def test_a_mistake_in_a_list_is_found_in_its_columns(text: str, code: str, wrong
 
 
 def test_a_colon_without_a_blank_is_explained() -> None:
-    assert "a blank follows the colon" in (parsed("- layers.*:fsdp")[1].items[0].help or "")
-    assert "a blank follows" not in (parsed("- layers.*")[1].items[0].help or "")
+    assert "write a blank after the colon" in (parsed("- layers.*:fsdp")[1].items[0].help or "")
+    assert "write a blank" not in (parsed("- layers.*")[1].items[0].help or "")
 
 
 def test_a_mistake_in_one_rule_leaves_the_others() -> None:

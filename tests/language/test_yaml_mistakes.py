@@ -61,11 +61,11 @@ def test_a_glob_without_quotes_is_named_and_shown_in_quotes(marked: str, read_as
         ("rules:\n  a: [b,\n«»", "the text ends inside `[` or `{`", "close what was opened"),
         ("rules:\n  a: {style: colwise input«:» x}\n", "a `,` or the closing `}` is missing", "put it here"),
         ("rules:\n  a: {b: [c«}»\n", "a `,` or the closing `]` is missing", "put it here"),
-        ("rules:\n  a: {b: c}«}»\n", "this `}` closes nothing", "remove it"),
-        ("a: «]»\n", "this `]` closes nothing", "remove it"),
+        ("rules:\n  a: {b: c}«}»\n", "this `}` has no opening bracket", "remove it"),
+        ("a: «]»\n", "this `]` has no opening bracket", "remove it"),
         ('rules:\n  a: «"»b\n', "this quote is never closed", "same line"),
         ("a: «'»b", "this quote is never closed", "same line"),
-        ('a: "b\\«o»"', "`\\o` is no escape", "single quotes"),
+        ('a: "b\\«o»"', "`\\o` is not an escape", "single quotes"),
         ('a: "«\\U»FFFFFFFF"', None, None),
         ("a: b\n«---»\nc: d\n", "a second document", "one document"),
         ("a: b\n...\n«c»\n", "the document has ended", "one document"),
@@ -93,7 +93,9 @@ def test_tags_are_refused(marked: str) -> None:
 
 
 def test_an_interpolation_without_quotes_is_called_one() -> None:
-    check("rules:\n  a: {style: «${x}»}\n", "interpolation", "an interpolation", "a plan has none")
+    check(
+        "rules:\n  a: {style: «${x}»}\n", "interpolation", "an interpolation", "plans have no interpolations"
+    )
 
 
 def check(marked: str, code: str, message: str, advice: str | None) -> str:

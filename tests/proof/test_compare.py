@@ -114,6 +114,16 @@ def test_a_calibrating_run_that_is_another_computation_proves_nothing(factor: fl
         verdict(other=scale(factor))
 
 
+def test_a_float64_model_that_amplifies_rounding_is_judged_with_bounds_far_below_what_is_wrong() -> None:
+    amplified = scale(1 + 1e-9)
+    assert verdict(scale(1 + 1e-9), other=amplified).passed
+    assert not verdict(scale(1 + 1e-6), other=amplified).passed
+    with pytest.raises(PlanError, match="the unsharded run does not repeat"):
+        judge(
+            observation(), observation(scale(1.5)), observation(), [observation()] * 2, ONE, 48, torch.float32
+        )
+
+
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:
     found = ProofVerdict(
         (

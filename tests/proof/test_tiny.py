@@ -18,3 +18,18 @@ def test_a_rule_that_names_layers_which_the_tiny_form_has_not_is_no_mistake_ther
     with pytest.raises(PlanError):  # the real one has to have them
         wrong = from_overrides(["parallel=tp2", "model.n_layers=6", rule.replace("5", "7")])
         wrong.compile(wrong.build_model())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "length", "small"),
+    [
+        ("cp2_tp2", 254, 11),  # padded
+        ("cp2_tp2", 256, 24),  # four parts of an even number of tokens
+        ("cp2_tp2", 252, 12),  # of an odd number
+        ("fsdp2", 256, 12),
+        ("cp2", 20, 20),
+    ],
+)
+def test_the_length_divides_as_the_runs_does(parallel: str, length: int, small: int) -> None:
+    setup = from_overrides([f"parallel={parallel}", f"train.seq_len={length}"])
+    assert shrink(setup)[0].workload.seq_len == small

@@ -44,7 +44,7 @@ def test_what_is_refused_leaves_the_model_untouched() -> None:
         before = snapshot(model)
 
         program = pz.compile(LLAMA, model, Mesh({"tp": 2}))
-        with pytest.raises(ValueError, match="compiled for tp=2, the DeviceMesh is dp_shard=2"):
+        with pytest.raises(ValueError, match="compiled for tp=2, but the DeviceMesh is dp_shard=2"):
             pz.apply(program, model, mesh)
         done.append("another mesh")
 

@@ -170,8 +170,8 @@ class Cannot(Layer):
     ("build", "message"),
     [
         (lambda: nn.Sequential(Layer(), Forgets()), "the initializer of 1 (Forgets) leaves table unfilled"),
-        (lambda: nn.Sequential(Layer(), Cannot()), "1 (Cannot) cannot make its values"),
-        (Cannot, "the root (Cannot) cannot make its values"),
+        (lambda: nn.Sequential(Layer(), Cannot()), "1 (Cannot) cannot initialize its values"),
+        (Cannot, "the root (Cannot) cannot initialize its values"),
     ],
 )
 def test_values_that_nobody_makes_are_reported(build: Callable[[], nn.Module], message: str) -> None:

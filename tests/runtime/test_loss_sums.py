@@ -32,11 +32,11 @@ def test_the_number_of_tokens_may_be_a_plain_number(weight: Any) -> None:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (mean, "the loss mean returns one number, and not two values"),
+        (mean, "the loss mean returns one number instead of two values"),
         (functools.partial(mean), "the loss mean returns one number"),
         (AsObject(), r"the loss AsObject.__call__ returns nothing"),
-        (lambda o, b: o, r"returns a tensor of shape \[2, 3\], and not two values"),
-        (lambda o, b: (o.sum(), 1, 2), "returns 3 values, and not two"),
+        (lambda o, b: o, r"returns a tensor of shape \[2, 3\] instead of two values"),
+        (lambda o, b: (o.sum(), 1, 2), "returns 3 values instead of two"),
         (lambda o, b: (o, 6), r"returns a tensor of shape \[2, 3\] as the sum"),
         (lambda o, b: (6.0, 6), "returns a float as the sum"),
         (lambda o, b: (o.sum(), "six"), "returns a str as the number of tokens"),

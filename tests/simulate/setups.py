@@ -6,12 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
+from parallelizer.child import in_children
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.all_checks import check_followed
+from parallelizer.simulate.checks.followed_step import Followed
+from parallelizer.simulate.follow.flow import failure_alone, follow
 from parallelizer.simulate.record.trace import Trace, trace
-from parallelizer.simulate.validate import following
 from parallelizer.styles.application import Program
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -69,5 +72,8 @@ def traced(setup: Setup, rank: int = 0, *, fold: bool = False) -> Trace:
 
 def followed_findings(setup: Setup, program: Program, model: nn.Module) -> tuple[Diagnostic, ...]:
     """What following a step of a setup's program finds, as it is found."""
-    with following(program, model, setup.recipe()) as followed:
-        return followed()[1]
+    recipe = setup.recipe()
+    given = program, model, recipe.workload, recipe.loss
+    [flow] = in_children([(follow, *given)])
+    alone = None if flow.failure is None else in_children([(failure_alone, *given)])[0]
+    return check_followed(Followed(program, model, flow, alone))

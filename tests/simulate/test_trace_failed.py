@@ -17,7 +17,7 @@ from tests.simulate import failing as models
 from tests.simulate.setups import FAILING, failing, traced
 
 Captured = pytest.CaptureFixture[str]
-VALUES = "asks for values"
+VALUES = "reads values"
 KERNEL = "torch.library.register_fake"
 OTHER = "on real tensors"
 

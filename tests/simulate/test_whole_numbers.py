@@ -85,7 +85,7 @@ def test_validate_says_what_to_divide_and_where() -> None:
     found = followed("view")
     assert (found.code, found.severity) == ("does-not-run", "error")
     assert found.help == (
-        "the forward of layers.0 reads `heads` (4), of the whole model, and a rank has 2: add the rule "
+        "the forward of layers.0 reads `heads` (4) of the unsharded model, but a rank has 2: add the rule "
         "`layers.*: {style: shard-params, divide: [heads]}`"
     )
     assert found.span is not None and (found.span.line, found.span.column) == (3, 3)  # where it is split
@@ -114,7 +114,7 @@ def test_features_of_a_linear_that_is_stored_the_other_way_round_are_followed_to
     rules = 'rules=["layers.*: {style: shard-params, divide: [q_size, kv_size]}"%s]'
     plain = followed("transposed", rules % ', "layers.*.qkv: colwise"')
     assert plain.code == "fused-features" and plain.help == (
-        "write `packed: [2, 1, 1]`, which splits each part by itself"
+        "write `packed: [2, 1, 1]`, which splits each part separately"
     )
     setup = setup_of(*READING, "parallel=tp2", "model.kind=transposed", rules % "")
     model = setup.build_model()
@@ -126,5 +126,7 @@ def test_plan_says_the_same_of_a_step_that_it_cannot_trace() -> None:
         traced(setup_of(*READING, "parallel=tp2", "model.kind=halves"))
     [found] = caught.value.diagnostics
     assert found.code == "trace-failed" and found.help is not None
-    assert "layers.0 reads `q_size` (32), of the whole model, and a rank has 16: add the rule" in found.help
+    assert (
+        "layers.0 reads `q_size` (32) of the unsharded model, but a rank has 16: add the rule" in found.help
+    )
     assert [(r.span.line, r.label) for r in found.related] == [(3, "the rule of layers.0.qkv")]

@@ -355,7 +355,7 @@ def test_sizes_that_do_not_divide_tell_which_do(rule: str, message: str) -> None
     inner = ConfiguredAttention if "config" in rule else FusedAttention if "divide" in rule else Mlp
     found = finding(text, around(inner), mesh_of(tp=5))
     assert (found.code, found.message) == ("not-divisible", message)
-    assert found.help is not None and found.help.startswith("sizes that divide it: 1, 2, ")
+    assert found.help is not None and found.help.startswith("tp can be 1, 2, ")
     assert [(r.span, r.label) for r in found.related] == [(Span("mesh", 1, 5, 6), "tp=5 is set here")]
 
 
@@ -365,7 +365,7 @@ def test_packed_heads_that_do_not_divide_tell_what_divides_them_all(more: str) -
     text = rules(f"inner.qkv: {{style: colwise, packed: [{parts}]}}", *(['"": fsdp'] if more else []))
     found = finding(text, around(ConfiguredAttention, Sizes(12, 6)), mesh_of(tp=4, dp_shard=2 if more else 1))
     assert found.message == "the part config.kv_heads of inner.qkv.weight is 6, which tp=4 does not divide"
-    assert found.help == "sizes that divide them all: 1, 2, 3, 6"
+    assert found.help == "tp can be 1, 2, 3, 6 (the common divisors of 6, 12)"
     assert marked(text, found) == "packed"
 
 
@@ -432,9 +432,10 @@ def test_replicated_heads_are_replicated_parameters_and_the_legal_degrees_are_to
     assert enough["inner.k"].params["weight"] == {"tp": shard(0)} and "inner" not in enough
     found = finding(rules(GROUPED[1]), around(GroupedAttention, 9, 3), mesh_of(tp=2))
     assert (
-        found.message == "inner.k has 3 key-value heads, which cannot be dealt out to tp=2 (1 more like it)"
+        found.message
+        == "inner.k has 3 key-value heads, which cannot be distributed over tp=2 (1 more like it)"
     )
-    assert found.help == "tp may be 1, 3, or a multiple of 3, where heads are replicated"
+    assert found.help == "tp can be 1, 3, or a multiple of 3, where heads are replicated"
 
 
 def test_a_buffer_stays_whole_and_is_no_parameter() -> None:

@@ -155,7 +155,7 @@ def _validate(arguments: list[str]) -> tuple[Diagnostic, ...]:
     """Every finding of the command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        main(["validate", "--json", *arguments])
+        main(["validate", "--no-proof", "--json", *arguments])
     return tuple(map(_diagnostic, json.loads(out.getvalue())["diagnostics"]))
 
 

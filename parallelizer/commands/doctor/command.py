@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -27,13 +26,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report. Returns 0, or 1 where something that is needed does not work, or 2 for overrides."""
     if arguments.overrides:
-        sys.stderr.write("parallelizer doctor: error: it looks at the machine, and takes no overrides\n")
+        sys.stderr.write("parallelizer doctor: error: doctor takes no overrides\n")
         return 2
+    report = examine(None if arguments.json else sys.stdout)
     if arguments.json:
-        report = examine()
         print_json(document(report))
-    else:
-        report = tell(sys.stdout)
     return 0 if report.healthy else 1
 
 
@@ -50,18 +47,9 @@ class Report:
         return not any(trial.needed and trial.state != "works" for trial in self.trials)
 
 
-def examine() -> Report:
-    """Look at everything. The trials come first: they import torch, which the devices are asked through."""
-    from parallelizer.commands.doctor.facts import all_facts
-    from parallelizer.commands.doctor.trials import all_trials
-
-    trials = tuple(all_trials())
-    return Report(all_facts(), trials)
-
-
-def tell(stream: TextIO) -> Report:
-    """As `examine`, and print each line as soon as it is known: the trials take half a minute. What needs torch waits until a
-    trial has imported it.
+def examine(stream: TextIO | None = None) -> Report:
+    """Collect the facts and run the trials. Each line is written to `stream` as soon as it is known: the trials take half a
+    minute. The facts of the devices need torch, which the first trial imports.
     """
     from parallelizer.commands.doctor.facts import GROUPS
     from parallelizer.commands.doctor.trials import all_trials
@@ -71,25 +59,26 @@ def tell(stream: TextIO) -> Report:
     facts: dict[str, dict[str, str]] = {}
 
     def say(lines: Iterable[str]) -> None:
-        stream.writelines(f"{line}\n" for line in lines)
-        stream.flush()
+        if stream is not None:
+            stream.writelines(f"{line}\n" for line in lines)
+            stream.flush()
 
     for group, function in GROUPS.items():
         if group == NEEDS_TORCH:
             done.append(next(trials))
         facts[group] = dict(function())
-        say(_group(group, facts[group], WIDTH, first=len(facts) == 1))
-    say(["", "what works here"])
-    for trial in itertools.chain(done[:1], trials):
-        done += [] if trial is done[0] else [trial]
-        say(_trial(trial, WIDTH))
+        say(_group(group, facts[group], first=len(facts) == 1))
+    say(["", "what works here", *(line for trial in done for line in _trial(trial))])
+    for trial in trials:
+        done.append(trial)
+        say(_trial(trial))
     report = Report(facts, tuple(done))
     say(_verdict(report))
     return report
 
 
 WIDTH = len("context-parallel attention, flex")
-"""Of the column of names, where they are not known yet."""
+"""The width of the column of names: the longest of them."""
 
 NEEDS_TORCH = "devices"
 
@@ -106,30 +95,17 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def text(report: Report) -> str:
-    """The report as people paste it into an issue: one line each."""
-    rows = [(group, name, value) for group, facts in report.facts.items() for name, value in facts.items()]
-    width = max(len(name) for name in (*(r[1] for r in rows), *(t.name for t in report.trials)))
-    lines: list[str] = []
-    for group, facts in report.facts.items():
-        lines += _group(group, facts, width, first=not lines)
-    lines += ["", "what works here"]
-    for trial in report.trials:
-        lines += _trial(trial, width)
-    return "\n".join([*lines, *_verdict(report)]) + "\n"
-
-
-def _group(group: str, facts: Mapping[str, str], width: int, *, first: bool) -> list[str]:
-    """The lines of one group of facts; of one that has none, nothing."""
-    lines = [f"  {name:{width}}  {value}" for name, value in facts.items()]
+def _group(group: str, facts: Mapping[str, str], *, first: bool) -> list[str]:
+    """The lines of one group of facts; none for a group without facts."""
+    lines = [f"  {name:{WIDTH}}  {value}" for name, value in facts.items()]
     return [*([] if first else [""]), group, *lines] if lines else []
 
 
-def _trial(trial: Trial, width: int) -> list[str]:
-    lines = [f"  {trial.name:{width}}  {trial.state}: {trial.text}"]
-    return [*lines, f"  {'':{width}}  {trial.help}"] if trial.help else lines
+def _trial(trial: Trial) -> list[str]:
+    lines = [f"  {trial.name:{WIDTH}}  {trial.state}: {trial.text}"]
+    return [*lines, f"  {'':{WIDTH}}  {trial.help}"] if trial.help else lines
 
 
 def _verdict(report: Report) -> list[str]:
     broken = [trial.name for trial in report.trials if trial.needed and trial.state != "works"]
-    return ["", f"needed and broken: {', '.join(broken)}" if broken else "all that is needed works"]
+    return ["", f"needed, but broken: {', '.join(broken)}" if broken else "everything that is needed works"]

@@ -24,11 +24,6 @@ NEEDED = ("torch", "hydra-core", "omegaconf", "fnmatch2", "rich", "numpy")
 """The distributions without which nothing goes."""
 
 
-def all_facts() -> dict[str, dict[str, str]]:
-    """Every fact by its name, by its group."""
-    return {group: dict(function()) for group, function in GROUPS.items()}
-
-
 def version(package: str) -> str | None:
     """The version of an installed distribution, or None."""
     try:

@@ -18,7 +18,7 @@ DOC = "print the meaning of a code, or the rules that apply to a module or param
 def add_options(parser: argparse.ArgumentParser) -> None:
     """A code, a path, or nothing; the setup's options and the rank are for a path."""
     parser.add_argument(
-        "word", nargs="?", metavar="CODE|PATH", help="without it, list every code in one line"
+        "word", nargs="?", metavar="CODE|PATH", help="without it, list all codes, one on each line"
     )
     add_setup_options(
         parser,

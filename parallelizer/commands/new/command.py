@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.commands.new.create import create
 
     if arguments.overrides:
-        message = f"new takes one folder, and here stands {arguments.overrides[0]} too"
+        message = f"new takes one folder, and {arguments.overrides[0]} is a second one"
         raise OverrideSyntaxError(
             Diagnostic("override-syntax", message, override_span(arguments.overrides[0]))
         )
@@ -42,5 +42,5 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"    cd {folder}")
     print("    parallelizer validate --config-dir conf parallel=fsdp2_tp2")
     print("    python -m recipes.train parallel=fsdp2_tp2 train.steps=20\n")
-    print(f"{Path(folder) / 'README.md'} says what each file is for")
+    print(f"{Path(folder) / 'README.md'} explains each file")
     return 0

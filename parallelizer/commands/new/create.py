@@ -28,10 +28,7 @@ def create(folder: str | Path) -> list[str]:
     if found:
         help_text = "rename it, or name another folder; nothing was written"
         raise PlanError(
-            [
-                Diagnostic("file-unwritable", f"{root / name} is there already", help=help_text)
-                for name in found
-            ]
+            [Diagnostic("file-unwritable", f"{root / name} exists already", help=help_text) for name in found]
         )
     made: list[Path] = []
     try:

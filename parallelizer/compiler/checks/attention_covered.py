@@ -37,10 +37,10 @@ def attention_covered(state: Compilation) -> Iterator[Diagnostic]:
         rule = kinds[kind].rule
         yield Diagnostic(
             "attention-left-out",
-            f"`{rule.key}` leaves out {', '.join(fold_paths(paths)[:3])}, whose attention would see the tokens of one "
-            f"rank of cp={state.mesh.sizes['cp']} alone",
+            f"`{rule.key}` does not match {', '.join(fold_paths(paths)[:3])}: attention there would see only the tokens of "
+            f"one rank of cp={state.mesh.sizes['cp']}",
             rule.span,
-            f"name all of them: `{kind[0]}`",
+            f"match all of them: `{kind[0]}`",
         )
 
 

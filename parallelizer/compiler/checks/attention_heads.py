@@ -70,7 +70,7 @@ def attention_heads(state: Compilation) -> Iterator[Diagnostic]:
             "heads-not-divisible",
             f"{path} has {heads} {what} heads, which tp={tp} does not divide{more}",
             span,
-            f"tp may be {', '.join(legal)}{more_ranks}",
+            f"tp can be {', '.join(legal)}{more_ranks}",
             related=(Related(projection.rule.span, "this rule splits its projections"),),
         )
 
@@ -115,13 +115,20 @@ def _cannot_be_dealt_out(
     more = f" ({len(places) - 1} more like it)" if len(places) > 1 else ""
     shared = f" ({tp} ranks of tp share them)" if tp > 1 else ""
     ranks = _dealt_out_to(rule, mesh)
-    to, help_text, span = f"ulysses_degree={ranks}", "take a degree that divides them, or leave it out", None
+    to, help_text, span = (
+        f"ulysses_degree={ranks}",
+        "choose a degree that divides the number of heads, or remove the option",
+        None,
+    )
     if rule.options["method"] == "ulysses":
         to, span = f"cp={ranks}", mesh.spans.get("cp")
-        help_text = "take `method: all-gather` or `ring`, or `auto`, which takes ulysses only where it fits"
+        help_text = (
+            "choose `method: all-gather` or `ring`, or `auto`, which chooses ulysses only for numbers of "
+            "heads that divide"
+        )
     return Diagnostic(
         "heads-not-divisible",
-        f"{path} has {heads} {what} heads{shared}, which ulysses cannot deal out to {to}{more}",
+        f"{path} has {heads} {what} heads{shared}, which ulysses cannot distribute over {to}{more}",
         rule.spans.get("ulysses_degree" if "degree" in to else "method", rule.rule.span),
         help_text,
         related=(Related(span, f"cp={ranks} is set here"),) if span else (),

@@ -34,7 +34,7 @@ def batch_size(state: Compilation) -> Iterator[Diagnostic]:
             f"a global batch of {work.batch_size} sequences does not divide into {shares} "
             f"equal parts ({' x '.join(sizes) or 'one'})",
             work.spans.get("batch_size"),
-            f"train.batch_size={near} would{_degrees(work.batch_size, work.accumulate)}",
+            f"set train.batch_size={near}{_degrees(work.batch_size, work.accumulate)}",
             related=related,
         )
 
@@ -45,4 +45,4 @@ def _degrees(rows: int, accumulate: int) -> str:
         return ""
     share = rows // accumulate
     fits = [n for n in range(1, share + 1) if share % n == 0]
-    return f"; this one fits {', '.join(map(str, fits[:12]))}{', ...' if len(fits) > 12 else ''} data ranks"
+    return f"; a batch of this size fits {', '.join(map(str, fits[:12]))}{', ...' if len(fits) > 12 else ''} data ranks"

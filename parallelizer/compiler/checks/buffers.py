@@ -49,7 +49,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
     if not state.plan.batch:
         yield Diagnostic(
             "missing-buffers",
-            "context parallelism, and no batch entry is split",
+            "the plan uses context parallelism, but splits no batch entry",
             attention.rule.span,
             "add buffers: {batch: {input_ids: 1, labels: 1}}",
         )
@@ -61,7 +61,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         if dim is not None and name not in state.plan.batch:
             yield Diagnostic(
                 "missing-buffers",
-                f"the batch entry {name!r} carries the sequence and is not split",
+                f"the batch entry {name!r} has a sequence dimension, but the plan does not split it",
                 attention.rule.span,
                 f"add `{name}: {dim}` to buffers.batch of {state.plan.file}",
             )
@@ -70,7 +70,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         if split is not None and split.dim is not None and dim != split.dim < len(entry.shape):
             yield Diagnostic(
                 "wrong-dim",
-                f"{name} is split in dimension {split.dim}, and its sequence is dimension {dim}",
+                f"{name} is split in dimension {split.dim}, but its sequence is in dimension {dim}",
                 split.span,
                 f"write `{name}: {dim}`: its shape is [{', '.join(map(str, entry.shape))}]",
             )
@@ -79,7 +79,7 @@ def buffers(state: Compilation) -> Iterator[Diagnostic]:
         first: Buffer = next(iter(state.plan.batch.values()))
         yield Diagnostic(
             "unknown-buffer",
-            "no batch entry that is split is a parameter of the model's forward",
+            "none of the split batch entries is a parameter of the model's forward",
             first.span,
             f"forward takes {', '.join(inputs)}",
         )
@@ -121,11 +121,11 @@ def _too_short(
     sequence = workload.spans.get("seq_len")
     enough = [d for d, size in enumerate(shape) if size >= length]
     if not enough or buffer.span is None:
-        message = f"{path} has {shape[dim]:,} positions, the sequence has {length:,}"
+        message = f"{path} has {shape[dim]:,} positions, but the sequence has {length:,}"
         return Diagnostic("sequence-too-long", message, sequence, "shorten train.seq_len")
     message = (
-        f"{path} {list(shape)} is split in dimension {dim}, which has {shape[dim]:,} positions; "
-        f"the sequence has {length:,}"
+        f"{path} {list(shape)} is split in dimension {dim}, which has {shape[dim]:,} positions, "
+        f"but the sequence has {length:,}"
     )
     sizes = ", ".join(f"dimension {d} has {shape[d]:,}" for d in enough)
     help_text = f"{sizes}: write `{name}: {enough[0]}`, or shorten train.seq_len"

@@ -40,14 +40,17 @@ def compiled_regions(state: Compilation) -> Iterator[Diagnostic]:
         told.add(pair)
         where = around.module or "the root"
         if inner.slot == "fsdp":
-            message = f"fsdp on {inner.module} is inside {where}, which is compiled: it would gather in compiled code"
-            help_text = "compile what fsdp stands on, or modules inside it"
+            message = (
+                f"fsdp on {inner.module} is inside {where}, which is compiled: fsdp would gather parameters "
+                "inside compiled code"
+            )
+            help_text = "compile the module that has fsdp, or modules inside it"
         else:
             message = (
                 f"checkpoint on {inner.module or 'the root'} is compiled with {where}, and tensor parallelism is inside: "
                 "torch cannot compile the recomputation of DTensors"
             )
-            help_text = "recompute around what is compiled: give `compile` to modules inside those that have `checkpoint`"
+            help_text = "recompute around compiled code: add `compile` to modules inside the ones that have `checkpoint`"
         yield Diagnostic(
             "compiled-region",
             message,
@@ -83,7 +86,7 @@ def _symbolic_sizes(compiled: list[Application], split: list[Application]) -> It
             f"{where} is compiled with `dynamic: true`, and tensor parallelism is inside: torch cannot compile DTensors "
             "of symbolic sizes",
             around.spans.get("dynamic", around.rule.span),
-            "leave `dynamic` out: there is code for each size then",
+            "remove `dynamic`: torch then compiles code for each size",
             related=(Related(inside.rule.span, f"this splits {inside.module or 'the root'}"),),
         )
 

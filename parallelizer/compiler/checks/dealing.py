@@ -31,10 +31,10 @@ def _one_balance(attention: list[Application]) -> Iterator[Diagnostic]:
             there = first.spans.get("balance") or first.rule.span
             yield Diagnostic(
                 "mixed-balance",
-                f"{other.module} has `balance: {_balance(other)}`, and {first.module} `{_balance(first)}`",
+                f"{other.module} has `balance: {_balance(other)}`, but {first.module} has `balance: {_balance(first)}`",
                 span,
-                "a batch is dealt out in one way: write the same in every rule",
-                related=(Related(there, "here it is another"),),
+                "a batch is distributed in one way only: write the same `balance` in every rule",
+                related=(Related(there, "the other `balance`"),),
             )
             return
 
@@ -53,30 +53,33 @@ def _goes_by(state: Compilation, first: Application) -> Iterator[Diagnostic]:
         if b.dim is not None and n in entries and entries[n].dtype == "bool" and len(entries[n].shape) > 2
     ]  # fmt: skip
     if balance == "per-document" and documents is None:
-        yield _lacking("`balance: per-document` goes by documents, and no batch entry numbers them", span)
+        yield _lacking(
+            "`balance: per-document` needs the documents of the batch, but no batch entry numbers them", span
+        )
     elif balance == "by-cost" and documents is None and not (masks or not entries):
         yield _lacking(
-            "`balance: by-cost` goes by documents or by a boolean mask, and the batch has neither", span
+            "`balance: by-cost` needs documents or a boolean mask, but the batch has neither", span
         )
     elif balance == "per-document" and plan.buffers and _rows(state) > 1:
         buffer = next(iter(plan.buffers.values()))
         yield Diagnostic(
             "order-by-row",
-            f"`balance: per-document` deals each row of the batch out in its own order, and the model's buffers "
-            f"{quoted(buffer.name)} have one for all",
+            f"`balance: per-document` distributes each row of the batch in its own order, but the model's buffers "
+            f"{quoted(buffer.name)} have one order for all rows",
             span,
             "write `balance: by-cost`, or give the model `positions` in the batch instead of a table",
-            related=(Related(buffer.span, "these are split in one order"),),
+            related=(Related(buffer.span, "these buffers have one order"),),
         )
     for entry in plan.batch.values():
         if entry.make == "document-mask" and documents is None:
             yield _lacking(
-                f"{quoted(entry.name)} is a mask of documents, and no batch entry numbers them", entry.span
+                f"{quoted(entry.name)} is a mask of documents, but no batch entry numbers the documents",
+                entry.span,
             )
 
 
 def _lacking(message: str, span: Span) -> Diagnostic:
-    help_text = "say which: `document_ids: {dim: 1, documents: true}` in buffers.batch"
+    help_text = "name the entry: `document_ids: {dim: 1, documents: true}` in buffers.batch"
     return Diagnostic("no-documents", message, span, help_text)
 
 
@@ -103,16 +106,16 @@ def _ignored(state: Compilation) -> Iterator[Diagnostic]:
         said = f"is padded with {buffer.pad}" if buffer.pad is not None else "is padded with 0"
         yield Diagnostic(
             "padding-counts",
-            f"{quoted(name)} {said}, which the loss counts: it ignores {entry.ignore}",
+            f"{quoted(name)} {said}, but the loss ignores only {entry.ignore} and would count the padding",
             buffer.span,
             f"write `{name}: {{dim: {buffer.dim}, pad: {entry.ignore}}}`",
         )
     if all(entry.ignore is None for entry in entries.values()):
         yield Diagnostic(
             "padding-counts",
-            "a sequence may be padded, and no batch entry of the model has a value that the loss ignores",
+            "sequences may be padded, but no batch entry of the model has a value that the loss ignores",
             padded[0].span,
-            "say it in the model's configuration: `labels: {..., ignore: -100}`, or leave `pad` out",
+            "add it to the model's configuration: `labels: {..., ignore: -100}`, or remove `pad`",
         )
 
 

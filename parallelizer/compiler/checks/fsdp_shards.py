@@ -33,9 +33,9 @@ def _container(state: Compilation, application: Application) -> Iterator[Diagnos
     if type(module).forward is nn.Module.forward:
         yield Diagnostic(
             "style-module",
-            f"{application.module} ({type(module).__name__}) has no forward that fsdp could gather for",
+            f"{application.module} ({type(module).__name__}) has no forward, so fsdp cannot gather its parameters",
             application.rule.span,
-            f"give the rule to the modules inside: `{application.module}.*`",
+            f"write the rule for the modules inside: `{application.module}.*`",
         )
 
 
@@ -48,9 +48,9 @@ def _reshard(state: Compilation, application: Application) -> Iterator[Diagnosti
         legal = ["true", "false", *(str(n) for n in range(2, ranks) if ranks % n == 0)]
         yield Diagnostic(
             "reshard-size",
-            f"reshard_after_forward={number} is no smaller group of {ranks} ranks",
+            f"reshard_after_forward={number} is not the size of a smaller group of the {ranks} ranks",
             span,
-            f"it may be {', '.join(legal)}",
+            f"it can be {', '.join(legal)}",
         )
         return
     # Torch makes the smaller groups from this rank's own data ranks, as if there were no others.
@@ -58,9 +58,9 @@ def _reshard(state: Compilation, application: Application) -> Iterator[Diagnosti
     if other:
         yield Diagnostic(
             "reshard-size",
-            f"reshard_after_forward={number} beside {', '.join(other)}",
+            f"reshard_after_forward={number} cannot be used with {', '.join(other)}",
             span,
-            "a number is possible where no axis but the data axes is above 1: write true or false",
+            "a number needs a mesh with only data axes above 1: write true or false",
         )
 
 
@@ -77,9 +77,9 @@ def _uneven(state: Compilation) -> Iterator[Diagnostic]:
         ranks = state.mesh.size(*state.mesh.fsdp_axes)
         yield Diagnostic(
             "fsdp-uneven",
-            f"{', '.join(names[:3])} {'has' if len(whole) == 1 else 'have'} no dimension left that divides by {ranks}, "
-            "and so lie whole on every rank",
+            f"{', '.join(names[:3])} {'has' if len(whole) == 1 else 'have'} no dimension left that {ranks} ranks divide, "
+            "so every rank holds the whole parameter",
             application.spans.get("shard_dim", application.rule.span),
-            "leave shard_dim at 0, where torch pads, or say with min_size that small ones stay whole",
+            "leave shard_dim at 0, where torch pads, or set min_size to keep small parameters whole",
             "warning",
         )

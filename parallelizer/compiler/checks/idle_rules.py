@@ -33,11 +33,13 @@ def idle_rules(program: Program) -> Iterator[Diagnostic]:
         if at < len(rules) - program.plan.added:
             shared.setdefault(sizes, []).append(rule)
         else:
-            yield _note(f"{_shown(rule)} does nothing on this mesh: {sizes}", rule)
+            yield _note(f"{_shown(rule)} has no effect on this mesh: {sizes}", rule)
     styles = {use.style for some in shared.values() for rule in some for use in rule.uses}
     if styles - USUAL:
         parts = [f"{_listed(rules)} ({sizes})" for sizes, rules in shared.items()]
-        yield Diagnostic("idle-rule", f"on this mesh nothing is done by {'; '.join(parts)}", severity="note")
+        yield Diagnostic(
+            "idle-rule", f"these rules have no effect on this mesh: {'; '.join(parts)}", severity="note"
+        )
 
 
 USUAL = frozenset({"fsdp", "context-parallel"})
@@ -45,7 +47,7 @@ USUAL = frozenset({"fsdp", "context-parallel"})
 
 
 def _note(message: str, rule: Rule) -> Diagnostic:
-    help_text = "fine if the preset is meant to have these axes at 1; with a larger one the rule takes effect"
+    help_text = "no change is needed if these axes are meant to be 1"
     return Diagnostic("idle-rule", message, rule.span, help_text, "note")
 
 

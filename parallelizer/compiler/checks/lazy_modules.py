@@ -27,5 +27,5 @@ def lazy_modules(state: Compilation) -> Iterator[Diagnostic]:
             "lazy-module",
             f"{', '.join(fold_paths(list(lacking))[:3]) or 'the root'} ({', '.join(kinds[:3])}) has parameters without a shape",
             None,
-            "build the model with the sizes that a first forward would find out",
+            "build the model with explicit sizes, without lazy modules",
         )

@@ -22,7 +22,7 @@ def missing_inputs(state: Compilation) -> Iterator[Diagnostic]:
         if parameter.kind in named and parameter.default is parameter.empty and name not in given:
             yield Diagnostic(
                 "missing-input",
-                f"forward of {type(state.model).__name__} wants {name!r}, and no entry of the batch is called so",
+                f"forward of {type(state.model).__name__} takes {name!r}, but the batch has no entry with this name",
                 None,
-                f"say `{name}: {{shape: [...]}}` in model.batch; its `data: NAME` is what the data calls it",
+                f"add `{name}: {{shape: [...]}}` to model.batch; `data: NAME` gives the name that the data has for it",
             )

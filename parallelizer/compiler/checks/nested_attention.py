@@ -24,8 +24,8 @@ def nested_attention(state: Compilation) -> Iterator[Diagnostic]:
         told.add(pair)
         yield Diagnostic(
             "nested-attention",
-            f"{path} is inside {around.module or 'the root'}, and both have context-parallel",
+            f"{path} is inside {around.module or 'the root'}, and both have `context-parallel`",
             inner.rule.span,
-            "give it to the inner one alone, or to the outer one for every attention call in it",
-            related=(Related(around.rule.span, f"this gives it to {around.module or 'the root'}"),),
+            "keep it on the inner module, or on the outer one for every attention call inside it",
+            related=(Related(around.rule.span, f"this rule is for {around.module or 'the root'}"),),
         )

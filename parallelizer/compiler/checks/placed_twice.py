@@ -30,8 +30,8 @@ def placed_twice(state: Compilation) -> Iterator[Diagnostic]:
             seen.add(pair)
             yield Diagnostic(
                 "placed-twice",
-                f"{application.style} places {full}, and {other.style} does so too",
+                f"{application.style} and {other.style} both place {full}",
                 application.rule.span,
-                "name other parameters in one of the rules, or empty a slot with `none`",
-                related=(Related(other.rule.span, f"this is the rule with {other.style}"),),
+                "name different parameters in one of the rules, or empty a slot with `none`",
+                related=(Related(other.rule.span, f"the rule with {other.style}"),),
             )

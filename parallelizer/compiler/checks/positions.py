@@ -55,7 +55,7 @@ def _too_short(
     for name, rows in short.items():
         yield Diagnostic(
             "sequence-too-long",
-            f"{name} has {rows:,} positions, the sequence has {seq_len:,}",
+            f"{name} has {rows:,} positions, but the sequence has {seq_len:,}",
             span,
             f"shorten train.seq_len to {rows:,} at most, or give the model a longer table",
         )
@@ -73,7 +73,8 @@ def _unlisted(
         entries = ", ".join(f'`"{name}": {dim}`' for name in folded)
         yield Diagnostic(
             "unlisted-buffer",
-            f"forward reads {', '.join(folded)} by position, and nothing splits {'it' if len(names) == 1 else 'them'} "
+            f"forward reads {', '.join(folded)} by position, but no entry of `buffers` splits "
+            f"{'it' if len(names) == 1 else 'them'} "
             "with the sequence",
             attention.rule.span,
             f"add {entries} to buffers.model of {file}",
@@ -84,16 +85,14 @@ def _local(sources: tuple[PositionSource, ...], attention: Application) -> Itera
     for source in sources:
         where = source.module or "the model's forward"
         if source.kind == "made":
-            message = f"{where} makes positions or a mask from the length that a rank sees ({source.name})"
+            message = f"{where} builds positions or a mask from the length of one rank's part ({source.name})"
             help_text = (
-                "take positions as an input of forward and write `<its name>: positions` in buffers.batch; "
-                "leave a causal mask to `is_causal`"
+                "pass positions to forward and write `<its name>: positions` in buffers.batch; "
+                "use `is_causal` for a causal mask"
             )
         elif source.kind == "parameter" and not any(s.kind in ("made", "given") for s in sources):
-            message = (
-                f"{where} reads the first rows of {source.name}, whichever part of the sequence a rank has"
-            )
-            help_text = "look it up by positions that are an input of forward: `<its name>: positions` in buffers.batch"
+            message = f"{where} reads the first rows of {source.name}, for every part of the sequence"
+            help_text = "look the rows up by positions that are passed to forward: `<its name>: positions` in buffers.batch"
         else:
             continue
         yield Diagnostic("local-positions", message, attention.rule.span, help_text)

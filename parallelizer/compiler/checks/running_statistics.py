@@ -39,9 +39,9 @@ def running_statistics(state: Compilation) -> Iterator[Diagnostic]:
     sizes = ", ".join(f"{a}={state.mesh.sizes[a]}" for a in axes)
     yield Diagnostic(
         "rank-local-buffers",
-        f"the running statistics of {what} ({', '.join(sorted(set(found.values())))}) would differ over {sizes}",
+        f"the running statistics of {what} ({', '.join(sorted(set(found.values())))}) would differ between the ranks of {sizes}",
         None,
-        "use nn.SyncBatchNorm.convert_sync_batchnorm, a norm without statistics, or freeze it with .eval()",
+        "use nn.SyncBatchNorm.convert_sync_batchnorm or a norm without statistics, or freeze the module with .eval()",
         related=tuple(
             Related(state.mesh.spans[a], f"{a}={state.mesh.sizes[a]} is set here")
             for a in axes

@@ -36,9 +36,9 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
         length = -(-work.seq_len // (whole := math.lcm(2 * cp, cp * tp))) * whole
         yield Diagnostic(
             "sequence-padded",
-            f"a sequence of {work.seq_len:,} tokens does not divide by {whole}, and is padded to {length:,}",
+            f"a sequence of {work.seq_len:,} tokens is not a multiple of {whole}, so it is padded to {length:,}",
             work.spans.get("seq_len"),
-            f"{(length - work.seq_len) / length:.1%} of the work is for padding",
+            f"{(length - work.seq_len) / length:.1%} of the computation is padding",
             "note",
         )
         return
@@ -52,9 +52,9 @@ def sequence_length(state: Compilation) -> Iterator[Diagnostic]:
         )
         yield Diagnostic(
             "sequence-not-divisible",
-            f"a sequence of {work.seq_len:,} tokens does not divide by {parts} ({', '.join(why)})",
+            f"a sequence of {work.seq_len:,} tokens is not a multiple of {parts} ({', '.join(why)})",
             work.spans.get("seq_len"),
-            f"train.seq_len={near} would{_degrees(work.seq_len, cp, tp, 'tp' in axes)}",
+            f"set train.seq_len={near}{_degrees(work.seq_len, cp, tp, 'tp' in axes)}",
             related=related,
         )
 
@@ -70,7 +70,7 @@ def _degrees(length: int, cp: int, tp: int, sharded: bool) -> str:
         axis, fits = "tp", [n for n in range(1, 2 * tp + 1) if length % (max(cp, 1) * n) == 0]
     else:
         axis, fits = "cp", [n for n in range(1, 2 * cp + 1) if n == 1 or length % (2 * n) == 0]
-    return f"; with this length {axis} may be {', '.join(map(str, fits))}" if len(fits) > 1 else ""
+    return f"; with this length {axis} can be {', '.join(map(str, fits))}" if len(fits) > 1 else ""
 
 
 def _along_sequence(state: Compilation) -> bool:

@@ -32,9 +32,9 @@ def _same_placement(a: str, b: str, placed: dict[str, tuple[Application, str]]) 
     rules = [placed[n][0].rule for n in (b, a) if n in placed]
     yield Diagnostic(
         "tied-parameters",
-        f"{b} is the same parameter as {a}, and is not placed alike",
+        f"{b} is the same parameter as {a}, but the plan places it differently",
         rules[0].span,
-        "give both modules styles that place it alike, or do not tie them",
+        "use styles that place it in the same way, or do not tie the modules",
         related=tuple(Related(r.span, f"this rule places {a}") for r in rules[1:]),
     )
 
@@ -53,11 +53,11 @@ def _same_unit(a: str, b: str, units: list[Application]) -> Iterator[Diagnostic]
     rules = [u.rule for u in (second, first) if u is not None]
     yield Diagnostic(
         "tied-parameters",
-        f"{b} is the same parameter as {a}, and fsdp gathers them in different units",
+        f"{b} is the same parameter as {a}, but fsdp gathers it in two units",
         rules[0].span,
-        "leave both to one module around them",
+        "put both into the unit of a module around them",
         related=tuple(
-            Related(r.span, f"this rule makes the unit of {a}") for r in rules[1:] if r is not rules[0]
+            Related(r.span, f"the rule of the unit with {a}") for r in rules[1:] if r is not rules[0]
         ),
     )
 

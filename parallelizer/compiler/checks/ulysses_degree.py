@@ -27,9 +27,9 @@ def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:
         if method not in ("ulysses-ring", "auto"):
             yield Diagnostic(
                 "ulysses-degree",
-                f"ulysses_degree={degree} beside method: {method}",
+                f"ulysses_degree={degree} needs `method: ulysses-ring`, and the method is {method}",
                 span,
-                "it is an option of ulysses-ring: write `method: ulysses-ring`, or leave it out",
+                "write `method: ulysses-ring`, or remove the option",
             )
         elif degree < 1 or ranks % degree:
             where = state.mesh.spans.get(axis)
@@ -37,6 +37,6 @@ def ulysses_degree(state: Compilation) -> Iterator[Diagnostic]:
                 "ulysses-degree",
                 f"ulysses_degree={degree} does not divide {axis}={ranks}",
                 span,
-                f"it may be {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
+                f"it can be {', '.join(str(n) for n in range(1, ranks + 1) if ranks % n == 0)}",
                 related=(Related(where, f"{axis}={ranks} is set here"),) if where else (),
             )

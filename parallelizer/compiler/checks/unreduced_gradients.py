@@ -32,7 +32,7 @@ def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:
     sizes = ", ".join(f"{a}={state.mesh.sizes[a]}" for a in axes)
     yield Diagnostic(
         "unreduced-gradients",
-        f"nothing sums the gradients of {what} over {sizes}",
+        f"no rule sums the gradients of {what} over {sizes}",
         state.mesh.spans.get(axes[0]),
         f'add `"": fsdp` to the rules of {state.plan.file}',
     )

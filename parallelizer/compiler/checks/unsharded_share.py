@@ -33,7 +33,7 @@ def unsharded_share(state: Compilation) -> Iterator[Diagnostic]:
     more = f" and {len(folded) - 3} more" if len(folded) > 3 else ""
     yield Diagnostic(
         "unsharded-parameters",
-        f"{share:.1%} of the parameters lie whole on every rank, and no rule says so: {', '.join(folded[:3])}{more}",
+        f"{share:.1%} of the parameters are whole on every rank, and no rule asks for it: {', '.join(folded[:3])}{more}",
         limit.span,
-        f"give them a style (`replicate` where whole is meant), or raise max_unsharded above {limit.value:g}",
+        f"give them a style (`replicate` for parameters that should be whole), or raise max_unsharded above {limit.value:g}",
     )

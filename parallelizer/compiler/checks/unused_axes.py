@@ -21,15 +21,18 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
         size = state.mesh.sizes[axis]
         if size == 1 or axis in used or axis in ("dp_replicate", "dp_shard"):
             continue
+        if axis == "cp" and state.plan.batch:  # every rank has its part of the tokens
+            continue
         if axis == "pp":
             help_text = "pipeline parallelism is not part of the plan language: set pp to 1"
         elif axis in DATA_AXES:
-            help_text = "give context-parallel to the modules that call attention"
+            help_text = "add `context-parallel` to the modules that call attention"
         else:
-            help_text = f"add rules with styles that stand on {axis}, or set it to 1"
+            help_text = f"add rules with styles that use {axis}, or set it to 1"
         yield Diagnostic(
             "unused-axis",
-            f"no rule stands on {axis}={size}: its ranks would all compute the same",
+            f"no rule uses {axis}={size}: all its ranks would compute the same",
             state.mesh.spans.get(axis),
             help_text,
+            "error" if axis == "pp" else "warning",
         )

@@ -119,8 +119,8 @@ def _attributes(layer: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value, or what stands for it: equal for values that are alike, different for objects that nobody
-    knows.
+    """A value, or what stands for it: equal for values that are alike, different for unknown
+    objects.
     """
     if isinstance(value, list | tuple | set | frozenset):
         return type(value).__name__, *map(_plain, value)

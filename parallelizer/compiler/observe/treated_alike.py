@@ -18,9 +18,10 @@ from torch import nn
 
 from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
-from parallelizer.torch_private import TorchDispatchMode, tree_leaves
+from parallelizer.torch_private import tree_leaves
 
 BEFORE = -1
 """The segment of what runs before the first layer of the run."""
@@ -64,7 +65,7 @@ def treated_alike(model: nn.Module, workload: Workload, run: Run) -> bool:
     return following and all(_even(o.sources, len(middle) - 1) for o in last.operations)
 
 
-class _OperationWatch(TorchDispatchMode):
+class _OperationWatch(RememberedResults):
     """Notes every operation, by layer."""
 
     def __init__(self, running: Running, run: Run) -> None:
@@ -72,10 +73,9 @@ class _OperationWatch(TorchDispatchMode):
         self.running, self.run = running, run
         self.segments = [_Segment(BEFORE)]
         self.made: dict[int, tuple[int, torch.Tensor]] = {}  # held, so that nothing else gets its id
-        self.known: dict[Any, list[_Form]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = self._result(func, args, kwargs or {})
+        result = self.result(func, args, kwargs or {})
         path, index = self.run.split(self.running.current)
         if index is not None and index != self.segments[-1].index:
             self.segments.append(_Segment(index))
@@ -87,41 +87,6 @@ class _OperationWatch(TorchDispatchMode):
         for tensor in tensors:
             self.made.setdefault(id(tensor), (here.index, tensor))
         return result
-
-    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the operator returns, from memory if it was run on tensors of these forms: equal layers do the same again, and
-        torch works shapes out in Python.
-        """
-        leaves = tree_leaves((args, kwargs))
-        key = (
-            func,
-            tuple(kwargs),
-            *(_form(x) if isinstance(x, torch.Tensor) else (type(x), x) for x in leaves),
-        )
-        try:
-            forms = self.known.get(key)
-        except TypeError:  # an argument that has no hash
-            return func(*args, **kwargs)
-        if forms is not None:
-            made = [
-                torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-                for shape, stride, dtype in forms
-            ]
-            return made[0] if len(func._schema.returns) == 1 else tuple(made)
-        result = func(*args, **kwargs)
-        returned = [result] if isinstance(result, torch.Tensor) else result
-        plain = isinstance(returned, list | tuple) and all(type(t) is torch.Tensor for t in returned)
-        lists = any(str(r.type) == "List[Tensor]" for r in func._schema.returns)
-        if plain and not lists and not func._schema.is_mutable and all(t.is_meta for t in returned):
-            self.known[key] = [_form(t) for t in returned]
-        return result
-
-
-_Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
-
-
-def _form(tensor: torch.Tensor) -> _Form:
-    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _follows(one: _Segment, other: _Segment) -> bool:

@@ -1,7 +1,7 @@
 """The JSON Schema of plan files and of presets, made from the table of styles, so that editors check them.
 
 Draft 7, which every version of yaml-language-server reads. It says what can be said of form: names, types and
-patterns. What takes counting or comparing (two styles for one slot, a layout that nobody defines, whether a
+patterns. What takes counting or comparing (two styles for one slot, an undefined layout, whether a
 glob matches anything) is left to `validate`. It refuses nothing that the parser accepts, but for texts that
 YAML itself retypes.
 """
@@ -44,6 +44,7 @@ DIALECT = "http://json-schema.org/draft-07/schema#"
 _SLOTS = {
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
+    "random": "local-random",
 }
 _REDISTRIBUTE = {
     "greedy": "axis by axis, from the outermost one in",

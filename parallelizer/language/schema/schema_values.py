@@ -98,7 +98,7 @@ def _flows(names: Schema) -> Schema:
 
 
 def _names(option: OptionKind) -> Schema:
-    name = {"type": "string", **matching(DOTTED, "this is no attribute name")}
+    name = {"type": "string", **matching(DOTTED, "this is not an attribute name")}
     return {"anyOf": [name, {"type": "array", "items": name}]}
 
 

@@ -16,12 +16,13 @@ Dim = tuple["Atom", ...]
 """The atoms of one dimension; none of a dimension of size 1."""
 
 WHOLE, UNIFORM, FEATURE, BATCH, SEQUENCE = "whole", "uniform", "feature", "batch", "sequence"
-PARAMETER = "parameter"
+ARGUMENT, PARAMETER = "argument", "parameter"
 """Kinds: of what nobody splits; made by `expand`, so that every index has the same; what a projection makes; of the batch's
-entries; of a parameter, which can be split with the features that it meets.
+entries; of an argument that is whole, and of which a rank can be given its part; of a parameter, which can be split with the
+features that it meets.
 """
 
-_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, PARAMETER, UNIFORM)
+_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, PARAMETER, ARGUMENT, UNIFORM)
 
 _numbers = itertools.count()
 
@@ -131,7 +132,8 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
         return b if a.kind == UNIFORM else a
     if _PRECEDENCE.index(b.kind) < _PRECEDENCE.index(a.kind):
         a, b = b, a
-    if a.kind != b.kind and (a.kind, b.kind) != (FEATURE, PARAMETER):  # what is whole meets what may be split
+    may_meet = b.kind == ARGUMENT or (a.kind, b.kind) == (FEATURE, PARAMETER)
+    if a.kind != b.kind and not may_meet:  # what is whole meets what may be split
         b.refuse(f"it meets {a.origin or 'what is whole'}", where)
     refused, place = (a.refused, a.where) if a.refused else (b.refused, b.where)
     tie(a, b)

@@ -47,6 +47,8 @@ def reason(views: Iterable[CountedView], refusal: str) -> str | None:
         written = f"`{source(view.at)}`"
         if (edit := _edit(view)) is not None:
             written += f", which could be `{edit}`"
+        else:
+            written += ", where the plan could divide an attribute of the module instead of a number"
         said.setdefault(written, []).append(f"{view.at.file}:{view.at.line}")
     if not said:
         return None

@@ -13,15 +13,18 @@ class SplitRegion:
     """Linears that are split together: what `sources` make is split, and `consumers` sum over it.
 
     `sources` have the parts of a fused dimension, none for a plain one. `gates` are the modules through whose arguments the
-    whole stream comes in; `bare` the sources that take it without one. `inside` are modules whose parameters are whole, and
-    work on what is split. `divide` are attributes of modules, and sizes of their arguments, that state how many heads there
-    are; `views` state so by numbers that cannot be divided.
+    whole stream comes in; `bare` the sources that take it without one. `within` is a module that takes the stream and gives
+    these linears some of its rows, as a mixture gives them to experts. `inside` are modules whose parameters are whole, and
+    work on what is split. `slices` are arguments of modules that have an entry for each head, with the dimension; `taken`
+    are the parts of what consumers sum over, where each is split by itself. `divide`
+    are attributes of modules, and sizes of their arguments, that state how many heads there are; `views` state so by numbers
+    that cannot be divided.
 
-    Of experts `sources` and `consumers` are parameters of several matrices, and `grouped` has the dimension that is split of
-    each; `terms` are the modules that compute with a rank's part, with their arguments that have a gradient, `sums` those
-    whose output is a term of a sum. `carried` are other parameters that are split with the features that they meet: the
-    dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the dimension of
-    their input.
+    Of experts in one parameter `sources` and `consumers` are parameters of several matrices, and `grouped` has the dimension
+    that is split of each; `terms` are the modules that compute with a rank's part, with their arguments that have a gradient,
+    `sums` those whose output is a term of a sum. `carried` are other parameters that are split with the features that they
+    meet: the dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the
+    dimension of their input.
     """
 
     kind: str
@@ -29,14 +32,17 @@ class SplitRegion:
     consumers: tuple[str, ...]
     gates: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bare: tuple[str, ...] = ()
+    within: str = ""
     inside: tuple[str, ...] = ()
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    slices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     views: tuple[CountedView, ...] = ()
     grouped: Mapping[str, int] = field(default_factory=dict)
     terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     sums: tuple[str, ...] = ()
     carried: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     normed: Mapping[str, int] = field(default_factory=dict)
+    taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,8 @@ class CalledModule:
 @dataclass(frozen=True)
 class Facts:
     """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
-    `tied` that a head is an embedding's table.
+    `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
+    a loss that it computes.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -82,3 +89,4 @@ class Facts:
     modules: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     tied: bool = False
+    computed_with: frozenset[str] = frozenset()

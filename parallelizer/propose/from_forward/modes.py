@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import FEATURE, PARAMETER, WHOLE, fresh, leaves, refuse
+from parallelizer.propose.from_forward.made_up_counts import made_up, without_masks
 from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
 from parallelizer.simulate.users_code import written_here
@@ -77,7 +78,9 @@ class Operators(TorchDispatchMode):
         self.watcher = watcher
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        args = without_masks(func, args)
+        counted = made_up(func, args)
+        result = func(*args, **(kwargs or {})) if counted is None else counted
         if not self.watcher.quiet:
             self.watcher.operator(func, result, args, kwargs or {})
         return result

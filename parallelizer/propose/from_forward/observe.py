@@ -16,6 +16,7 @@ from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import (
+    ARGUMENT,
     BATCH,
     FEATURE,
     PARAMETER,
@@ -24,6 +25,7 @@ from parallelizer.propose.from_forward.atoms import (
     WHOLE,
     Atom,
     Dim,
+    align,
     contract_all,
     fresh,
     leaves,
@@ -41,7 +43,9 @@ from parallelizer.propose.from_forward.seen import (
     SeenAt,
     SeenAttention,
     SeenCall,
+    Sliceable,
     Use,
+    sums_over,
 )
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
@@ -97,6 +101,7 @@ class _Watcher:
         self.running = Running(model)
         self.hooks: list[Any] = []
         self.open: list[SeenCall] = []
+        self.sliced: list[dict[int, Dims]] = []  # of each open call, what its arguments were before
 
     @property
     def where(self) -> str:
@@ -187,6 +192,7 @@ class _Watcher:
                 if isinstance(value, torch.Tensor):
                     given[name] = id(value)
                     self.dims(value)
+            self.sliced.append(self._sliceable(path, bound, given))
             floats = [n for n in given if bound[n].is_floating_point()]
             passage = SeenCall(path, given, self.clock, floats=tuple(floats))
             self.seen.calls.append(passage)
@@ -194,9 +200,30 @@ class _Watcher:
 
         return hook
 
+    def _sliceable(self, path: str, bound: dict[str, Any], given: dict[str, int]) -> dict[int, Dims]:
+        """Take the arguments that look like a bias or a mask for each head as what may be split in this call; what they were
+        before, by id.
+        """
+        before: dict[int, Dims] = {}
+        for name, tensor in given.items():
+            dims = self.seen.dims[tensor]
+            if path == "" or tensor in before or not _may_be_by_head(bound[name]):
+                continue
+            before[tensor] = dims
+            own = list(dims)
+            for at, dim in enumerate(dims[:-1]):
+                root = dim[0].root() if len(dim) == 1 else None
+                if root is not None and root.kind in (WHOLE, ARGUMENT) and not root.refused:
+                    atom = Atom(root.size, ARGUMENT, root.origin)
+                    self.seen.sliceable.append(Sliceable(path, name, at, atom))
+                    own[at] = (atom,)
+            self.seen.dims[tensor] = own
+        return before
+
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self.clock += 1
         passage = self.open.pop()
+        self.seen.dims.update(self.sliced.pop())
         passage.ended = self.clock
         found = [t for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
         self.held += found
@@ -221,7 +248,7 @@ class _Watcher:
             Projection(owner, id(given), made, dims[-1], dims[:-1], self.clock, id(result))
         )
         for atom in leaves(dims[-1])[1:]:
-            atom.refuse(f"{owner} sums over it", owner)
+            atom.refuse(sums_over(owner), owner)
         # What a linear that multiplies by hand adds afterwards lies as what it has made.
         bias = dict(self.model.get_submodule(owner).named_parameters(recurse=False)).get("bias")
         if isinstance(bias, torch.Tensor) and bias.shape == result.shape[-1:]:
@@ -265,7 +292,10 @@ class _Watcher:
             contract_all(dims[-1], "the attention sums over it", self.where)
         for mask in masks:
             if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] != 1:
-                self._masked_by_head(leaves(self.dims(mask)[1]), heads)
+                if q.ndim == 4 and all(a.kind == ARGUMENT for a in leaves(self.dims(mask)[1])):
+                    align(dq[1], self.dims(mask)[1], self.where)
+                else:
+                    self._masked_by_head(leaves(self.dims(mask)[1]), heads)
         self.seen.attentions.append(SeenAttention(self.where, heads))
         self.seen.mixing.add(self.where)
         self.note(result, [*dq[:-1], dv[-1]])
@@ -429,6 +459,11 @@ class _Watcher:
         """The parameter that a tensor is, or is computed from alone."""
         owners = self.owners.get(id(tensor), [])
         return owners[0] if owners else self.derived.get(id(tensor))
+
+
+def _may_be_by_head(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the shape of a bias or a mask: [heads, 1, keys], [heads, rows, keys] or [rows, heads, rows, keys]."""
+    return tensor.ndim == 4 or (tensor.ndim == 3 and tensor.shape[1] in (1, tensor.shape[2]))
 
 
 def _line() -> str:

@@ -158,15 +158,17 @@ def _select(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
 
 @_handles(aten.index)
 def _index(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
-    dims, at = watch.dims(args[0]), [d for d, index in enumerate(args[1]) if index is not None]
-    plain = all(index is None or index.dtype not in (torch.bool, torch.uint8) for index in args[1])
-    chosen = [dims[d] for d in at] if plain and at == list(range(at[0], at[-1] + 1)) else dims
-    refuse(chosen, "it goes through index", watch.where)
-    if chosen is dims:
+    """Indices along one dimension, or along several that are beside each other; those along others are not followed."""
+    dims, indices = list(watch.dims(args[0])), list(args[1])
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in at) or at != list(range(at[0], at[-1] + 1)):
+        refuse(dims, "it goes through index", watch.where)
         return [fresh(n) for n in result.shape]
+    taken = "some indices of it are taken, which every rank would need (a linear of their own would let the others be split)"
+    refuse([dims[d] for d in at], taken, watch.where)
     behind = dims[at[-1] + 1 :]
     made = result.shape[at[0] : result.ndim - len(behind)]
-    return [*dims[: at[0]], *(fresh(n) for n in made), *behind]
+    return [*dims[: at[0]], *broadcast(watch, made, [indices[d] for d in at]), *behind]
 
 
 @_handles(aten.view_as_complex)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from parallelizer.child import NotInTime
 from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
-from parallelizer.propose.from_forward.rules import Choice, key, units
+from parallelizer.propose.from_forward.rules import Choice, key, may_shard_logits, units
 from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
 
@@ -45,6 +45,7 @@ class Retreat:
                 full, units=frozenset(), context=False, batch={}, buffers={}
             )
             said.append(f"the time is over: {self._untried(full, choice)} was not looked at")
+        choice = self._drawing_apart(choice, said)
         doubt = None
         if prove:
             try:
@@ -54,7 +55,27 @@ class Retreat:
                 doubt = "the time was over before it was run: `verify` proves it, and `--seconds` gives more"
         return Settled(choice, tuple(dict.fromkeys(said)), doubt)
 
+    def _drawing_apart(self, choice: Choice, said: list[str]) -> Choice:
+        """With random numbers of each rank's own where dropout would repeat from part to part."""
+        modules = frozenset(self.trials.drawn(self.text(choice)))
+        if not modules or not choice.units:
+            return choice
+        more = dataclasses.replace(choice, random=modules)
+        try:
+            reason = self.trials.refusal(self.text(more), BOTH if choice.context else TP)
+        except NotInTime:
+            reason = "the time is over"
+        if reason is None:
+            return more
+        where = ", ".join(dict.fromkeys(map(pattern, sorted(modules))))
+        said.append(
+            f"dropout in {where} is the same on every rank of tp, for other parts [equal-random]: {reason}"
+        )
+        return choice
+
     def _doubt(self, choice: Choice) -> str | None:
+        if self.trials.unproven:
+            return f"it is validated only: the model itself cannot be compared with: {self.trials.unproven}"
         mesh: Mapping[str, int] = {**DATA, "tp": 2} if choice.units else DATA
         reason = self.trials.refusal(self.text(choice), mesh, proven=True)
         if reason:
@@ -88,18 +109,37 @@ class Retreat:
     def _tensor(self, full: Choice, said: list[str], *, proven: bool) -> Choice:
         if not full.units:
             return full
-        first = ""
-        for choice in self._forms(full):
+        first = self._tp(full, proven)
+        if first is None:
+            return full
+        gathered = _of_logits(first)
+        for choice in self._forms(full, gathered):
             reason = self._tp(choice, proven)
+            if gathered and reason is not None:  # why the stream stays whole, then
+                first, gathered = reason, False
             if reason is None:
                 self._say_form(full, choice, first, said)
-                return choice
-            first = first or reason
-        return self._one_by_one(full, first, said, proven)
+                break
+        else:
+            choice = self._one_by_one(full, said, proven)
+        return self._with_sharded_logits(full, choice, said, proven)
 
-    def _one_by_one(self, full: Choice, first: str, said: list[str], proven: bool) -> Choice:
+    def _with_sharded_logits(self, full: Choice, choice: Choice, said: list[str], proven: bool) -> Choice:
+        """The choice with logits that stay as they lie, if it passes so."""
+        if not full.sharded_logits or not may_shard_logits(self.facts, choice):
+            return choice
+        sharded = dataclasses.replace(choice, sharded_logits=True)
+        reason = self._tp(sharded, proven)
+        if reason is None:
+            return sharded
+        said.append(f"every rank of tp holds all logits: {reason}")
+        return choice
+
+    def _one_by_one(self, full: Choice, said: list[str], proven: bool) -> Choice:
         """What passes when units are added one after the other to a stream that is whole."""
-        kept = dataclasses.replace(full, units=frozenset(), stream="replicate")
+        kept = dataclasses.replace(
+            full, units=frozenset(), stream="replicate", sharded_logits=False, random=frozenset()
+        )
         for unit in self.all:
             if unit not in full.units:
                 continue
@@ -122,13 +162,21 @@ class Retreat:
         said.append(f"the stream stays whole over tp (no sequence parallelism): {reason}")
         return kept
 
-    def _forms(self, full: Choice) -> Iterator[Choice]:
-        streams = ("shard(1)", "replicate") if full.is_sharded else ("replicate",)
+    def _forms(self, full: Choice, gathered: bool) -> Iterator[Choice]:
+        """Variants of the whole proposal, with `gathered` logits first where these are to blame, else last."""
         counts = any(region.divide for region in self.facts.regions) and full.divided
-        for stream in streams:
-            yield dataclasses.replace(full, stream=stream)
-            if counts:
-                yield dataclasses.replace(full, stream=stream, divided=False)
+        forms: list[Choice] = []
+        for stream in ("shard(1)", "replicate") if full.is_sharded else ("replicate",):
+            random = full.random if stream == full.stream else frozenset()
+            form = dataclasses.replace(full, stream=stream, random=random)
+            forms += [form, *([dataclasses.replace(form, divided=False)] if counts else [])]
+        with_whole = [dataclasses.replace(form, sharded_logits=False) for form in forms]
+        if not full.sharded_logits or not may_shard_logits(self.facts, full):
+            yield from with_whole
+        elif gathered:
+            yield from (*with_whole, *forms)
+        else:
+            yield from (*(form for form in forms if form != full), with_whole[0])
 
     def _say_form(self, full: Choice, choice: Choice, first: str, said: list[str]) -> None:
         if full.is_sharded and not choice.is_sharded:
@@ -164,3 +212,8 @@ class Retreat:
         )
         listed = f" ({', '.join(modules)})" if modules else ""
         return self.all[unit] + listed
+
+
+def _of_logits(refusal: str) -> bool:
+    """Whether a refusal speaks of what the loss is given."""
+    return any(word in refusal for word in ("logits", "loss", "DTensor"))

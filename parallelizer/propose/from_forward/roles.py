@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,7 @@ from torch import nn
 from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
 from parallelizer.propose.from_forward.counted import CountedView
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
-from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Written
+from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Sliceable, Written, sums_over
 from parallelizer.torch_private import has_empty_child
 
 
@@ -19,17 +20,19 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
     named = [name for region in regions for name in (*region.grouped, *region.carried)]
+    heads = finder.heads(regions)
     return Facts(
         regions,
         tuple(finder.tables()),
-        finder.heads(regions),
-        tuple(blocks(model, {p.module for p in seen.calls})),
+        heads,
+        tuple(finder.blocks),
         tuple(dict.fromkeys(a.module for a in seen.attentions)),
         finder.parts(),
         finder.left(regions),
         _with_parameters([path for path, _ in model.named_modules()], named),
         tuple(name for name, _ in model.named_buffers()),
         finder.tied(),
+        frozenset(head for head in heads if finder.is_needed_whole(head)),
     )
 
 
@@ -96,6 +99,7 @@ class _RoleFinder:
         for projection in seen.projections:
             self.by_module.setdefault(projection.module, []).append(projection)
         self.why: dict[str, str] = {}
+        self.blocks = blocks(model, {p.module for p in seen.calls})
 
     def _judge(self, atoms: Iterable[Atom]) -> None:
         for atom in atoms:
@@ -109,11 +113,12 @@ class _RoleFinder:
         made: dict[int, list[Projection]] = {}
         taken: dict[int, list[Projection]] = {}
         for projection in self.seen.projections:
-            for bond in {id(a.group()) for a in _made_atoms(projection.made)}:
+            for bond in dict.fromkeys(id(a.group()) for a in _made_atoms(projection.made)):
                 made.setdefault(bond, []).append(projection)
             first = leaves(projection.taken)[:1]
             if first:
                 taken.setdefault(id(first[0].group()), []).append(projection)
+                self._say_of_the_input(projection, first[0])
         heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
         heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
         found: list[SplitRegion] = []
@@ -132,9 +137,17 @@ class _RoleFinder:
                 continue
             added = [name for p in consumers for name in self._added(p)]
             if added:
-                self._say(
-                    [*sources, *consumers], None, f"{added[0]} is added to what would be a term of a sum"
+                reason = f"{added[0]} is added to what would be a term of a sum"
+                self._say([*sources, *consumers], None, reason)
+                continue
+            if bond not in heads and self._slices(bond):
+                self._say([*sources, *consumers], None, "it meets what is whole")
+                continue
+            if (flat := self._flattened(bond)) is not None:
+                reason = (
+                    f"it meets {flat.name}, whose heads are no dimension of their own, {_place(flat.module)}"
                 )
+                self._say([*sources, *consumers], None, reason)
                 continue
             parts = {p.module: _parts(p, bond) for p in sources}
             partial = [name for name, sizes in parts.items() if sizes is None]
@@ -156,8 +169,32 @@ class _RoleFinder:
                 if _distinct(sources) > 1
                 else "mlp"
             )
-            found.append(self._region(kind, bond, sources, consumers, parts))
+            region = self._region(kind, bond, sources, consumers, parts)
+            if region.views and kind == "attention":
+                region = self._split_inside(heads - {bond}, sources, consumers) or region
+            found.append(region)
         return found
+
+    def _split_inside(
+        self, heads: set[int], sources: Sequence[Projection], consumers: Sequence[Projection]
+    ) -> SplitRegion | None:
+        """The same linears, split by the heads in each of the blocks that the forward counts by a number (CodeGen); None where
+        these are counted by a number too.
+        """
+        for bond in dict.fromkeys(id(a.group()) for p in consumers for a in leaves(p.taken)):
+            parts = {p.module: _runs(leaves([p.made]), bond) for p in sources}
+            taken = {p.module: _runs(leaves(p.taken), bond) for p in consumers}
+            refused = self.refusals.get(bond, ("", ""))[0]
+            own = not refused or refused in {sums_over(p.module) for p in consumers}
+            if bond not in heads or not own or not all((*parts.values(), *taken.values())):
+                continue
+            ratios = {name: _ratios(sizes or ()) for name, sizes in parts.items()}
+            region = self._region("attention", bond, sources, consumers, {**ratios})
+            if not region.views:
+                return dataclasses.replace(
+                    region, taken={name: _ratios(sizes or ()) for name, sizes in taken.items()}
+                )
+        return None
 
     def _region(self, kind: str, bond: int, sources: Sequence[Projection], consumers: Sequence[Projection],
                 parts: dict[str, tuple[int, ...] | None]) -> SplitRegion:  # fmt: skip
@@ -165,7 +202,8 @@ class _RoleFinder:
         gates: dict[str, dict[str, None]] = {}
         bare: list[str] = []
         grouped = {p.module: p for p in (*sources, *consumers) if p.weight is not None}
-        for source in sources if not grouped else ():
+        within = "" if grouped else self._within(sources)
+        for source in () if grouped or within else sources:
             gate = self._gate(source, ends)
             if gate is None:
                 bare.append(source.module)
@@ -190,8 +228,10 @@ class _RoleFinder:
             tuple(dict.fromkeys(p.module for p in consumers)),
             {path: tuple(names) for path, names in gates.items()},
             tuple(dict.fromkeys(bare)),
+            within,
             tuple(inside),
             {path: tuple(names) for path, names in divide.items()},
+            self._slices(bond),
             tuple(self._counted(bond)),
             {name: w.made if p in sources else w.taken for name, p in grouped.items() if (w := p.weight)},
             {p.weight.owner: self._floats(p.weight.owner) for p in sources if p.weight is not None},
@@ -226,6 +266,20 @@ class _RoleFinder:
                         found[name] = at, parts
         return found
 
+    def _slices(self, bond: int) -> dict[str, dict[str, int]]:
+        """The arguments that meet what is split and are whole, by module, with the dimension that is to be split."""
+        found: dict[str, dict[str, int]] = {}
+        for each in self.seen.sliceable:
+            first = leaves([each.atom])[:1]
+            if first and id(first[0].group()) == bond:
+                found.setdefault(each.module, {})[each.name] = each.dim
+        return found
+
+    def _flattened(self, bond: int) -> Sliceable | None:
+        """An argument that is whole and has what is split behind something else in one dimension, as [rows * heads, 1, keys]."""
+        inner = (e for e in self.seen.sliceable if any(id(a.group()) == bond for a in leaves([e.atom])[1:]))
+        return next(inner, None)
+
     def _counted(self, bond: int) -> list[CountedView]:
         """The views that state how much there is of what is split, by a number that every rank has. Where one does, a size of
         an argument cannot be divided for another.
@@ -245,21 +299,34 @@ class _RoleFinder:
         """The numbers that views of what is split were given, by the module that holds them."""
         found: dict[str, dict[str, None]] = {}
         quotients: list[tuple[Written, bool]] = []
+        whole = {
+            each
+            for written in self.seen.written
+            if len(written.names) == 1 and not written.over and not _sizes_with(leaves(written.dim), bond)
+            for each in written.names
+        }
         for written in self.seen.written:
-            own_atoms = leaves(written.dim)
-            split = bool(own_atoms) and id(own_atoms[0].group()) == bond
+            sizes = _sizes_with(leaves(written.dim), bond)
             if written.over:
-                quotients.append((written, split))
-            elif split:
-                sizes = (own_atoms[0].size, math.prod(a.size for a in own_atoms))
-                for (path, name), value in written.names.items():
-                    if value in sizes:
-                        found.setdefault(path or written.module, {})[name] = None
+                quotients.append((written, bool(sizes)))
+            for (path, name), value in written.names.items():
+                # Of a product, what counts something that is whole elsewhere does so here.
+                if (
+                    value in sizes
+                    and not written.over
+                    and (len(written.names) == 1 or (path, name) not in whole)
+                ):
+                    found.setdefault(path or written.module, {})[name] = None
         # Of `C // self.n_head`, a head's size, both or neither are a rank's; of `C // self.size`, a number of heads, one.
         for written, split in quotients:
             is_over = any(name in found.get(path or written.module, {}) for path, name in written.over)
             if is_over != split:
                 for path, name in written.names:
+                    found.setdefault(path or written.module, {})[name] = None
+            elif not split and any(
+                name in found.get(path or written.module, {}) for path, name in written.names
+            ):
+                for path, name in written.over:
                     found.setdefault(path or written.module, {})[name] = None
         return found
 
@@ -277,6 +344,27 @@ class _RoleFinder:
             if name is not None:
                 return passage.module, name
         return None
+
+    def _within(self, sources: Sequence[Projection]) -> str:
+        """The innermost module that takes the stream, of three dimensions, where all of these linears take rows of two; none
+        where it is a block, in which other things are split.
+        """
+        if any(len(p.lead) != 1 for p in sources):
+            return ""
+        found = {self._taking_the_stream(p) for p in sources}
+        return found.pop() if len(found) == 1 and not found & {*self.blocks, ""} else ""
+
+    def _taking_the_stream(self, source: Projection) -> str:
+        around = [p for p in self.seen.calls if p.begun < source.order < p.ended]
+        return next(
+            (
+                p.module
+                for p in reversed(around)
+                if p.module != source.module
+                and any(len(self.seen.shapes.get(t, ())) == 3 for t in p.given.values())
+            ),
+            "",
+        )
 
     def _always(self, module: str, bond: int) -> bool:
         """Whether every call of a module makes or takes what is split."""
@@ -300,10 +388,16 @@ class _RoleFinder:
             if met is not None:
                 why = f"{met[0]}, {_place(met[1])}"
             elif own is not None:
-                why = f"what it makes goes with what cannot be split: {own}"
+                why = own
             else:
                 why = reason
             self.why.setdefault(projection.module, why)
+
+    def _say_of_the_input(self, projection: Projection, first: Atom) -> None:
+        """Note why a linear cannot sum over what it takes."""
+        reason = self._reason(id(first.group())) if first.kind == FEATURE else None
+        if reason is not None:
+            self.why.setdefault(projection.module, reason)
 
     def heads(self, regions: Sequence[SplitRegion]) -> dict[str, bool]:
         """Linears whose features the model returns as they are; whether each takes one row for each token."""
@@ -322,6 +416,10 @@ class _RoleFinder:
             and (p.output in self.seen.output or self._is_untouched(p.made, returned))
             and len(self.by_module[p.module]) == 1
         }
+
+    def is_needed_whole(self, head: str) -> bool:
+        """Whether the forward itself does something with whole rows of what a head makes."""
+        return any(id(a.group()) in self.refusals for p in self.by_module[head] for a in _made_atoms(p.made))
 
     def _is_untouched(self, made: Atom, returned: set[int]) -> bool:
         """Whether features are returned, each by itself."""
@@ -437,10 +535,38 @@ def _parts_of(made: Atom, bond: int) -> tuple[int, ...] | None:
         outer = math.prod(atom.size for atom in segment[:at])
         whole = math.prod(atom.size for atom in segment)
         sizes += [whole // outer] * outer
+    return _ratios(sizes)
+
+
+def _runs(atoms: Sequence[Atom], bond: int) -> list[int] | None:
+    """The sizes of the runs of a dimension that each rank has its slice of; None where a part of it is not split."""
+    for at, atom in enumerate(atoms):
+        ahead = math.prod(a.size for a in atoms[:at])
+        behind = math.prod(a.size for a in atoms[at + 1 :])
+        if id(atom.group()) == bond:
+            return [atom.size * behind] * ahead
+        ends = sorted(atom.root().cuts.items(), key=lambda item: item[0])
+        inner = [_runs(leaves([piece]), bond) for _, piece in ends]
+        if ends and all(inner) and sum(piece.size for _, piece in ends) == atom.size:
+            return [size * behind for sizes in inner for size in sizes or ()] * ahead
+    return None
+
+
+def _ratios(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Sizes of parts as an option `packed` has them, none where there is one."""
     if len(sizes) == 1:
         return ()
     common = math.gcd(*sizes)
     return tuple(size // common for size in sizes)
+
+
+def _sizes_with(atoms: Sequence[Atom], bond: int) -> set[int]:
+    """How much there is of what is split, alone and with its neighbours; nothing where it is none of these atoms."""
+    at = next((i for i, atom in enumerate(atoms) if id(atom.group()) == bond), None)
+    if at is None:
+        return set()
+    ends = range(at + 1, len(atoms) + 1)
+    return {math.prod(a.size for a in atoms[start:end]) for start in range(at + 1) for end in ends}
 
 
 def _distinct(sources: Sequence[Projection]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from parallelizer.propose.from_forward.facts import Facts, SplitRegion
+from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion
 from parallelizer.propose.globs import pattern
 
 SMALL_TABLE = 16
@@ -24,13 +24,17 @@ class ProposedRule:
 @dataclass(frozen=True)
 class Choice:
     """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
-    `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided.
+    `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided,
+    `sharded_logits` whether the loss is given the head's output as it lies, `random` the modules that draw random numbers of
+    each rank's own.
     """
 
     units: frozenset[str] = frozenset()
     stream: str = "shard(1)"
     context: bool = True
     divided: bool = True
+    sharded_logits: bool = True
+    random: frozenset[str] = frozenset()
     batch: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, int] = field(default_factory=dict)
 
@@ -126,8 +130,14 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     if heads in choice.units:
         for head, by_token in facts.heads.items():
             arrives = "stream" if by_token else "replicate"
-            style = f"{{style: colwise, input: {arrives}, output: replicate}}"
-            yield ProposedRule((head,), (style,), "what the model returns")
+            sharded = choice.sharded_logits and head not in facts.computed_with
+            leaves = "shard(-1), local: false" if sharded else "replicate"
+            comment = "the loss takes its part of the logits" if sharded else "what the model returns"
+            style = f"{{style: colwise, input: {arrives}, output: {leaves}}}"
+            yield ProposedRule((head,), (style,), comment)
+    for module in facts.modules:
+        if module in choice.random:
+            yield ProposedRule((module,), ("local-random",), "each rank drops of its own part")
     yield from _beside(facts, chosen, choice)
 
 
@@ -191,10 +201,16 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             and path not in (*region.sources, *region.consumers, *region.inside)
             for path, part in facts.parts.items()
         )
-        inputs = ", ".join(f"{name}: stream -> replicate" for name in names)
-        local = ", local: true" if plain else ""
+        slices = region.slices.get(gate, {})
+        inputs = ", ".join((*(f"{name}: stream -> replicate" for name in names), *_sliced(slices)))
+        local = ", local: true" if plain or slices else ""
         style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
-        yield ProposedRule((gate,), (style,), "takes the whole stream")
+        comment = "takes the whole stream" + (f", and {', '.join(slices)} of its heads" if slices else "")
+        yield ProposedRule((gate,), (style,), comment)
+    for module, slices in region.slices.items():
+        if module not in region.gates:
+            style = f"{{style: prepare-input, input: {{{', '.join(_sliced(slices))}}}, local: true}}"
+            yield ProposedRule((module,), (style,), f"takes {', '.join(slices)} of a rank's heads")
     divided = region.divide if choice.divided else {}
     for source, parts in region.sources.items():
         options = ["style: colwise"]
@@ -216,7 +232,20 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             yield ProposedRule((module,), (style,), "its forward counts heads: a rank has its share")
     for consumer in region.consumers:
         comment = "adds up over ranks" if region.kind == "attention" else "down: adds up over ranks"
-        yield ProposedRule((consumer,), ("{style: rowwise, output: stream}",), comment)
+        leaves = "replicate" if region.within else "stream"
+        taken = region.taken.get(consumer, ())
+        packed = f", packed: [{', '.join(map(str, taken))}]" if taken else ""
+        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}}}",), comment)
+
+
+def _sliced(slices: Mapping[str, int]) -> Iterator[str]:
+    """Arguments with an entry for each head, as an option of `prepare-input` has them."""
+    return (f"{name}: replicate -> shard({dim})" for name, dim in slices.items())
+
+
+def may_shard_logits(facts: Facts, choice: Choice) -> bool:
+    """Whether a chosen head's output can be left as it lies."""
+    return _head_unit(facts) in choice.units and any(head not in facts.computed_with for head in facts.heads)
 
 
 def _head_unit(facts: Facts) -> str:
@@ -235,6 +264,9 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
     taken |= {t.module for t in facts.tables}
     taken |= set(facts.heads) if _head_unit(facts) in choice.units else set()
     gates = {gate for r in chosen for gate in r.gates}
+    within = {r.within for r in chosen if r.within}
+    for path in within:
+        yield _whole_inside(facts.parts[path], "gives its parts rows of the whole stream")
     around = {outer for path in taken | gates for outer in _lineage(path)}
     for path, part in facts.parts.items():
         if (
@@ -242,23 +274,26 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
             or path in around
             or not part.inner
             or part.argument is None
-            or gates.intersection(_lineage(path))
+            or (gates | within).intersection(_lineage(path))
         ):
             continue  # it has a style, or what is in it has one
         outer = (p for each in _lineage(path) if (p := facts.parts.get(each)) is not None)
         if any(p.path != path and p.argument is not None and p.path not in around for p in outer):
             continue  # it is in one that is left whole
         if part.mixes or not part.own or _has_children(facts, path):
-            name = part.argument
-            flows = f"input: {{{name}: stream -> replicate}}, output: replicate -> stream, local_input: true"
-            style = f"{{style: prepare-io, {flows}}}"
-            yield ProposedRule((path,), (style,), "left whole: every rank computes all of it")
+            yield _whole_inside(part, "left whole: every rank computes all of it")
         else:
             # What code of no rule reads must be a plain tensor, as the stream is.
             plain = any(not (gates | taken).intersection(_lineage(m)) for m in part.read_in)
             local = ", local: true" if plain else ""
             style = f"{{style: sequence, layout: stream{local}}}"
             yield ProposedRule((path,), (style,), "each rank on its part of the sequence")
+
+
+def _whole_inside(part: CalledModule, comment: str) -> ProposedRule:
+    """A module that takes the whole stream and gives it back whole."""
+    flows = f"input: {{{part.argument}: stream -> replicate}}, output: replicate -> stream, local_input: true"
+    return ProposedRule((part.path,), (f"{{style: prepare-io, {flows}}}",), comment)
 
 
 def _lineage(path: str) -> list[str]:

@@ -38,6 +38,11 @@ class Projection:
     weight: GroupedWeight | None = None
 
 
+def sums_over(module: str) -> str:
+    """Why the inner factors of what a linear takes cannot be split as if they were all of it."""
+    return f"{module} sums over it"
+
+
 @dataclass
 class Lookup:
     """A call of an embedding: its module, how many indices it was given along each dimension, and whether these are the tokens
@@ -70,6 +75,18 @@ class SeenCall:
     results: tuple[int, ...] = ()
     ended: int = 0
     floats: tuple[str, ...] = ()
+
+
+@dataclass
+class Sliceable:
+    """A dimension of an argument of `module` that is whole, and that a rank can be given its part of; `atom` is what it is in
+    this call.
+    """
+
+    module: str
+    name: str
+    dim: int
+    atom: Atom
 
 
 @dataclass
@@ -140,6 +157,7 @@ class Seen:
     attentions: list[SeenAttention] = field(default_factory=list)
     calls: list[SeenCall] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+    sliceable: list[Sliceable] = field(default_factory=list)
     written: list[Written] = field(default_factory=list)
     fixed: list[Fixed] = field(default_factory=list)
     mixing: set[str] = field(default_factory=set)

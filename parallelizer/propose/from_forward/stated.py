@@ -36,7 +36,13 @@ class Stated(int):
         return self._with(int(self) * other, other)
 
     def __add__(self, other: Any) -> Any:
-        return self._with(int(self) + other, other)
+        value = int(self) + other
+        # A quotient of two numbers stays as it is where both are divided, and so does this: `heads // groups + 2`.
+        return (
+            Stated(value, self.names, self.over)
+            if self.over and type(other) is int
+            else self._with(value, other)
+        )
 
     __rmul__, __radd__ = __mul__, __add__
 

@@ -18,6 +18,8 @@ from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import Mesh
+from parallelizer.propose.from_forward.in_place import changed_in_place
+from parallelizer.styles.sizes import TENSOR_AXES
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
@@ -48,6 +50,7 @@ class Deadline:
 class _Tried:
     refusal: str | None = None
     unproven: str | None = None
+    drawn: tuple[str, ...] = ()
 
 
 class Trials:
@@ -64,6 +67,7 @@ class Trials:
         self.deadline, self.tell = deadline or Deadline(3600), tell
         self.unproven: str | None = None  # why the unsharded model itself cannot be compared with
         self.said: dict[tuple[str, tuple[tuple[str, int], ...], bool], str | None] = {}
+        self.draws: dict[str, tuple[str, ...]] = {}
 
     def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
         """Why the checks refuse a plan on a mesh, or what is wrong with its run if `proven`, in one sentence; None where nothing
@@ -84,7 +88,13 @@ class Trials:
             holds = "cannot be compared" if tried.unproven else "refused" if tried.refusal else "holds"
             self.tell(f"{what}: {holds} ({time.monotonic() - began:.0f} s)")
             self.said[key] = tried.refusal
+            if not proven:
+                self.draws[text] = tried.drawn
         return self.said[key]
+
+    def drawn(self, text: str) -> tuple[str, ...]:
+        """The modules that draw equal random numbers for other parts on each rank, under a plan that was tried last."""
+        return self.draws.get(text, ())
 
     def _tried(self, text: str, mesh: Mapping[str, int], proven: bool) -> _Tried:
         with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
@@ -92,17 +102,21 @@ class Trials:
             path.write_text(text)
             try:
                 setup = dataclasses.replace(self.setup, plan=load_plan(path), mesh=Mesh(dict(mesh)))
-                return _Tried(self._proof(setup) if proven else self._check(setup))
+                return _Tried(self._proof(setup)) if proven else self._check(setup)
             except PlanError as error:
-                if proven and error.diagnostics[0].code in _OF_THE_MODEL:
-                    return _Tried(unproven=error.diagnostics[0].message)
+                if proven and (first := error.diagnostics[0]).code in _OF_THE_MODEL:
+                    return _Tried(unproven=": ".join(filter(None, (first.message, first.help))))
                 return _Tried(_sentence(error.diagnostics))
             except WorldError as error:
                 reason = str(error).strip().splitlines()[-1]
                 return _Tried(unproven=reason) if proven else _Tried(reason)
 
-    def _check(self, setup: Setup) -> str | None:
-        return _sentence(validated(setup, setup.compile(self.model), self.model).found)
+    def _check(self, setup: Setup) -> _Tried:
+        validation = validated(setup, setup.compile(self.model), self.model)
+        flow = validation.flow
+        draws = (d for d in flow.draws if d.axis in TENSOR_AXES) if flow is not None else ()
+        drawn = tuple(dict.fromkeys(path for d in draws for path in flow.paths(d.module))) if flow else ()
+        return _Tried(_sentence(validation.found), drawn=drawn)
 
     def _proof(self, setup: Setup) -> str | None:
         from parallelizer.proof.prove import prove
@@ -127,4 +141,4 @@ def meshed(mesh: Mapping[str, int]) -> str:
 def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
     """The first error."""
     first = next((d for d in found if d.severity == "error"), None)
-    return None if first is None else f"{first.message} [{first.code}]"
+    return None if first is None else f"{changed_in_place(first) or first.message} [{first.code}]"

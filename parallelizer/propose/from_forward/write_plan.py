@@ -28,6 +28,8 @@ def write_plan(facts: Facts, choice: Choice, title: str, said: Sequence[str] = (
         if choice.is_sharded:
             here = f"`replicate` here and for {', '.join(others)}" if others else "`replicate`"
             comment += f"; {here} switches sequence parallelism off"
+            if choice.random:  # ranks drop the same of what is whole again
+                comment += ", without `local-random`"
         layouts.append(f"stream: {choice.stream}   # {comment}")
         layouts += [f"{name}: {layout}   # the same, of what has no batch" for name, layout in others.items()]
     buffers = {"batch": choice.batch, "model": dict(_buffers(facts, choice))}

@@ -61,6 +61,7 @@ FSDP_MESH = "fsdp"
 """The variable that holds the mesh of `fully_shard`."""
 
 HEADINGS = {
+    "random": "Random numbers of each rank's own, for dropout of what is split.",
     "attention": "Context parallelism: attention over the whole sequence. This is the runtime of parallelizer.",
     "checkpoint": "Activations that are computed again in backward.",
     "compile": "Compiled, around all of that.",
@@ -297,7 +298,7 @@ def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]
     body += [
         '    """Make the model parallel in place; every rank calls it, with the model on meta or with values."""'
     ]
-    used = {tuple(a.axes) for a in program if a.slot in ("params", "io", "attention")}
+    used = {tuple(a.axes) for a in program if a.slot in ("params", "io", "random", "attention")}
     for axes in sorted(used, key=lambda axes: [AXES.index(a) for a in axes]):
         names = ", ".join(f'"{a}"' for a in AXES if a in axes)
         body.append(f"    {mesh_variable(axes)} = mesh[{names}]")

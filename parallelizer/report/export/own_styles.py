@@ -1,7 +1,7 @@
 """Styles of the user's own in exported code: a class that can be imported, made anew from the arguments that
 it was made with.
 
-Nobody wrote those arguments down, so they are read off the object, and believed only if an object made from
+Those arguments are not recorded, so they are read from the object, and believed only if an object made from
 them is the same.
 """
 
@@ -37,7 +37,7 @@ def own_style(act: ParallelStyle, taken: Mapping[str, type | None]) -> Statement
     given = _arguments(act)
     try:
         same = vars(kind(**given)) == vars(act)
-    except Exception as error:  # whatever somebody's constructor raises, or two tensors when compared
+    except Exception as error:  # whatever a user's constructor raises, or two tensors when compared
         raise Unwritable(f"{kind.__qualname__} cannot be made again: {type(error).__name__}") from None
     if not same:
         raise Unwritable(f"{kind.__qualname__} made again from its attributes is another")

@@ -29,7 +29,7 @@ LABELLED = 0.15
 def section(trace: Trace, sources: Sources) -> Markup:
     """What each layer sends over each axis, and the totals by phase, axis and kind."""
     if not trace.ledger:
-        return tag("p", "No collectives: one rank talks to nobody.", class_="quiet")
+        return tag("p", "No collectives: there is only one rank.", class_="quiet")
     layers, axes = by_layer(trace.ledger), axes_of(trace.ledger)
     strip = _strip(layers, axes) if len(layers) > BARS else None
     return join(strip, _folded(layers, axes), _totals(trace.ledger, sources))

@@ -6,15 +6,15 @@ import textwrap
 from typing import TextIO
 
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.fold import fold_paths
 from parallelizer.proof.compare import Difference
-from parallelizer.proof.divergence import Divergence
+from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.prove import Proof
 from parallelizer.proof.rounding import MARGIN
 from parallelizer.report.rows.proof import loss_error, number_compared
 
-CODE = "not-equal"
+MOST_DECISIONS = 5
+"""Lines of a report for what a proof did not reach."""
 
 
 def write(proof: Proof, stream: TextIO, *, seconds: float | None = None) -> None:
@@ -23,7 +23,7 @@ def write(proof: Proof, stream: TextIO, *, seconds: float | None = None) -> None
     for line in _head(proof):
         stream.write(_fitted(line, width) + "\n")
     if proof.divergence is not None or not proof.passed:
-        stream.write("\n" + show_diagnostics.render(failure(proof), color=color, width=width) + "\n\n")
+        stream.write("\n" + show_diagnostics.render(not_equal(proof), color=color, width=width) + "\n\n")
     if proof.unequal:
         stream.write("replicas that hold different bits:\n")
         stream.writelines(f"  {glob}\n" for glob in fold_paths(key.split(" ")[0] for key in proof.unequal))
@@ -35,31 +35,13 @@ def text(proof: Proof) -> str:
     """The report without colour, as an AssertionError carries it."""
     lines = [*_head(proof), ""]
     if not proof.passed:
-        lines += [show_diagnostics.render(failure(proof)), ""]
+        lines += [show_diagnostics.render(not_equal(proof)), ""]
     if proof.unequal:
         lines.append(
             "replicas that hold different bits: "
             + ", ".join(fold_paths(key.split(" ")[0] for key in proof.unequal))
         )
     return "\n".join([*lines, _last(proof)])
-
-
-def failure(proof: Proof) -> Diagnostic:
-    """What a failed proof found, at the rule that governs the place."""
-    found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
-    span = found.rule.span if found.rule else None
-    where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
-    governed = (
-        f"this rule governs {found.module or 'the model'} there"
-        if span
-        else "no rule of the plan stands there: give it one, or mend the style"
-    )
-    return Diagnostic(
-        CODE,
-        found.description,
-        span,
-        f"the first difference in order of execution is in the {where}; {governed}",
-    )
 
 
 def _fitted(line: str, width: int) -> str:
@@ -99,6 +81,11 @@ def _head(proof: Proof) -> list[str]:
         f"compared: {gradients} gradients and updates, {states} optimizer states, "
         f"{buffers} buffers, loss, gradient norm and logits, over two steps"
     )
+    if proof.one_sided:
+        lines.append("not covered, decided in the same way for every value that the proof has:")
+        lines += [f"  {where}" for where in proof.one_sided[:MOST_DECISIONS]]
+        if len(proof.one_sided) > MOST_DECISIONS:
+            lines.append(f"  and {len(proof.one_sided) - MOST_DECISIONS} more (--json lists all)")
     lines.append("worst three parameters:")
     worst = proof.worst(3)
     width = max((len(d.name) for d in worst), default=0)
@@ -133,10 +120,3 @@ def _last(proof: Proof) -> str:
         if proof.passed
         else "NOT proven: the sharded run is another computation"
     )
-
-
-def _over(proof: Proof) -> str:
-    worst = proof.verdict.worst(1)
-    if not worst or worst[0].passed:
-        return "ranks that should hold the same value hold different bits"
-    return f"the {worst[0].what} {worst[0].name} is over its bound".replace("  ", " ")

@@ -46,9 +46,7 @@ def write(
 
 def _collectives(trace: Trace, device: str, console: Console) -> None:
     if not trace.ledger:
-        console.print(
-            Text.assemble(("collectives", "bold"), " of one step: none, this rank talks to nobody\n")
-        )
+        console.print(Text.assemble(("collectives", "bold"), " of one step: none\n"))
         return
     console.print(Text.assemble(("collectives", "bold"), f" of one step, as rank {trace.rank} sees them"))
     narrow = console.width < NARROW

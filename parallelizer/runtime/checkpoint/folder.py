@@ -65,7 +65,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 def tidy(folder: Path) -> None:
     """Remove what is half written and half removed, as far as that can be, and put back what was to be replaced and has
-    not been. Not while somebody saves into the folder.
+    not been. Do not call it while a run saves into the folder.
     """
     for path in leftovers(folder):
         if path.suffix == REPLACED and not path.with_suffix("").exists():

@@ -90,8 +90,8 @@ def open_checkpoint(path: str | Path) -> Opened:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Opened | None, list[Diagnostic]]:
-    """The newest whole checkpoint in a folder, every file of it read and hashed by one of the ranks, and what is wrong
-    with those that are newer, as warnings. None when there is none. Collective.
+    """The newest complete checkpoint in a folder, or None, and warnings about newer ones that are damaged.
+    Every file of it is read and hashed by one of the ranks. Collective.
     """
     passed: list[Diagnostic] = []
     listed = gathered(together(lambda: names.steps_in(Path(folder))))
@@ -115,10 +115,11 @@ def load_checkpoint(
 ) -> Opened:
     """Fill a model, whose memory is allocated, and its optimizer. Collective: every rank calls it.
 
-    The ranks hash all files between them before one of them reads a number (`newest_checkpoint` has done so for what it
-    opened). The random states are put back when the checkpoint was saved on this mesh; else they stay as they are. Raises
-    PlanError on all ranks, with model and optimizer untouched, for a checkpoint that is damaged (`checkpoint-damaged`) or of
-    something else (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
+    The ranks share the work of hashing all files before any rank reads a value; `newest_checkpoint` has
+    hashed the files of the checkpoint that it returned. Random states are restored if the checkpoint was
+    saved on the same mesh, and otherwise unchanged. Raises PlanError on all ranks, with model and optimizer
+    unchanged, for a checkpoint that is damaged (`checkpoint-damaged`) or belongs to another run
+    (`checkpoint-mismatch`, `checkpoint-dtype`, `checkpoint-optimizer`).
     """
     if isinstance(checkpoint, Opened):  # by `newest_checkpoint`, which has hashed all of it
         opened = checkpoint

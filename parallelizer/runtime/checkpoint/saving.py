@@ -70,10 +70,10 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run in `folder`, which all ranks see. Made by all ranks together.
+    """The checkpoints of one run in `folder`, which all ranks can access. All ranks create it together.
 
-    `keep_last` newest ones are kept, and those of every multiple of `keep_every` steps (0: none). `timeout`, in seconds, is
-    for what ranks tell each other while they write.
+    The newest `keep_last` checkpoints are kept, and those of every multiple of `keep_every` steps (0:
+    none). `timeout`, in seconds, is for the messages between ranks while they write.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Copy everything now, and write it as the checkpoint of `step` beside what follows. Collective.
+        """Copy all values now, and write the checkpoint of `step` in the background. Collective.
 
-        `state` is whatever JSON can hold: rank 0's is kept. A save that is still being written is waited for first.
-        Nothing is raised for what cannot be written: see `ended`.
+        `state` is any JSON value; rank 0's is kept. If another save is being written, this call waits for
+        it. A failed write raises no error: see `ended`.
         """
         self.wait()
         held = [*held_of_model(model).values(), *held_random()]
@@ -124,13 +124,13 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being written any more."""
+        """Wait until no checkpoint is being written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def ended(self) -> list[Saved]:
-        """The saves that ended since this was asked last."""
+        """The saves that ended since the last call."""
         ended, self._ended = self._ended, []
         return ended
 

@@ -62,7 +62,7 @@ class Agreement:
         step is, the same on every rank: anything whose `repr` says it.
         """
         if self._told is not None:
-            raise RuntimeError("tell was called twice, with no heard between")
+            raise RuntimeError("tell was called twice, with no heard in between")
         self._mine, self._stop = (step, 0 if position is None else digest(position)), stop
         step, place = self._mine
         # The least is the greatest of the opposites: one reduction finds both.

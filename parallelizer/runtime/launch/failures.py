@@ -18,7 +18,7 @@ from parallelizer.runtime.lost_rank import is_of_another, what_was_said
 
 
 class LaunchError(Exception):
-    """Ranks could not be started, or did not all finish. `help`, where there is one, says what to do."""
+    """Ranks could not be started, or not all of them finished. `help` is the fix, if one is known."""
 
     def __init__(self, message: str, help: str | None = None) -> None:
         super().__init__(message, help)

@@ -35,9 +35,9 @@ class Beat:
 
 
 def beat(step: int, doing: str = "step") -> None:
-    """Tell whoever watches that this rank begins step `step`, or something else in it that may take long.
+    """Report to the watching process that this rank begins step `step`, or something else in it that may take long.
 
-    A few microseconds: nothing is forced to disk. Where nobody watches it does nothing. Of `doing` 32 bytes are
+    A few microseconds: nothing is forced to disk. Without a watching process it does nothing. Of `doing` 32 bytes are
     kept.
     """
     if _tell is not None:
@@ -45,7 +45,7 @@ def beat(step: int, doing: str = "step") -> None:
 
 
 def tell_to(listener: Callable[[int, str], None] | None) -> None:
-    """From now on `beat(step, doing)` calls `listener(step, doing)`; None for nobody."""
+    """From now on `beat(step, doing)` calls `listener(step, doing)`; None for no listener."""
     global _tell
     _tell = listener
 
@@ -54,7 +54,7 @@ class Beats:
     """The beats of all ranks of a start, in one file that they map into memory.
 
     A rank has two places and writes them in turn. It may be killed in the middle of one, and then the other
-    still stands; and whoever reads while it writes sees the sum fail, and takes the other.
+    still stands; and a reader that reads during a write sees a wrong sum, and takes the other.
     """
 
     def __init__(self, path: Path, ranks: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 _ELSEWHERE = ("203.0.113.1", "2001:db8::1")
-"""Addresses for documentation, which are nobody's: the way to them is the default route. Nothing is sent."""
+"""Addresses reserved for documentation: the way to them is the default route. Nothing is sent."""
 
 
 def loopback() -> str | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import multiprocessing
 import os
 import pickle
@@ -28,7 +27,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -44,7 +42,7 @@ from parallelizer.runtime.launch.restarts import End, Restarts
 from parallelizer.runtime.launch.stopping import Signals, noted_signals
 from parallelizer.runtime.launch.watch import PERIOD, Watch, end, keep_watch
 
-__all__ = ["LaunchError", "OutsideRanks", "check_ranks", "join", "leave", "outside_ranks", "start"]
+__all__ = ["LaunchError", "OutsideRanks", "join", "leave", "outside_ranks", "start"]
 
 T = TypeVar("T")
 
@@ -117,42 +115,6 @@ def start(
                 return [pickle.loads(result) for result in ended]
             restarts.again(ended[1], ended[0])
     raise AssertionError("an attempt succeeds, or the restarts come to an end")
-
-
-def check_ranks(
-    world_size: int, device: Device, max_cpu_ranks: int = 64, command: str = "-m recipes.train ..."
-) -> None:
-    """Raise LaunchError, with what to do instead, when this machine is too small for so many local ranks.
-
-    `command` is what torchrun would have to start: a module or script with its arguments.
-    """
-    if device == "cuda":
-        gpus = torch.cuda.device_count()
-        if world_size <= gpus:
-            return
-        per_node = max(n for n in range(1, (gpus or 8) + 1) if world_size % n == 0)
-        nodes = world_size // per_node
-        raise LaunchError(
-            f"{world_size} ranks need {world_size} GPUs, and this machine has {gpus or 'none'}",
-            f"run it on {_count(nodes, 'node')} of {_count(per_node, 'GPU')}, starting on each of them:\n"
-            f"  {_torchrun(nodes, per_node, command)}\n"
-            "or let CPU processes stand in for GPUs: device=cpu",
-        )
-    if world_size > max_cpu_ranks:
-        nodes = math.ceil(world_size / max_cpu_ranks)
-        while world_size % nodes:
-            nodes += 1
-        raise LaunchError(
-            f"{world_size} ranks are more than the {max_cpu_ranks} processes that one machine is given",
-            "a dry run needs one process for any number of ranks: python -m parallelizer plan ...\n"
-            f"or run it on {nodes} nodes:\n  {_torchrun(nodes, world_size // nodes, command)}",
-        )
-
-
-def _torchrun(nodes: int, per_node: int, command: str) -> str:
-    where = "--standalone" if nodes == 1 else "--rdzv-backend=c10d --rdzv-endpoint=<first node>:29500"
-    share = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"  # else restarts after a kill were seen to hang
-    return f"{share} torchrun --nnodes={nodes} --nproc-per-node={per_node} {where} {command}"
 
 
 def _check_startable(ranks: int, device: Device) -> None:
@@ -282,7 +244,3 @@ def _silence() -> Iterator[None]:
         for logger, propagate in zip(loggers, before, strict=True):
             logger.propagate = propagate
             logger.removeHandler(nothing)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -33,7 +33,7 @@ class LoneRendezvous(RendezvousHandler):
         return RendezvousInfo(dist.HashStore(), 0, 1, RendezvousStoreInfo("127.0.0.1", 0))
 
     def is_closed(self) -> bool:
-        """Never: there is nobody to close it for."""
+        """Never: no other process uses it."""
         return False
 
     def set_closed(self) -> None:

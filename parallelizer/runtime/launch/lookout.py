@@ -38,7 +38,7 @@ class Lookout:
 
         Nothing is too long before some rank has said its first beat: a worker need not beat at all.
         """
-        # Seconds in which nobody looked, because this whole machine or job stood still, do not count.
+        # Seconds in which the whole machine or job was suspended do not count.
         passed, self._looked = min(now - self._looked, 3 * INTERVAL), now
         slowest = min(((b.when, b.count) if b else (-math.inf, 0) for b in beats.values()), default=None)
         if slowest is None or not any(beats.values()):

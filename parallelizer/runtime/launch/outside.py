@@ -44,7 +44,7 @@ def outside_ranks() -> OutsideRanks | None:
 
     Reads what torchrun (and everybody who speaks its dialect) leaves in the environment: RANK, WORLD_SIZE,
     MASTER_ADDR, MASTER_PORT; else what srun leaves. None when neither is there, for a Slurm job of one task,
-    and in an sbatch script itself, which looks like rank 0 of tasks that nobody has started. Raises
+    and in an sbatch script itself, which looks like rank 0 of tasks that were not started. Raises
     LaunchError for a value that is no number.
     """
     env = os.environ

@@ -92,7 +92,7 @@ def _enter(job: Launch, rank: int) -> None:
     if loopback := _loopback():
         # Else gloo looks this machine's name up to find an interface: slow, or wrong, on many a laptop.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    # Not a TCP store: that needs a port found beforehand, which somebody else may take meanwhile, listens on
+    # Not a TCP store: that needs a port found beforehand, which another process may take meanwhile, listens on
     # all interfaces, resolves host names, and is gone as soon as rank 0 has finished.
     store = dist.FileStore(str(job.folder / "store"), job.ranks)
     store.set_timeout(timedelta(seconds=job.collective_timeout))

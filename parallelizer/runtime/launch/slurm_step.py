@@ -16,7 +16,7 @@ PORTS = range(10000, 30000)
 
 
 def is_batch_script(env: Mapping[str, str]) -> bool:
-    """Whether this is the script of a batch job: it looks like rank 0 of tasks that nobody has started."""
+    """Whether this is the script of a batch job: it looks like rank 0 of tasks that were not started."""
     return env.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in env
 
 

@@ -47,16 +47,19 @@ class Asked:
 
 @contextmanager
 def stop_requests() -> Iterator[Asked]:
-    """In the main thread of a rank: note the signals that ask it to save and stop, instead of ending at once.
+    """In the main thread of a rank: record the signals that ask it to save and stop, instead of ending at
+    once.
 
-    What is done inside looks at `asked.signal` when it may stop, after a step say, saves, and leaves. A second
-    request ends the process at once with exit status 128 + n, even inside a collective. Signals that were ignored
-    stay so. Elsewhere than in the main thread, which alone can have handlers, nothing is ever asked.
+    Code inside checks `asked.signal` where it can stop, for example after a step; then it saves and leaves
+    the context. A second request ends the process at once with exit status 128 + n, even inside a
+    collective. Signals that were ignored stay ignored. In other threads than the main thread, which alone
+    can have handlers, no request is recorded.
 
-    Afterwards all is as before; but where there was a request, signals that would end the process are ignored:
-    it is about to end, and the parent's copy of the request may be still to come. Leaving it without an exception
-    calls the handler that was there before, if there was one and its signal came: submitit's queues the job again,
-    and ends rank 0 by SystemExit. Processes that are forked inside have the handlers of before.
+    Afterwards the previous handlers are restored. After a request, however, signals that would end the
+    process are ignored: the process is about to end, and the parent's copy of the request may still arrive.
+    On leaving without an exception, a previous handler of the requested signal is called: submitit's
+    handler queues the job again and ends rank 0 by SystemExit. Processes that are forked inside have the
+    previous handlers.
     """
     global _undo
     asked = Asked()
@@ -76,7 +79,7 @@ def stop_requests() -> Iterator[Asked]:
             signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        # The thread counts; this is for whoever looks before the thread has run.
+        # The thread sets it as well; this is for reads before the thread has run.
         asked.signal = asked.signal or number
 
     outer, _undo = _undo, undo
@@ -118,7 +121,7 @@ def _count(reader: int, asked: Asked, numbers: list[int], wakeup: int) -> None:
         read = os.read(reader, 64) if ready else b""
         if ready and not read:
             return
-        if read and wakeup != -1:  # somebody else listened: let them
+        if read and wakeup != -1:  # another listener had it: give it back
             with suppress(OSError):
                 os.write(wakeup, read)
         for number in read:
@@ -172,7 +175,7 @@ class Signals:
         return bool(self.numbers)
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler. Somebody who presses Ctrl-C for the third time gets the exception at once."""
+        """The handler. The third Ctrl-C raises the exception at once."""
         self.numbers.append(number)
         if number not in self._graceful:
             self.at_once = True

@@ -11,8 +11,8 @@ from parallelizer.simulate.follow.attention_shapes import OtherShape
 from parallelizer.simulate.whole_numbers import advised, heads_read
 
 _OTHERWISE = (
-    "tensor parallelism splits heads and context parallelism rows, and nothing else: see how forward makes "
-    "heads of features, and what splits its projections"
+    "tensor parallelism splits heads, context parallelism splits rows: check how forward reshapes features into heads, and "
+    "which rules split its projections"
 )
 
 

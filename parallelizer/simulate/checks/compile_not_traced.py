@@ -14,9 +14,9 @@ def compile_not_traced(traced: Traced) -> Iterator[Diagnostic]:
     if compiled:
         yield Diagnostic(
             "compile-not-traced",
-            f"{modules_text(compiled)} {'are' if len(compiled) > 1 else 'is'} compiled, and traced here as written: "
-            "compiled code may need less memory",
+            f"{modules_text(compiled)} {'are' if len(compiled) > 1 else 'is'} compiled, but the dry run traces the code without "
+            "compiling it: compiled code may need less memory",
             compiled[0].rule.span,
-            "collectives and parameters are the same",
+            "the collectives and the parameters do not change",
             "note",
         )

@@ -21,6 +21,6 @@ def costly_redistribution(traced: Traced) -> Iterator[Diagnostic]:
                 "costly-redistribution",
                 f"{moves_text(moves)}, where {path_text(cheaper)} would send {less}",
                 span,
-                "parallel.redistribute=min-cost takes that path in the run",
+                "set parallel.redistribute=min-cost, which takes that path in the run",
                 "warning",
             )

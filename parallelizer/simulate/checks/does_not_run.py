@@ -26,7 +26,7 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     axes = [a for a in TENSOR_AXES if followed.program.mesh.sizes[a] > 1]
     operands = ""
     if any(o.maker for o in failure.operands) and axes:
-        operands = "; it is given " + " and ".join(_operand(followed, o, axes) for o in failure.operands)
+        operands = "; its inputs are " + " and ".join(_operand(followed, o, axes) for o in failure.operands)
     span, related = followed.blamed(failure)
     numbers = failure.numbers
     if numbers is not None:
@@ -61,15 +61,15 @@ def _taken_near(followed: Followed, module: str) -> tuple[Related, ...]:
 def _operand(followed: Followed, operand: Operand, axes: list[str]) -> str:
     shape = f"[{', '.join(map(str, operand.shape))}]"
     if operand.maker is None:
-        return f"{shape} as it is held"
+        return f"{shape}, a parameter or buffer"
     lies = ", ".join(f"{'a part' if a in operand.axes else 'the same on every rank'} over {a}" for a in axes)
     return f"{shape} from {followed.folded([operand.maker])} ({lies})"
 
 
 def _advice(failure: StepFailure, path: str) -> str:
     if MIXED in failure.text:
-        meets = f"{path or 'the root'} meets a DTensor with a plain tensor"
-        return f"{meets}: give it a style, or let what comes before hand on plain tensors"
+        meets = f"{path or 'the root'} mixes a DTensor with a plain tensor"
+        return f"{meets}: give it a style, or let the module before it return plain tensors"
     if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
-        return "tensors that lie otherwise than each other meet there: see `input` and `output` of the rules around"
+        return "the tensors have different placements there: check `input` and `output` in the rules of the modules around it"
     return f"`python -m parallelizer explain {path or QUOTED_ROOT}` shows the rules there"

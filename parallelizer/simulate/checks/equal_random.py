@@ -19,13 +19,21 @@ def equal_random(followed: Followed) -> Iterator[Diagnostic]:
         span = followed.span(first.module, first.axis, OPTIONS) or next((r.span for r in began), None)
         yield Diagnostic(
             "equal-random",
-            f"{where} draws the same random numbers on every rank of {first.axis}, each of which has another part: what is "
-            "dropped repeats from part to part",
+            f"{where} draws the same random numbers on every rank of {first.axis}, although each rank has another part of the "
+            "tensor: dropout repeats its pattern in every part",
             span,
-            f"let each rank draw its own: `{where}: local-random`",
+            _advice(followed, first.module, where),
             "warning",
             tuple(r for r in began if r.span != span),
         )
+
+
+def _advice(followed: Followed, module: str, where: str) -> str:
+    """A rule to add, or the style to add to the rule with that key: a plan cannot have two rules with one key."""
+    own = followed.application(module, None)
+    if own is not None and own.rule.key == where:
+        return f"let each rank draw its own: add `local-random` to the styles of the rule `{where}`"
+    return f"let each rank draw its own: `{where}: local-random`"
 
 
 def _any_layer(module: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -11,6 +11,7 @@ from parallelizer.compiler.observe.running_module import within
 from parallelizer.diagnostics.diagnostic import Related, Span
 from parallelizer.language.fold import fold_paths
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure
+from parallelizer.simulate.places import Places
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.sizes import TENSOR_AXES
 
@@ -24,13 +25,15 @@ MIXED = "mixed torch.Tensor and DTensor"
 @dataclass(frozen=True)
 class Followed:
     """What checks of a followed step look at. `model` is as it was compiled; `alone` is why it does not run on
-    fake tensors without the plan either, which tells whose fault a failure is; None where it runs.
+    fake tensors without the plan either, which tells whose fault a failure is; None where it runs. `places` are those of
+    the configuration.
     """
 
     program: Program
     model: nn.Module
     flow: FollowedStep
     alone: StepFailure | None = None
+    places: Places = field(default_factory=Places)
 
     @property
     def failure(self) -> StepFailure | None:
@@ -52,7 +55,7 @@ class Followed:
     def application(self, module: str, axis: str | None) -> Application | None:
         """What a rule applies to the module itself, on one axis or on any."""
         path = self.one(module)
-        for slot in ("params", "io", "attention"):
+        for slot in ("params", "io", "random", "attention"):
             for a in self.program.of_slot(slot):
                 if a.module == path and (axis is None or axis in a.axes):
                     return a
@@ -90,7 +93,7 @@ class Followed:
         """Where a value began to vary over an axis."""
         span = self.span(module, axis, ("output", "layout", "input"))
         return (
-            (Related(span, f"what {self.folded([module]) or 'the root'} hands on differs over {axis}"),)
+            (Related(span, f"the output of {self.folded([module]) or 'the root'} differs over {axis}"),)
             if span
             else ()
         )
@@ -106,7 +109,7 @@ class Followed:
         ]
         span = own or next((s for s in spans if s), None) or next(iter(began), None)
         related = tuple(
-            Related(s, f"{self.folded([o.maker or ''])} hands this on")
+            Related(s, f"this is the output of {self.folded([o.maker or ''])}")
             for s, o in spans.items()
             if s and s != span
         )

@@ -19,19 +19,19 @@ def fused_features(followed: Followed) -> Iterator[Diagnostic]:
         parts = ", ".join(map(str, first.sizes)) or "<the sizes of its parts>"
         yield Diagnostic(
             "fused-features",
-            f"the output features of {where} are taken apart in {followed.folded(t.module for t in same)}, and a rank has "
-            "a run of neighbours, not its slice of each part",
+            f"{followed.folded(t.module for t in same)} cuts the output of {where} into parts, but each rank has "
+            "neighbouring features instead of a slice of each part",
             followed.span(first.projection, None, ("output",)),
-            f"write `packed: [{parts}]`, which splits each part by itself",
+            f"write `packed: [{parts}]`, which splits each part separately",
         )
     for unpacked in grouped(_used_in_one_piece(followed.flow), lambda a: followed.rule_of(a.packed)):
         where = followed.folded(a.packed for a in unpacked)
         yield Diagnostic(
             "fused-features",
-            f"`packed` gives each rank a slice of each part of what {where} makes, and nothing takes the parts from "
-            f"each other before {followed.folded(a.module for a in unpacked)}, whose rows are in another order",
+            f"`packed` gives each rank a slice of each part of the output of {where}, but no code separates the parts "
+            f"before {followed.folded(a.module for a in unpacked)}, whose rows are in another order",
             followed.span(unpacked[0].packed, None, ("packed",)),
-            "leave `packed` out: it is for projections that make several things at once, such as `q|k|v`",
+            "remove `packed`: it is for projections that compute several tensors at once, such as `q|k|v`",
         )
 
 

@@ -29,10 +29,10 @@ def large_root_unit(traced: Traced) -> Iterator[Diagnostic]:
         return
     yield Diagnostic(
         "large-root-unit",
-        f"the root unit gathers {share:.0%} of the parameters at once: {size(gathered[0].payload_bytes)} lie in full on every "
-        "rank from the beginning of forward to the end of backward",
+        f"the root unit gathers {share:.0%} of the parameters at once: every rank holds {size(gathered[0].payload_bytes)} "
+        "from the beginning of forward to the end of backward",
         root.rule.span,
-        f"make the layers units: `{layers}: fsdp`",
+        f"make each layer a unit: `{layers}: fsdp`",
         "warning",
     )
 

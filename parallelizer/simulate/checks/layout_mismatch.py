@@ -24,23 +24,28 @@ def layout_mismatch(followed: Followed) -> Iterator[Diagnostic]:
         name = f"the input {first.name} of" if first.name else "the input of"
         if first.since is None:
             related: tuple[Related, ...] = ()
-            lies = f"arrives whole on every rank of {first.axis}"
+            lies = f"is whole on every rank of {first.axis}"
             help_text = (
-                f"write `replicate` for what arrives whole, or let what comes before hand on {first.expected}"
+                f"write `replicate` for the input, or let the module before it return {first.expected}"
             )
         else:
             lies, related = (
-                f"differs from rank to rank of {first.axis}",
+                f"differs between the ranks of {first.axis}",
                 followed.since(first.since, first.axis),
             )
-            help_text = "say how it arrives (`shard(1) -> replicate` gathers it), or gather it before"
+            help_text = (
+                "write the placement that it has (`shard(1) -> replicate` gathers it), or gather it in the "
+                "rule of the module before"
+            )
             dim = _other_dim(first)
             if dim is not None:
                 lies = f"is split along dimension {dim} over {first.axis}"
-                help_text = f"say how it arrives: `shard({dim})`, or `shard({dim}) -> {first.expected}`"
+                help_text = (
+                    f"write the placement that it has: `shard({dim})`, or `shard({dim}) -> {first.expected}`"
+                )
         yield Diagnostic(
             "layout-mismatch",
-            f"{name} {where} {lies}, its rule takes it for {first.expected}",
+            f"{name} {where} {lies}, but its rule says {first.expected}",
             followed.span(first.module, first.axis, ("input", "layout")),
             help_text,
             related=related,

@@ -41,7 +41,7 @@ def left_out(followed: Followed) -> Iterator[Diagnostic]:
     _, related = followed.blamed(failure)
     yield Diagnostic(
         "left-out",
-        f"this styles {shown} and leaves out {module}, which fails: {failure.text}",
+        f"this rule matches {shown} but not {module}, which fails: {failure.text}",
         rule.span,
         f"let the glob match {module} too, or give it a rule of its own",
         related=tuple(r for r in related if r.span != rule.span),

@@ -14,7 +14,7 @@ def local_attention(followed: Followed) -> Iterator[Diagnostic]:
         where = followed.folded(followed.flow.attentions)
         yield Diagnostic(
             "local-attention",
-            f"attention in {where} sees only its own rank's part of the sequence, which is split over cp",
+            f"attention in {where} sees only its own rank's part of the sequence, because cp splits the sequence",
             followed.context_span(),
-            f"give `context-parallel` to {where} too",
+            f"add `context-parallel` to {where}",
         )

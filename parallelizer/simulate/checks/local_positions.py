@@ -18,7 +18,7 @@ def local_positions(followed: Followed) -> Iterator[Diagnostic]:
         first = same[0]
         yield Diagnostic(
             "local-positions",
-            f"{followed.folded([first.counted.module])} counts positions from 0 on every rank of cp, and they meet "
+            f"{followed.folded([first.counted.module])} counts positions from 0 on every rank of cp, but each rank has "
             f"other rows of the sequence in {followed.folded([first.module])}",
             followed.context_span(),
             "let forward take the positions, and add an entry for them to buffers.batch: `position_ids: positions`",

@@ -20,7 +20,7 @@ def missing_buffers(followed: Followed) -> Iterator[Diagnostic]:
         listed = ", ".join(f"{p.counted.tensor}: {p.counted.dim}" for p in same)
         yield Diagnostic(
             "missing-buffers",
-            f"every rank of cp takes the first rows of {names}, and they meet other rows of the sequence in "
+            f"every rank of cp takes the first rows of {names}, but each rank has other rows of the sequence in "
             f"{followed.folded([first.module])}",
             followed.context_span(),
             f"add `{listed}` to buffers.model of {followed.program.plan.file}",

@@ -22,12 +22,18 @@ def needs_whole(followed: Followed) -> Iterator[Diagnostic]:
         first, where = same[0], followed.folded(w.module for w in same)
         shape = f"[{', '.join(map(str, first.shape))}]"
         if first.dim is None:
-            message = f"`{first.operator}` in {where} uses a sum over {first.axis} of which each rank holds only its term"
-            help_text = f"add them up before: `input: partial -> replicate` with `axis: {first.axis}` on what comes next"
+            message = (
+                f"`{first.operator}` in {where} uses a sum over {first.axis}, but each rank holds only its "
+                "own term of the sum"
+            )
+            help_text = (
+                f"add the terms up first: `input: partial -> replicate` with `axis: {first.axis}` on the "
+                "module that comes next"
+            )
         else:
             message = (
-                f"`{first.operator}` in {where} needs dimension {first.dim} of {shape} whole, and each rank of "
-                f"{first.axis} has its part of it"
+                f"`{first.operator}` in {where} needs all of dimension {first.dim} of {shape}, but each rank of "
+                f"{first.axis} has only a part of it"
             )
             help_text = _whole_before(followed, first)
         began = followed.since(first.since, first.axis)
@@ -42,8 +48,9 @@ def _whole_before(followed: Followed, needed: WholeNeeded) -> str:
     lies = f"shard({needed.dim}) -> replicate"
     if needed.axis == "cp":
         return (
-            "context parallelism carries attention over the cut, and nothing else: around a module that does this, write "
+            "context parallelism exchanges data between ranks for attention only: on the module that contains this "
+            "operator, write "
             f"`{{style: prepare-io, axis: cp, input: {lies}, output: replicate -> shard({needed.dim})}}`"
         )
     began = followed.folded([needed.since]) or "the root"
-    return f"let {began} hand on the whole (`output: replicate`), or gather it before (`{lies}`)"
+    return f"let {began} return the whole tensor (`output: replicate`), or gather it before the operator (`{lies}`)"

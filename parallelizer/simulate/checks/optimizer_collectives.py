@@ -15,9 +15,9 @@ def optimizer_collectives(traced: Traced) -> Iterator[Diagnostic]:
     if len(calls) <= parameters:
         return
     fused = traced.optimizer.get("fused", "auto")
-    help_text = "use one that works on local shards, as a fused AdamW does"
+    help_text = "use an optimizer that works on local shards, such as a fused AdamW"
     if fused is False:
-        help_text = "set optim.fused=true: one kernel over the local shards needs none"
+        help_text = "set optim.fused=true: one kernel updates the local shards, without collectives"
     kinds = ", ".join(f"{kind} over {axis}" for kind, axis in dict.fromkeys((e.kind, e.axis) for e in calls))
     yield Diagnostic(
         "optimizer-collectives",

@@ -14,7 +14,7 @@ from parallelizer.styles.conversions import Conversion, conversions
 
 
 def redundant_redistribution(traced: Traced) -> Iterator[Diagnostic]:
-    """Between two conversions that undo each other nobody reads the tensor."""
+    """Two conversions that undo each other, without a read of the tensor in between."""
 
     def alike(pair: tuple[Conversion, Conversion]) -> Hashable:
         first, second = pair
@@ -25,9 +25,11 @@ def redundant_redistribution(traced: Traced) -> Iterator[Diagnostic]:
         calls = [e for one, two in pairs for e in _cost(traced, one, two)]
         done = {"gather": "gathered", "reduce": "summed whole", "split": "split"}[first.kind]
         again = "split again" if second.kind == "split" else "gathered again"
-        help_text = "let both rules name the same placement"
+        help_text = "write the same placement in both rules"
         if first.kind == "reduce":
-            help_text = f"write `output: {second.after}` where it leaves: a reduce-scatter sends half as much"
+            help_text = (
+                f"write `output: {second.after}` in the first rule: a reduce-scatter sends half as much"
+            )
         yield Diagnostic(
             "redundant-redistribution",
             f"{_border(first)} of {modules_text(c.application for c, _ in pairs)} is {done} over {first.axis} and {again} as "

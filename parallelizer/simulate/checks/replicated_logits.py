@@ -20,7 +20,10 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
                 continue
             gathers = traced.entries("forward", conversion.axis, application.module, "all_gather")
             calls = (
-                gathers[len(gathers) // traced.accumulate - 1 :: len(gathers) // traced.accumulate]
+                gathers[
+                    len(gathers) // traced.workload.accumulate - 1 :: len(gathers)
+                    // traced.workload.accumulate
+                ]
                 if gathers
                 else []
             )
@@ -29,11 +32,11 @@ def replicated_logits(traced: Traced) -> Iterator[Diagnostic]:
             held = calls[0].payload_bytes
             yield Diagnostic(
                 "replicated-logits",
-                f"every rank of {conversion.axis}={calls[0].ranks} holds all logits: {sent_text(calls)}, and {size(held)} "
-                f"are held where a vocabulary-parallel loss would hold {size(held // calls[0].ranks)}",
+                f"every rank of {conversion.axis}={calls[0].ranks} holds all logits: {sent_text(calls)}, and a rank holds "
+                f"{size(held)}, where a vocabulary-parallel loss needs {size(held // calls[0].ranks)}",
                 written(conversion),
-                "`output: shard(-1)` and `local: false` leave them sharded, which `parallelizer.cross_entropy` and "
-                "`F.cross_entropy` take",
+                "`output: shard(-1)` and `local: false` keep the logits sharded, which `parallelizer.cross_entropy` and "
+                "`F.cross_entropy` support",
                 "note",
             )
 

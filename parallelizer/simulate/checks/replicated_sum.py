@@ -23,8 +23,8 @@ def replicated_sum(followed: Followed) -> Iterator[Diagnostic]:
         what = "the gradients in" if first.phase == "backward" else "the values from"
         yield Diagnostic(
             "replicated-sum",
-            f"{what} {where} are summed over {first.axis}, though every rank of it holds the same: the sum is {size} "
-            "times too large",
+            f"{what} {where} are summed over {first.axis}, but every rank of {first.axis} holds the same values: the sum is "
+            f"{size} times too large",
             followed.span(first.module, first.axis, ("grad", "output", "input")),
             "write `grad: replicate` where every rank computes the same gradient; `partial` is for terms of a sum",
         )

@@ -17,5 +17,5 @@ def sharded_logits(followed: Followed) -> Iterator[Diagnostic]:
     if followed.flow.sharded_output and MIXED in failure.text:
         span, related = followed.blamed(failure)
         loss = (Related(failure.span, "the loss"),) if failure.span else ()
-        message = f"the loss cannot take logits that lie sharded: {failure.text}"
+        message = f"the loss does not support sharded logits: {failure.text}"
         yield Diagnostic("sharded-logits", message, span, SHARDED_LOSS, related=loss + related)

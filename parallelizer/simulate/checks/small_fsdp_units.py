@@ -29,8 +29,9 @@ def small_fsdp_units(traced: Traced) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "small-fsdp-units",
                 f"{modules_text(found)} {'is' if len(found) == 1 else 'are'} gathered in {len(entries):,} all-gathers a step of "
-                f"{size(average)} on average over {entries[0].ranks:,} ranks: below {size(SMALL)} their number is what costs",
+                f"{size(average)} on average over {entries[0].ranks:,} ranks: below {size(SMALL)} most of the time is latency",
                 found[0].rule.span,
-                "let several be one unit: give the rule to a module around them, or set `min_params` above their size",
+                "put several modules into one unit: write the rule for a module around them, or set `min_params` "
+                "above their size",
                 "warning",
             )

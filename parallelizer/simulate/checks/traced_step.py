@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import nn
 
-from parallelizer.compiler.observe.module_calls import Calls
+from parallelizer.compiler.observe.module_calls import Calls, observe
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.diagnostics.units import size
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import folded_name
+from parallelizer.language.workload import Workload
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.styles.application import Application, Program
@@ -23,17 +25,21 @@ SMALL = 1 << 20
 
 @dataclass(frozen=True)
 class Traced:
-    """What checks of a traced step look at. `calls` is None for a model that does not run on meta; `optimizer` has the
-    optimizer's config, which is written at `optimizer_span`.
+    """What checks of a traced step look at. `workload` is what it was fed; `optimizer` has the optimizer's config, which is
+    written at `optimizer_span`.
     """
 
     program: Program
     model: nn.Module
     trace: Trace
-    calls: Calls | None = None
-    accumulate: int = 1
+    workload: Workload
     optimizer: Mapping[str, object] = field(default_factory=dict)
     optimizer_span: Span | None = None
+
+    @cached_property
+    def calls(self) -> Calls | None:
+        """What the model's modules take and return; None for a model that does not run on meta."""
+        return observe(self.model, self.workload, self.trace.folded)
 
     def entries(self, phase: str, axis: str, module: str, *kinds: str) -> list[Collective]:
         """The collectives of one module in one phase on one axis."""

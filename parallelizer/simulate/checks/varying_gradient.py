@@ -57,20 +57,20 @@ def _finding(followed: Followed, same: list[Unreduced]) -> Diagnostic:
     module = first.parameter.rpartition(".")[0]
     own = followed.application(module, axis)
     message = (
-        f"the gradient of {names} differs from rank to rank of {axis}, though every rank holds it whole: "
-        "nothing sums it"
+        f"every rank of {axis} holds the whole of {names} but computes a different gradient for it, and no rule sums "
+        "these gradients"
     )
     if first.since is not None:
-        message += f"; what comes in is split since {followed.folded([first.since]) or 'the root'}"
+        message += f"; the module's input is split since {followed.folded([first.since]) or 'the root'}"
     related = followed.since(first.since, axis) if first.since is not None else ()
     if own is not None:
-        help_text = "write `grad: partial`, which sums it"
+        help_text = "write `grad: partial`, which sums the gradients"
         if own.style == "sequence":
-            help_text = "write `layout: shard(1)`: it runs on a part of the sequence"
+            help_text = "write `layout: shard(1)`, because the module runs on a part of the sequence"
         span = followed.span(module, axis, ("grad", "layout"))
         return Diagnostic("varying-gradient", message, span, help_text, related=related)
     style = _style_of_like(followed, module, axis)
-    help_text = f"add the rule `{modules[0]}: {style}`, which sums it" + (
+    help_text = f"add the rule `{modules[0]}: {style}`, which sums the gradients" + (
         f", and the same for {', '.join(modules[1:])}" if modules[1:] else ""
     )
     span = related[0].span if related else followed.span(module, axis, OPTIONS)

@@ -13,7 +13,8 @@ def varying_loss(followed: Followed) -> Iterator[Diagnostic]:
     for axis, since in followed.flow.loss.items():
         yield Diagnostic(
             "varying-loss",
-            f"the loss differs from rank to rank of {axis}: the ranks see different logits",
+            f"the loss differs between the ranks of {axis}, because the ranks have different logits",
             followed.span(since, axis, ("output",)),
-            "hand them on with `local: false`, so that the loss knows how they lie, or gather them: `output: replicate`",
+            "return them as DTensors with `local: false`, so that the loss knows their placement, or gather them: "
+            "`output: replicate`",
         )

@@ -49,7 +49,7 @@ from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.styles.sharded_logits import is_sharded, taken_sharded
 from parallelizer.styles.sizes import TENSOR_AXES
 
-FOLLOWED = ("params", "io", "attention")
+FOLLOWED = ("params", "io", "random", "attention")
 
 
 @dataclass(frozen=True)

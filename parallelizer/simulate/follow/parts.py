@@ -242,15 +242,14 @@ def _view(call: Call) -> Lay | None:
     lay = call.lay(first)
     if not isinstance(lay, Part):
         return lay
-    return viewed(first.shape, call.made[0].shape, lay, features=call.features)
+    return viewed(first.shape, call.made[0].shape, lay)
 
 
-def viewed(before: Sequence[int], after: Sequence[int], part: Part, *, features: bool = False) -> Part | None:
+def viewed(before: Sequence[int], after: Sequence[int], part: Part) -> Part | None:
     """Where a part is after a view, which keeps the order of elements: as far behind the first as before.
 
     Of a dimension that is taken apart, the first factor is what is cut. None where that cannot be told: in [1, 128]
-    out of 128 it may be a rank's only head, or a dimension that was put in. Of `features` that are followed it is taken for
-    put in where the next dimension has not all of them.
+    out of 128 it may be a rank's only head, or a dimension that was put in.
     """
     if tuple(before) == tuple(after):
         return part
@@ -263,7 +262,6 @@ def viewed(before: Sequence[int], after: Sequence[int], part: Part, *, features:
             continue
         outer = ahead // passed
         put_in = _ones_before(after, dim) > _ones_before(before, part.dim)
-        put_in = put_in and not (features and size != before[part.dim])
         if ahead % passed or size % outer or put_in:
             return None
         inside = size // outer
@@ -401,7 +399,7 @@ def _attention(call: Call) -> Lay | None:
     rows, features = query.ndim - 2, query.ndim - 1
     own_rows = (k and k.dim == rows) or (v and v.dim == rows)
     if (own_rows and call.sums) or (q and k and q.dim == k.dim == features):
-        raise NeedsWhole  # of a sequence that is split, whoever watches attention itself says so
+        raise NeedsWhole  # a sequence that is split is reported by the watch of attention itself
     return q if q is not None and q.dim != features else None
 
 

@@ -93,7 +93,7 @@ class Varying(TorchDispatchMode):
         self._operands: list[torch.Tensor] = []
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.draws: list[EqualDraw] = []
-        # Written through a view: whoever looks at the same memory sees it. Held, so that no address is reused.
+        # Written through a view: all tensors on the same memory change. Held, so that no address is reused.
         self.written: dict[int, tuple[Any, Tags]] = {}
 
     def tags(self, tensor: torch.Tensor) -> Tags:

@@ -134,7 +134,7 @@ class Wholes:
             mark(tensor, lays)
 
     def _may_be_terms(self, axis: str, read: Sequence[torch.Tensor]) -> bool:
-        """Whether terms of a sum meet something that nobody knows of: terms too, maybe, and then all is right."""
+        """Whether terms of a sum meet a tensor of unknown placement, which may be terms too and then is right."""
         terms = [t for t in read if isinstance(_lay(axis, t), Terms)]
         unknown = [t for t in read if _lay(axis, t) is None and axis in self.varying.tags(t)]
         return bool(terms and unknown)
@@ -260,7 +260,7 @@ def _mark_what_is_split(module: nn.Module, a: Application) -> Iterator[Removable
 
 
 def _carried_through(program: Program, model: nn.Module) -> Iterator[RemovableHandle]:
-    """Inside DTensor nobody says how the sequence lies; behind it, it lies as before.
+    """The placement of the sequence is unknown inside DTensor; after it, it is as before.
 
     A rule of a tensor axis lays inputs and outputs out anew over its own axis, and what it makes of a linear layer, an embedding
     or a norm has the rows of what came in. What a rule of the same module gathers over the sequence's axis is whole.

@@ -86,7 +86,7 @@ class Ledger(TorchDispatchMode):
         running.started.append(self._module_begins)
 
     def label(self, model: nn.Module) -> None:
-        """Have FSDP say which unit it gathers or reduces for, through its hooks for collectives of one's own,
+        """Have FSDP say which unit it gathers or reduces for, through its hooks for custom collectives,
         and parameters that it leaves whole when their gradient comes.
         """
         for path, module in model.named_modules():

@@ -129,7 +129,7 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _accumulates(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether autograd adds a gradient to one that nobody else holds: it then writes into that one, but
+        """Whether autograd adds a gradient to one that has no other reference: it then writes into that one, but
         not under a mode.
         """
         if func is not torch.ops.aten.add.Tensor or kwargs or torch.is_grad_enabled():

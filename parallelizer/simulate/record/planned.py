@@ -106,7 +106,7 @@ class Observed(Ledger):
     def _record(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
         try:
             super()._record(kind, args, kwargs, result)
-        except Exception as error:  # the step is somebody's training
+        except Exception as error:  # the step is a user's training
             self.failure = self.failure or f"{type(error).__name__}: {error}"
 
 

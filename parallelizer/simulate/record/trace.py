@@ -27,6 +27,7 @@ from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.additive_loss import Seen, refuse_other_than_sums
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import (
     MemoryChange,
@@ -172,13 +173,15 @@ def record_short(
 
 def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
     """Run two steps in a fake world, which this process enters for good, and record the second, when
-    optimizer states exist.
+    optimizer states exist. Between them the loss is tried on a small batch and its parts.
     """
     warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     apply(not_compiled(program), model, mesh)
     running = Running(model)
+    seen = Seen(recipe.loss)
+    loss = seen.watched()
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     moves: list[Move] = []
     fake = torch_private.FakeTensors()
@@ -193,7 +196,8 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
             memory.adopt(part.values(), "batch")
     with explained(program, running, lambda: memory.reached), counted_random_states(memory):
         with FlexAttention(), fake, memory:
-            train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+            train_step(model, parts, loss, optimizer, recipe.clip)
+        refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)

@@ -112,12 +112,13 @@ def _documents(plan: Plan, batch: Mapping[str, Tensor]) -> str:
 def unshard(
     tensor: Tensor, mesh: DeviceMesh | dist.ProcessGroup, dim: int = 1, *, like: Tensor | None = None
 ) -> Tensor:
-    """The whole tensor in its original order from every cp rank's rows along `dim`, as for evaluation output.
+    """The whole tensor in its original order, from every cp rank's rows along `dim`, for example of
+    evaluation output.
 
-    `mesh` is one with our axes, a DeviceMesh of one axis, or a process group. `like` is an entry of the batch as
-    `shard_batch` returned it, which knows its order and its padding; without it, rows are taken to be in head-tail order.
-    A DTensor, logits that lie sharded over the vocabulary, say, is put together first. Collective over `cp` and the axes
-    of a DTensor; no gradient. The tensor itself where nothing is to be put together.
+    `mesh` has our axis names, or is a DeviceMesh of one axis or a process group. `like` is an entry of the
+    batch that `shard_batch` returned, which stores its order and its padding; without it, head-tail order
+    is assumed. A DTensor, such as logits sharded over the vocabulary, is gathered first. Collective over
+    `cp` and the axes of a DTensor; no gradient. Returns the tensor itself if nothing is split.
     """
     tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     group: dist.ProcessGroup

@@ -61,9 +61,9 @@ def order_for(
 def per_document(documents: Tensor, ranks: int, length: int | None = None) -> Dealt:
     """Head-tail within each document: of its 2W chunks, rank r gets the r-th and the r-th from the end.
 
-    `documents` [batch, P] are ids, the same for neighbours of one document; each row of the batch is dealt out by itself. Rows
-    that do not divide by 2W, fewer than 2W of each document, go from its end to whoever has fewest, so that all ranks hold P/W
-    rows. P must be a multiple of W. `length` is the number of rows that are no padding.
+    `documents` [batch, P] are ids, the same for neighbours of one document; each row of the batch is distributed
+    separately. The last rows of a document that 2W does not divide, fewer than 2W, go to the ranks with fewest rows, so that
+    all ranks hold P/W rows. P must be a multiple of W. `length` is the number of rows without padding.
     """
     balance.check_length(documents.size(1), ranks)
     dealt = torch.stack([_of_documents(row, ranks) for row in documents.cpu()])
@@ -83,7 +83,7 @@ def _of_documents(ids: Tensor, ranks: int) -> Tensor:
         rest += range(begin + 2 * ranks * size, end)
     share = len(ids) // ranks
     mine = [torch.cat(parts) for parts in held]
-    # Every rank has as many so far; the rest are dealt round and back again, so that nobody has all the last rows.
+    # Every rank has as many so far; the rest are dealt round and back again, so that no rank has all the last rows.
     missing = share - len(mine[0])
     more: list[list[int]] = [[] for _ in range(ranks)]
     for turn in range(missing):

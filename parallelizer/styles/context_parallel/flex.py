@@ -57,7 +57,7 @@ class Region(Protocol):
 
 def rows_of(region: Region, local_rows: int) -> Tensor:
     """The positions in the whole sequence of this rank's rows, in their order: int64 [local_rows], or [batch, local_rows] where
-    rows of the batch are dealt out each in its own way. Padding, which nobody sees, is asked about as the last row is.
+    rows of the batch are dealt out each in its own way. Padding, which is masked, is evaluated like the last row.
     """
     order = region.sequence.order
     rows = order.positions(local_rows * order.ranks, dist.get_rank(region.group))
@@ -71,7 +71,7 @@ def whole_of(region: Region, local_rows: int) -> int:
 
 
 def check(region: Region, query: Tensor, key: Tensor, mask: BlockMask | None) -> None:
-    """Raises ValueError for a block mask that is not of the whole sequence, and for a sequence that nobody knows the end of."""
+    """Raises ValueError for a block mask that is not of the whole sequence, and for a sequence of unknown length."""
     if not region.sequence.known:
         raise ValueError(f"{UNKNOWN}, and its padding would be seen; {PASS_DEVICE}")
     if mask is None:
@@ -125,7 +125,7 @@ def _plain(
     region: Region, call: FlexCall, mask_mod: Function | None, q: Tensor, k: Tensor, v: Tensor, rows: Tensor,
     first: tuple[int, int],
 ) -> FlexAnswer:  # fmt: skip
-    """As `attention`, by `plain_attention` on whole keys: all heads of one's own rows, or all rows of one's own heads."""
+    """As `attention`, by `plain_attention` on whole keys: all heads of this rank's rows, or all rows of its heads."""
     group, method, order = region.group, region.options.method, region.sequence.order
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     heads = Heads(q.size(1), k.size(1))

@@ -235,7 +235,7 @@ class _Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if any(func is attention for attention in _ATTENTION):
             if torch.compiler.is_compiling() and not self.compiled:
-                # Where the compiler gives up it goes on without modes: wrong, and nobody would see it.
+                # After a graph break it would continue without modes, and be wrong silently.
                 self.escaped.append(self.region.name)
             self._count()
             return _attend(self.region, func, args, kwargs)

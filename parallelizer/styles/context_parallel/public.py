@@ -34,18 +34,20 @@ def context_parallel(
     keep_gathered: bool = False,
     ulysses_degree: int | None = None,
 ) -> None:
-    """From now on the attention that these modules call, however deep, sees the whole sequence, split over `where`.
+    """Run the attention calls of these modules, at any depth, over the whole sequence, which is split over
+    `where`.
 
-    `where` is a process group, a DeviceMesh of one axis, or one with an axis `cp`. `method` is `all-gather`, `ring`,
-    `ulysses`, `ulysses-ring` or `auto`: `context_attention` says what each sends and takes.
-    Modules keep their signatures, parameters and state dicts; `intercept.unwrap` undoes it.
+    `where` is a process group, a DeviceMesh of one axis, or one with an axis `cp`. `method` is
+    `all-gather`, `ring`, `ulysses`, `ulysses-ring` or `auto`; `context_attention` describes what each
+    method sends and supports. Modules keep their signatures, parameters and state dicts; `intercept.unwrap`
+    removes the change.
 
-    Nobody checks a loop of one's own: attention of a module that is not among them sees this rank's rows alone. Compare with
-    one rank once, or use a plan, which `validate` and `verify` look at.
+    There is no check of a loop of your own: attention in other modules sees only this rank's rows. Compare
+    with one rank once, or use a plan, which `validate` and `verify` check.
 
-    Raises ValueError, with every module as it was, for a method that there is not, a mesh of several axes without `cp`, no
-    modules at all, or one that has it already or is inside another. While a module runs, ContextParallelError for what
-    cannot be exact.
+    Raises ValueError, with every module unchanged, for an unknown method, a mesh of several axes without
+    `cp`, an empty list of modules, or a module that is context-parallel already or is inside another one.
+    While a module runs, raises ContextParallelError for a call that cannot be computed exactly.
     """
     if method not in (*METHODS, "auto"):
         raise ValueError(f"there is no method {method!r}; there are {', '.join(METHODS)} and auto")
@@ -79,12 +81,13 @@ def context_parallel(
 def shard_buffers(
     tensors: Mapping[str, torch.Tensor], dims: Mapping[str, int], where: Where
 ) -> dict[str, torch.Tensor]:
-    """This rank's rows of each tensor along its dimension in `dims`, in the order that context parallelism expects
-    (head-tail, `balance.split`); tensors that `dims` does not name as they are. Differentiable, no communication.
+    """This rank's rows of each tensor along its dimension in `dims`, in the order that context parallelism
+    expects (head-tail, `balance.split`). Tensors without an entry in `dims` are returned unchanged.
+    Differentiable, no communication.
 
-    Everything that has a row for each token must be split so: ids, labels, positions, rotary tables, rows of a mask; nothing is
-    padded. Raises ValueError for a name that is not there, or a dimension that there is not or that is no multiple of twice
-    the ranks.
+    Split every tensor that has a row for each token: ids, labels, positions, rotary tables, rows of a mask.
+    Nothing is padded. Raises ValueError for a name or a dimension that does not exist, or a dimension that
+    is not a multiple of twice the number of ranks.
     """
     missing = [name for name in dims if name not in tensors]
     if missing:

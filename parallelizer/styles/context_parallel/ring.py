@@ -165,7 +165,7 @@ def _passed_on(k: Tensor, v: Tensor, part: SequencePart) -> Iterator[tuple[int, 
 def _exchanged(
     found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, part: SequencePart
 ) -> tuple[tuple[Tensor, ...], slice | None]:
-    """Send the gradients of a block to the rank that it belongs to, and get those of one's own from the rank that had
+    """Send the gradients of a block to the rank that it belongs to, and get this rank's own from the rank that had
     it at this step: with which rows of it they are. Either may be none.
     """
     rank, ranks = part.rank, part.ranks

@@ -13,10 +13,10 @@ from parallelizer.styles.context_parallel.order import Order, order_of, padded
 from parallelizer.torch_private import tree_leaves
 
 UNKNOWN = (
-    "none of the tensors that reached the model's forward is one that shard_batch returned, so that nobody knows how its "
-    "sequence was dealt out"
+    "none of the tensors that reached the model's forward was returned by shard_batch, so the order of its "
+    "sequence is not known"
 )
-PASS_DEVICE = "a copy does not know: pass `device` to shard_batch instead of moving what it returns"
+PASS_DEVICE = "a copy does not store its order: pass `device` to shard_batch instead of moving its result"
 
 
 class CurrentOrder:
@@ -34,7 +34,7 @@ class CurrentOrder:
 
     def follow(self, model: nn.Module, *, needed: bool, padded: bool) -> None:
         """From now on take the order from the model's inputs. `needed`: an input without one is refused; `padded`: one
-        may have padding that nobody knows of.
+        may have unknown padding.
         """
         self.needed, self.padded = needed, padded
         model.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)

@@ -25,15 +25,16 @@ declare(
             "axis": AXIS,
             "method": OptionKind(
                 "choice",
-                "how keys and queries meet; auto takes what sends least",
+                "how queries reach all keys; auto takes the method that sends least",
                 ("all-gather", "ring", "ulysses", "ulysses-ring", "auto"),
             ),
             "ulysses_degree": OptionKind(
-                "int", "over how many ranks ulysses-ring deals out heads; by default what sends least"
+                "int",
+                "the number of ranks over which ulysses-ring splits heads; by default the number that sends least",
             ),
             "balance": OptionKind(
                 "choice",
-                "which rows each rank gets, alike in all rules; auto: head-tail, per-document for documents",
+                "which rows each rank gets, the same in all rules; auto: head-tail, or per-document if the batch has documents",
                 ("auto", "head-tail", "per-document", "by-cost", "none"),
             ),
             "keep_gathered": OptionKind("bool", "keep the gathered keys and values for backward"),

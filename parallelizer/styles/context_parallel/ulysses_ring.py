@@ -55,7 +55,7 @@ def orders_of_grid(order: Order, first: int, degree: int) -> tuple[Order, Order]
 
 def mask_of_row(mask: Tensor, local_rows: int, row: SequencePart, within: Order) -> Tensor:
     """The mask of all rows that the ranks of a grid's row hold, for this rank's heads: [B or 1, H or 1, rows or 1,
-    columns] of one's own to [B or 1, H/U or 1, U rows or 1, columns]. No gradient.
+    columns] of this rank to [B or 1, H/U or 1, U rows or 1, columns]. No gradient.
     """
     heads = mask.chunk(row.ranks, dim=1) if mask.size(1) > 1 else [mask] * row.ranks
     if mask.size(2) != local_rows or local_rows == 1:  # one row for all

@@ -64,9 +64,9 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """The file, whole: its bytes, `content`, and its record, `file`, for `Source.files`.
+    """The bytes of a file, `content`, and its record, `file`, for `Source.files`.
 
-    Raises OSError if it cannot be read, and PlanError `data-changed` if it changes while it is read.
+    Raises OSError if it cannot be read, and PlanError `data-changed` if it changes during the read.
     """
     with open(path, "rb") as opened:
         before = os.fstat(opened.fileno())
@@ -81,7 +81,7 @@ def read_document(path: Path) -> Document:
 
 
 def record_file(path: Path) -> FileRecord:
-    """The record of a file that somebody else has read. OSError if it cannot be read."""
+    """The record of a file that other code has read. OSError if it cannot be read."""
     with open(path, "rb") as opened:
         return _record(
             str(path), os.fstat(opened.fileno()), hashlib.file_digest(opened, "sha256").hexdigest()

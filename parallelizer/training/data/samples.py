@@ -1,4 +1,4 @@
-"""A source of samples that somebody else gives one by one: a dataset or a DataLoader of torch's, or any iterable."""
+"""A source of samples from a torch dataset or DataLoader, or from any iterable."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ def source_of(
     baseline: Baseline | None = None,
     unit: str = "tokens",
 ) -> Source:
-    """A training data source of `samples`, evaluated on those of `heldout`.
+    """A training data source of `samples`, evaluated on `heldout`.
 
-    `samples` is a map-style dataset (`len()` and `[i]`), a DataLoader of either kind, or an iterable that begins anew
-    whenever it is iterated; a function that returns an iterator is one too. A sample is a mapping of entries, [S] or
-    whatever the model takes for one row, or token ids [S + 1]. `heldout` is another of these, or a whole number: so many
-    of the first samples, which are not trained on.
+    `samples` is a map-style dataset (`len()` and `[i]`), a DataLoader of either kind, an iterable that
+    starts again at each iteration, or a function that returns an iterator. A sample is a mapping of
+    entries, [S] or the model's shape for one row, or token ids [S + 1]. `heldout` is another of these, or
+    the number of first samples that are not trained on.
 
-    What can be indexed is dealt out by number: `shuffle` (by default what the DataLoader does, and True for a dataset)
-    draws a new order of each epoch from `train.seed`. What can only be iterated keeps its order; a run that is resumed
-    reads and drops the samples that were trained on before, and says so. Each rank iterates all of it and keeps its rows.
+    Samples with an index are distributed by number: `shuffle` (by default as the DataLoader, and True for a
+    dataset) draws a new order for each epoch from `train.seed`. An iterable keeps its order; a resumed run
+    reads and drops the samples that were trained on before, and reports this. Each rank iterates all
+    samples and keeps its own rows.
 
-    `name` tells this data from other data when a run is resumed; `baseline` is what the held-out loss is compared with:
-    without one the entropy of the held-out labels.
+    `name` identifies this data when a run is resumed. `baseline` is the loss that the held-out loss is
+    compared with; by default the entropy of the held-out labels.
     """
     first = heldout if isinstance(heldout, int) and not isinstance(heldout, bool) else 0
     if first < 0 or (heldout == first and not first):

@@ -17,7 +17,7 @@ ALL = slice(None)
 
 @dataclass(frozen=True)
 class Baseline:
-    """A loss that a model reaches without having learnt anything worth it, and what it is, in nats by `unit`."""
+    """A loss that a model reaches without learning more than frequencies, and its name, in nats per `unit`."""
 
     loss: float
     name: str
@@ -25,11 +25,11 @@ class Baseline:
 
 
 class Source(ABC):
-    """Batches as a function of the seed and of how many samples came before.
+    """Batches as a function of the seed and of the number of samples before them.
 
-    It is built once, before the ranks are forked. A sample is a row of a batch. Its number alone, counted from 0
-    through the whole run, decides what it is: a run may go on with batches of another size, and sees no sample
-    twice and misses none.
+    It is built once, before the ranks are forked. A sample is a row of a batch, and is determined by its
+    number alone, counted from 0 over the whole run. So a run can be resumed with another batch size, and
+    uses each sample exactly once.
     """
 
     unit: ClassVar[str] = "tokens"
@@ -38,7 +38,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def baseline(self) -> Baseline:
-        """What a held-out loss is compared with."""
+        """The loss that a held-out loss is compared with."""
 
     @abstractmethod
     def check_fits(self, seq_len: int) -> None:
@@ -46,37 +46,40 @@ class Source(ABC):
 
     @abstractmethod
     def units(self, seq_len: int) -> int:
-        """How many `unit`s a row of a batch has."""
+        """The number of `unit`s in a row of a batch."""
 
     @abstractmethod
     def training_batch(
         self, position: int, *, batch_size: int, seq_len: int, seed: int, rows: slice = ALL
     ) -> dict[str, Tensor]:
-        """The `rows` of the global batch that `position` samples came before: its entries by name."""
+        """The `rows` of the global batch after `position` samples: its entries by name."""
 
     @abstractmethod
     def heldout_batches(
         self, *, batch_size: int, seq_len: int, count: int, rows: slice = ALL
     ) -> list[dict[str, Tensor]]:
-        """The `rows` of at most `count` batches of what is kept from training, always the same ones; never empty."""
+        """The `rows` of at most `count` batches that are not trained on: always the same ones, and never
+        empty.
+        """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The SHA-256 of what determines the batches beside seed, length and position: see `fingerprint` below.
-
-        Two sources that give the same one are taken for the same data when a run is resumed.
+        """The SHA-256 of everything that determines the batches, except seed, length and position: see
+        `fingerprint` below. When a run is resumed, two sources with equal fingerprints are the same
+        data.
         """
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        """The files that were read. Whoever reads some with `read_document` has their records to give."""
+        """The files that were read: the records that `read_document` returned."""
         return ()
 
 
 def fingerprint(*parts: str | int | float | Tensor) -> str:
-    """The SHA-256, in hexadecimal, of the parts in their order; of tensors the dtype, the shape and the bytes count.
+    """The SHA-256, in hexadecimal, of the parts in their order. Of tensors it covers the dtype, the shape
+    and the bytes.
 
-    Each part is written with its kind and its length before it, so that no two lists of parts are the same bytes.
+    Each part is preceded by its kind and its length, so that different lists of parts have different bytes.
     """
     digest = hashlib.sha256()
     for part in parts:

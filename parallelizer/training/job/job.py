@@ -18,6 +18,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.runtime.step import Loss
 from parallelizer.styles.application import Program
 from parallelizer.training.batches import Batches, local_device
+from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.data.position import DataPosition
 from parallelizer.training.data.source import Source
 from parallelizer.training.guards import Guards
@@ -32,11 +33,11 @@ from parallelizer.training.watch.reporting import Reporting
 class Job:
     """One run, composed and checked before its ranks started.
 
-    `setup` builds the model, the loss and the optimizer; `program` is the compiled plan; `settings` are the keys of
-    `train`, `launch` and `optim`; `data` gives the batches. `folder` is the output folder, the same on every rank.
-    `weights` is the folder of pretrained weights to start from, None where there are none. `record` is what
-    checkpoints tell of the run, `position` where it begins in its data, `forecast` what the dry run expects of a
-    step, which rank 0 knows.
+    `setup` builds the model, the loss and the optimizer; `program` is the compiled plan; `settings` are the
+    keys of `train`, `launch` and `optim`; `data` gives the batches. `folder` is the output folder, the same
+    on every rank. `weights` is the folder of pretrained weights, or None. `record` is the description of
+    the run in its checkpoints, `position` its first position in the data, `forecast` the dry run's
+    prediction for a step, which only rank 0 has.
     """
 
     setup: Setup
@@ -51,11 +52,11 @@ class Job:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's tensors are."""
+        """The device of this rank's tensors."""
         return local_device(self.setup.device)
 
     def checkpoints(self, mesh: DeviceMesh) -> RunCheckpoints:
-        """The checkpoints of this run: finds the one to go on from, and saves. Collective."""
+        """The checkpoints of this run: finds the one to resume from, and saves new ones. Collective."""
         place = place_of(self.settings, self.folder or Path())
         return RunCheckpoints(place, self.settings, self.record, self.position, mesh, leads=_leads())
 
@@ -65,11 +66,13 @@ class Job:
         return Batches(self.data, self.program.plan, setup.workload, self.settings, mesh, self.device)
 
     def guards(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Loss) -> Guards:
-        """What looks after each step at numbers that are not finite, and at ranks that have drifted apart. Collective."""
+        """The guards that check each step for values that are not finite and for ranks that hold different
+        values. Collective.
+        """
         return Guards(self.settings, model, optimizer, loss, leads=_leads())
 
     def reporting(self, mesh: DeviceMesh, checkpoints: RunCheckpoints, done: int) -> Reporting:
-        """What tells of the run while it goes, as a context around its steps. `done` steps were taken before."""
+        """The reports of the run, as a context around its steps. `done` steps were taken before."""
         return Reporting(
             self.setup,
             self.program,
@@ -86,17 +89,22 @@ class Job:
 
     @property
     def saved_before(self) -> bool:
-        """Whether this very run, before it went on, has saved its model in `train.save`: then that is replaced."""
+        """Whether this run saved its model in `train.save` before it was resumed; that model is then
+        replaced.
+        """
         if self.folder is None or self.settings.save is None:
             return False
         return saved_steps(self.folder, Path(self.settings.save)) is not None
 
     def note_saved(self) -> None:
-        """Note in the output folder that the trained model is in the folder `train.save`: the same command, started
-        again, then finds its own model there and does not refuse the folder; with more steps, it replaces the model.
+        """Save the tokenizer of the text beside the trained model in the folder `train.save`, and note in the output folder
+        that the model is there: the same command, started again, then finds its own model and does not refuse the folder;
+        with more steps, it replaces the model.
         """
         if _leads() and self.folder is not None and self.settings.save is not None:
-            note_saved(self.folder, Path(self.settings.save), self.settings.steps)
+            saved = Path(self.settings.save)
+            save_tokenizer(self.position.options.get("tokenizer"), saved)
+            note_saved(self.folder, saved, self.settings.steps)
 
 
 def _leads() -> bool:

@@ -14,6 +14,7 @@ from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face.find_weights import weights_folder
+from parallelizer.proof.unsure import compile_unsure
 from parallelizer.runtime.checkpoint.choose import choose, unwritable
 from parallelizer.runtime.checkpoint.fit import misfits
 from parallelizer.runtime.launch.outside import OutsideRanks
@@ -44,20 +45,24 @@ def prepare(
     """
     setup = from_config(config, origins)
     model = setup.build_model()
-    program = setup.compile(model)
+    program = compile_unsure(setup, model)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
-    rows = vocabulary_of(model, setup.model)
 
     settings, record = read_settings(config, origins), record_of(config, setup)
     place = place_of(settings, folder) if folder is not None else None
-    before = (
-        saved_steps(folder, Path(settings.save)) if folder is not None and settings.save is not None else None
-    )
+    save = settings.save if folder is not None else None
+    before = saved_steps(folder, Path(save)) if folder is not None and save is not None else None
     if not config.dry_run:
         if lacking := missing(settings.trackers, origins.span("train.trackers")):
             raise PlanError(lacking)
         check_ranks(setup, settings, outside, command)
+
+    weights = weights_folder(setup.model, origins) if settings.pretrained else None
+    if weights is not None or save is not None:
+        from parallelizer.hugging_face.check_folders import check_folders
+
+        check_folders(model, weights, save, replace=before is not None)
 
     opened, found = None, list[Diagnostic]()
     if place is not None:
@@ -67,13 +72,6 @@ def prepare(
         done = opened.step if opened is not None and opened.path.parent == place.folder else 0
         if done >= settings.steps and before == settings.steps:  # nothing is left to train and to save
             settings = replace(settings, save=None)
-
-    weights = weights_folder(setup.model, origins) if settings.pretrained else None
-    if weights is not None or settings.save is not None:
-        from parallelizer.hugging_face.check_folders import check_folders
-
-        save = settings.save if folder is not None else None
-        check_folders(model, weights, save, replace=before is not None)
     if opened is not None:
         optimizer, where = setup.build_optimizer(model), Span(str(opened.path))
         found += misfits(model, optimizer, opened.metadata, opened.about, where)
@@ -82,6 +80,7 @@ def prepare(
             raise PlanError(found)
         return Job(setup, program, settings, Data(torch.empty(0), torch.empty(0), 0, 0.0), folder)
 
+    rows = vocabulary_of(model, setup.model)
     chosen = with_tokenizer(config.data, setup.model)
     data = build_data(chosen)
     data.check_fits(setup.workload.seq_len)

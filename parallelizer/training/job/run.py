@@ -19,23 +19,23 @@ import torch.distributed as dist
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import running_origins, searched_first
-from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.diagnostics.render import write as write_diagnostics
+from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
-from parallelizer.training.data.choose_tokenizer import save_tokenizer
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
 from parallelizer.training.job.proof import prove_first
 from parallelizer.training.job.recipe_file import RecipeFile, importable, recipe_of
-from parallelizer.training.watch.forecast import look_ahead
+from parallelizer.training.watch.forecast import forecast_of
 from parallelizer.training.watch.result import Result
 from parallelizer.training.watch.summary import summary
 
@@ -110,30 +110,28 @@ def run(
 ) -> None:
     """One job: check it, show its plan, train, and say how it went. Raises PlanError and LaunchError."""
     job = prepare(config, running_origins(), folder, outside, recipe.typed(sys.argv[1:]))
-    mesh, device, settings = job.setup.mesh, job.setup.device, job.settings
-    if config.dry_run:
-        if folder is not None:
-            outcome.discard(folder)
-            _dry_run(job)
-        return
+    setup, settings, dry = job.setup, job.settings, bool(config.dry_run)
     if folder is not None:  # it is rank 0's, or the parent's
-        nodes = outside.nodes if outside is not None else ()
-        forecast, found = look_ahead(job.setup, job.program, settings, nodes or None)
-        job = replace(job, forecast=forecast)
-        if has_errors(found):
-            raise PlanError(found)
-        show_diagnostics.write(found, sys.stderr)
-        proof, certificate = prove_first(job.setup, job.program, settings, alone=outside is None)
-        job = replace(job, record={**job.record, "certificate": certificate})
-        shards = parameter_shards(job.program, job.setup.build_model())
-        show_plan.write(job.program, shards, sys.stdout)
-        print(f"proof: {proof}")
-        sys.stdout.flush()
+        if dry:
+            outcome.discard(folder)
+        model = setup.build_model()
+        # A dry run is of the hardware that is configured, wherever it runs.
+        nodes = outside.nodes if outside is not None and not dry else ()
+        proofs = Path(settings.proofs)
+        looked = look(setup, job.program, model, proofs, classes=dry, nodes=nodes or None)
+        if looked.refused or (dry and looked.unsure):
+            raise PlanError(looked.found)
+        if not dry:
+            job = _announced(job, model, looked, alone=outside is None)
+        else:
+            dry_run.write(setup, job.program, model, looked.validation.trace, looked.found)
+    if dry:
+        return
     if outside is not None:
         result = launch.join(
             joined,
             (train, job),
-            device=device,
+            device=setup.device,
             collective_timeout=settings.collective_timeout,
             stuck_after=settings.stuck_after,
         )
@@ -141,8 +139,8 @@ def run(
         result = launch.start(
             started,
             (train, job),
-            ranks=mesh.world_size,
-            device=device,
+            ranks=setup.mesh.world_size,
+            device=setup.device,
             log_dir=folder,
             start_timeout=settings.start_timeout,
             collective_timeout=settings.collective_timeout,
@@ -155,11 +153,24 @@ def run(
         outcome.tidy(folder)
         summary(result, folder)
         if config.train.save is not None and not result.stopped:
-            save_tokenizer(job.position.options.get("tokenizer"), Path(config.train.save))
             before = "" if settings.save is not None else ", by the run that ended before"
             print(f"model saved in {config.train.save}{before}")
     if result.stopped:
         sys.exit(settings.requeue_code)
+
+
+def _announced(job: Job, model: nn.Module, looked: Looked, *, alone: bool) -> Job:
+    """Show what is known of a run before its ranks start: warnings, the plan and the proof. Returns the job with what is
+    expected of its steps, and the fingerprint of its certificate. Raises PlanError when the run must be proven and is not.
+    """
+    proof, certificate, found = prove_first(job, looked, alone=alone)
+    write_diagnostics(found, sys.stderr)
+    forecast = forecast_of(job.setup, job.program, model, job.settings, looked.validation)
+    shards = parameter_shards(job.program, model)
+    show_plan.write(job.program, shards, sys.stdout)
+    print(f"proof: {proof}")
+    sys.stdout.flush()
+    return replace(job, forecast=forecast, record={**job.record, "certificate": certificate})
 
 
 def started(train: Train, job: Job) -> Result:
@@ -176,12 +187,3 @@ def joined(train: Train, job: Job) -> Result:
     folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
     with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
         return started(train, replace(job, folder=folder, settings=settings))
-
-
-def _dry_run(job: Job) -> None:
-    """What `parallelizer plan` prints. Raises PlanError when the step cannot run."""
-    setup, program, model = job.setup, job.program, job.setup.build_model()
-    validation = validated(setup, program, model, classes=True)
-    if has_errors(validation.found):
-        raise PlanError(validation.found)
-    dry_run.write(setup, program, model, validation.trace, validation.found)

@@ -49,8 +49,8 @@ def place_of(settings: Settings, output: Path) -> CheckpointPlace:
 
 
 class RunCheckpoints:
-    """The checkpoints of one run: the one that it goes on from, and those that it saves. Made by all ranks together;
-    `Job.checkpoints` does.
+    """The checkpoints of one run: the one that it resumes from, and those that it saves. All ranks create
+    it together, with `Job.checkpoints`.
     """
 
     def __init__(
@@ -77,9 +77,8 @@ class RunCheckpoints:
         self.goes_on = is_restart()
 
     def find(self) -> Opened | None:
-        """The checkpoint to start from: the newest whole one of this run, else the one that was given. Collective.
-
-        Raises PlanError on all ranks.
+        """The checkpoint to start from: the newest complete one of this run, else the one that was given.
+        Collective. Raises PlanError on all ranks.
         """
         if begins_anew(self.settings):
             return None
@@ -96,9 +95,8 @@ class RunCheckpoints:
         return found
 
     def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-        """Go on from a checkpoint. Returns the steps that are done, and the samples that were seen in them. Collective.
-
-        Raises PlanError on all ranks.
+        """Resume from a checkpoint. Returns the number of steps that are done, and of samples in them.
+        Collective. Raises PlanError on all ranks.
         """
         there = DataPosition.from_json(opened.state["position"])
         ours = opened.path.parent == self.place.folder
@@ -117,7 +115,7 @@ class RunCheckpoints:
         return opened.step, there.samples
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint belongs behind so many steps."""
+        """Whether a checkpoint is due after this number of steps."""
         every = self.settings.checkpoint_every
         return bool(every) and (step % every == 0 or step == self.settings.steps)
 
@@ -130,8 +128,8 @@ class RunCheckpoints:
         *,
         wait: bool = False,
     ) -> None:
-        """Begin to save, and with `wait` see it through. Collective. Raises PlanError on all ranks when the data's files have
-        changed.
+        """Start to save; with `wait`, wait until it is written. Collective. Raises PlanError on all ranks
+        if the data's files have changed.
         """
         if self.saved != step:
             files = together(self._files)

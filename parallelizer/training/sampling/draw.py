@@ -12,8 +12,8 @@ from parallelizer.training.sampling.settings import Sampling
 
 
 class Sampler:
-    """Draws tokens below `vocab_size`, with random numbers of its own: the same ones for the same seed on every mesh.
-    `SamplingJob.sampler` makes it.
+    """Samples tokens below `vocab_size` with a random generator of its own: the same tokens for the same
+    seed on every mesh. `SamplingJob.sampler` makes it.
     """
 
     def __init__(self, sampling: Sampling, vocab_size: int, device: torch.device) -> None:
@@ -21,7 +21,7 @@ class Sampler:
         self.generator = torch.Generator().manual_seed(sampling.seed)
 
     def draw(self, logits: Tensor) -> int:
-        """A token for logits [V]: what rank 0 draws, on every rank. Collective."""
+        """A token for logits [V]: rank 0 samples it, and every rank returns it. Collective."""
         drawn = torch.zeros((), dtype=torch.int64, device=self.device)
         if dist.get_rank() == 0:
             drawn.fill_(draw(logits[: self.vocab_size].cpu(), self.sampling, self.generator))

@@ -24,12 +24,12 @@ from parallelizer.training.settings import Settings
 
 @dataclass(frozen=True)
 class SamplingJob:
-    """One command that writes texts, composed and checked before its ranks started.
+    """One sampling command, composed and checked before its ranks started.
 
     `setup` builds the model, `program` is the plan, compiled for a text; `sampling` are the keys of
-    `configs/generate.yaml`. Values come from `checkpoint`, or from `weights`, a folder of transformers'. `prompt` are
-    tokens, at least one; at most `longest` are ever fed. `fill` are the entries beside `input_ids` that the model takes:
-    `zeros`, or `positions` counted from 0.
+    `configs/generate.yaml`. Values come from `checkpoint`, or from `weights`, a transformers folder.
+    `prompt` has at least one token; the model gets at most `longest` tokens. `fill` are the other entries
+    of the model besides `input_ids`: `zeros`, or `positions` counted from 0.
     """
 
     setup: Setup
@@ -45,18 +45,19 @@ class SamplingJob:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank's tensors are."""
+        """The device of this rank's tensors."""
         return local_device(self.setup.device)
 
     @property
     def max_new_tokens(self) -> int:
-        """How many tokens are drawn for a text at most: as many as was asked for, or as the model has positions for."""
+        """The most tokens to sample for a text: the requested number, or fewer if the model has fewer
+        positions.
+        """
         return min(self.sampling.max_new_tokens, self.longest - len(self.prompt) + 1)
 
     def text(self, model: nn.Module, mesh: DeviceMesh) -> TextLogits:
-        """What computes the logits of the next token. Collective.
-
-        Raises PlanError on all ranks where the model is not causal.
+        """Makes the object that computes the logits of the next token. Collective. Raises PlanError on all
+        ranks if the model is not causal.
         """
         text = TextLogits(
             self.setup, self.program.plan, model, mesh, self.device, self.tokenizer, self.longest, self.fill
@@ -65,9 +66,9 @@ class SamplingJob:
         return text
 
     def sampler(self) -> Sampler:
-        """What draws tokens: one of the same seed on every rank."""
+        """Makes the sampler of tokens, with the same seed on every rank."""
         return Sampler(self.sampling, self.tokenizer.vocab_size, self.device)
 
     def stream(self) -> TextStream:
-        """What writes one text to stdout while it grows; on ranks other than 0 it writes nothing."""
+        """Makes the writer of one text to stdout; on ranks other than 0 it writes nothing."""
         return TextStream(self.tokenizer, quiet=dist.get_rank() != 0)

@@ -102,7 +102,7 @@ def _stored(words: Words, folder: Path) -> tuple[Opened | None, list[str]]:
     opened = open_checkpoint(resolved(words.checkpoint, span, "checkpoint"))
     record = opened.state
     if not isinstance(record, Mapping) or not {"config", "plan"} <= {*record}:
-        return opened, []  # of somebody's own loop: the command says the model
+        return opened, []  # of a user's own loop: the command names the model
     return opened, overrides_for(record, folder, words.overrides)
 
 

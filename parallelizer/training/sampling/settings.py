@@ -15,18 +15,21 @@ from parallelizer.training.keys import Key, Kind, key, keys_of, number, optional
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, and how many, with the shipped defaults."""
+    """How tokens are sampled, and how many, with the shipped defaults."""
 
-    max_new_tokens: int = key("", 256, whole(1), "tokens that are drawn for a text at most")
-    temperature: float = key("", 0.8, number, "what logits are divided by; 0: the likeliest token each time")
+    max_new_tokens: int = key("", 256, whole(1), "the most tokens to sample for a text")
+    temperature: float = key("", 0.8, number, "the divisor of the logits; 0: always the most likely token")
     top_k: int | None = key(
-        "", None, optional(whole(1)), "only so many of the likeliest tokens are drawn from; null: all"
+        "", None, optional(whole(1)), "sample only from this number of most likely tokens; null: from all"
     )
     top_p: float | None = key(
-        "", None, optional(share), "only the likeliest ones that together have this probability; null: all"
+        "",
+        None,
+        optional(share),
+        "sample only from the most likely tokens that together have this probability; null: from all",
     )
-    samples: int = key("", 1, whole(1), "texts, one after another")
-    seed: int = key("", 0, whole(0), "the seed of the draws")
+    samples: int = key("", 1, whole(1), "the number of texts, one after another")
+    seed: int = key("", 0, whole(0), "the seed of sampling")
 
 
 KEYS = (
@@ -40,7 +43,7 @@ KEYS = (
         "prompt",
         "",
         Kind("a text"),
-        "what the text begins with, as it stands; without one, a document begins",
+        "the beginning of the text; without one, the text begins a document",
     ),
     *keys_of(Sampling),
 )

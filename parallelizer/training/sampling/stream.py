@@ -11,15 +11,15 @@ HELD = "�"
 
 
 class TextStream:
-    """Writes a text as it grows, on a terminal without control characters: an untrained model draws them too.
-    `SamplingJob.stream` makes it.
+    """Writes a text as it grows; on a terminal without control characters, because an untrained model
+    produces them too. `SamplingJob.stream` makes it.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, quiet: bool) -> None:
         self.tokenizer, self.quiet, self.text, self.shown = tokenizer, quiet, "", 0
 
     def show(self, tokens: Sequence[int]) -> None:
-        """Write what is new; a character that may yet be half there waits."""
+        """Write the new part of the text; an incomplete character is written later."""
         self.text = "" if self.quiet else self.tokenizer.decode(_visible(tokens, self.tokenizer.separator))
         if not self.text.endswith(HELD):
             self._write(self.text[self.shown :])

@@ -29,8 +29,8 @@ LEAST = 64
 
 
 class TextLogits:
-    """Computes logits with a parallel model; `SamplingJob.text` makes it. `fill` are the entries beside the tokens that the
-    model takes.
+    """Computes logits with a parallel model; `SamplingJob.text` makes it. `fill` are the entries of the
+    model besides the tokens.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class TextLogits:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], filler: int | None = None, length: int | None = None) -> Tensor:
-        """The logits behind the last of the tokens: [V], float32, the same on every rank. Collective.
+        """The logits after the last token: [V], float32, the same on every rank. Collective.
 
-        The text is filled up with `filler`, by default the separator, to the length that `length` tokens have room in.
+        The text is padded with `filler`, by default the separator, to a length that fits `length` tokens.
         """
         count = len(tokens)
         behind = [self.tokenizer.separator if filler is None else filler] * (

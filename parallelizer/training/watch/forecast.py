@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import nn
+
 from parallelizer.configuration.setup import Setup
-from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.planned import Planned, planned_of
+from parallelizer.simulate.validate import Validation
 from parallelizer.styles.application import Program
 from parallelizer.training.settings import Settings
 
@@ -34,25 +34,23 @@ class Forecast:
         return self.flops / (seconds * self.peak_flops)
 
 
-def look_ahead(
-    setup: Setup, program: Program, settings: Settings, nodes: Sequence[int] | None = None
-) -> tuple[Forecast, tuple[Diagnostic, ...]]:
-    """Validate the program, as `parallelizer validate` does; `nodes` are the numbers of ranks on each node, where somebody
-    has dealt them out. Returns what is expected of the run, and what was found wrong.
+def forecast_of(
+    setup: Setup, program: Program, model: nn.Module, settings: Settings, validation: Validation
+) -> Forecast:
+    """What is expected of the run, from the step that validating its program has traced. `model` is as it was compiled.
 
-    A step that cannot be traced is trained all the same: what the plan is to blame for has been found by following it.
+    A step that could not be traced is trained all the same: what the plan is to blame for has been found by following it.
     """
-    peak = _peak_flops(setup) if settings.compare else None
-    model = setup.build_model()
-    validation = validated(setup, program, model, nodes=nodes)
-    loss = setup.loss()
+    if not settings.compare:
+        return Forecast()
+    peak, loss = _peak_flops(setup), setup.loss()
     planned, reason = None, ""
-    if settings.compare and validation.trace is not None:
+    if validation.trace is not None:
         planned = planned_of(validation.trace)
-    elif settings.compare:
+    else:
         reason = next((d.message for d in validation.found if d.code == "trace-failed"), "it was not traced")
-    flops = step_flops(program, setup.build_model(), setup.workload, loss) if peak else None
-    return Forecast(planned, reason, flops, peak), validation.found
+    flops = step_flops(program, model, setup.workload, loss) if peak else None
+    return Forecast(planned, reason, flops, peak)
 
 
 def _peak_flops(setup: Setup) -> float | None:

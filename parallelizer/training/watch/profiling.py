@@ -17,7 +17,7 @@ from parallelizer import torch_private
 from parallelizer.training.settings import Steps
 
 MOST_RANKS = 8
-"""The first ranks, a node's, are profiled: a trace of a thousand is read by nobody."""
+"""The first ranks, a node's, are profiled: traces of a thousand ranks are of no use."""
 
 
 class Profiling:

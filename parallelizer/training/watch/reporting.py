@@ -38,11 +38,11 @@ from parallelizer.training.watch.summary import is_cross_entropy
 
 
 class Reporting:
-    """What a rank tells of its steps, as a context around them; only rank 0 tells anything but profiles. `Job.reporting`
-    makes it.
+    """A rank's reports of its steps, as a context around them; ranks other than 0 report only profiles.
+    `Job.reporting` makes it.
 
-    In each step `begin`, `step` around the step itself, `measured`, and `tell`; behind the last one `ended`. `done` steps
-    were taken before. `config` is the run's configuration, a YAML text.
+    In each step call `begin`, `step` around the step itself, `measured`, and `tell`; after the last step
+    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Reporting:
         self._inside.__exit__(kind, error, trace)
 
     def begin(self, step: int) -> None:
-        """The step of this number, from 1, begins; its batch is yet to be made."""
+        """The step of this number, from 1, begins. Call it before its batch is made."""
         self.number = step
         self.saved()
         heartbeat.beat(step)
@@ -121,7 +121,7 @@ class Reporting:
         optimizer: torch.optim.Optimizer,
         parts: Sequence[Mapping[str, torch.Tensor]],
     ) -> Iterator[None]:
-        """Around a step: it is profiled, or compared with the dry run, where that is due."""
+        """A context around a step, which is profiled or compared with the dry run if that is due."""
         with ExitStack() as stack:
             stack.enter_context(self.profiling.step(self.number))
             if self.compared is not None and self.number == self.first + 1:
@@ -130,7 +130,9 @@ class Reporting:
             yield
 
     def measured(self, taken: Step, learning_rate: float) -> dict[str, float]:
-        """What the step came to: a line of `metrics.jsonl`. Reads its loss, which waits for the device."""
+        """The measurements of the step: a line of `metrics.jsonl`. Reads its loss, which waits for the
+        device.
+        """
         values = {
             "step": self.number,
             "loss": taken.loss.item(),
@@ -147,11 +149,13 @@ class Reporting:
         return values
 
     def doing(self, what: str) -> None:
-        """Something else in this step begins that may take long, `evaluation` say: a rank that hangs in it is told so."""
+        """Another part of this step begins that may take long, such as `evaluation`. If a rank hangs in it,
+        the report names it.
+        """
         heartbeat.beat(self.number, what)
 
     def tell(self, measured: Mapping[str, float]) -> None:
-        """Tell what was measured of the step to all who want it; more keys than `measured` gave may be in it."""
+        """Report the measurements of the step. The mapping may have more keys than `measured` returned."""
         if self.metrics:
             self.metrics.write(**measured)  # type: ignore[arg-type]
         self.trackers.write(self.number, {k: v for k, v in measured.items() if k != "step"})
@@ -168,7 +172,9 @@ class Reporting:
         self.view.saved = self.checkpoints.written_step
 
     def ended(self, stopped: int) -> None:
-        """The last step has been taken; `stopped` is the signal that asked for it, or 0. Waits for the last checkpoint."""
+        """The last step was taken; `stopped` is the signal that asked for it, or 0. Waits for the last
+        checkpoint.
+        """
         self.stopped = stopped
         self.checkpoints.wait()
         self.saved()
@@ -176,7 +182,7 @@ class Reporting:
             self.trackers.status = "stopped"
 
     def result(self) -> Result:
-        """What the run comes to."""
+        """The result of the run."""
         planned = self.forecast.planned
         result = Result(
             tuple(self.losses),

@@ -13,14 +13,15 @@ from parallelizer.training.watch.memory import Memory
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to: the loss of each step and the held-out one, in nats a token (or image), and what that is
-    compared with. `first` steps were there before; what follows them is told.
+    """The result of a run: the loss of each step and the held-out loss, in nats per token (or image), and
+    the baseline that it is compared with. `first` steps were done before; the values are of the steps
+    after them.
 
-    `stopped` is the signal that ended the run before its time, 0 for none, `checkpoint` the last one that was written, and
-    `unwritten` how many could not be. `rates` are tokens a second of each step, of `tokens` in a step, or of what `unit`
-    says; `skipped` the steps that were left out, not being finite; `memory` is rank 0's at the end, `predicted` the peak
-    that the dry run says; `profiled` the folder of traces. `nats` says whether the loss is a cross entropy, as what it is
-    compared with is.
+    `stopped` is the signal that ended the run early, or 0. `checkpoint` is the last one that was written,
+    and `unwritten` the number of those that could not be. `rates` are tokens per second of each step,
+    `tokens` the tokens in a step, both counted in `unit`. `skipped` is the number of steps that were not
+    finite. `memory` is rank 0's at the end, `predicted` the dry run's peak, `profiled` the folder of
+    traces. `nats` is whether the loss is a cross entropy, like the baseline.
     """
 
     losses: tuple[float, ...]
@@ -43,7 +44,7 @@ class Result:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step of the lowest loss, from 1, and that loss; None where none is finite."""
+        """The step with the lowest loss, from 1, and that loss; None if no loss is finite."""
         finite = [
             (loss, step) for step, loss in enumerate(self.losses, self.first + 1) if math.isfinite(loss)
         ]
@@ -54,8 +55,8 @@ class Result:
 
     @property
     def speed(self) -> tuple[float, float, float] | None:
-        """Lower quartile, median and upper quartile of tokens a second, without the first step where there are others:
-        it makes what later ones find made.
+        """Lower quartile, median and upper quartile of tokens per second. The first step is left out if
+        there are others, because it includes one-time work.
         """
         rates = self.rates[1:] or self.rates
         if not rates:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parallelizer.commands.doctor import facts, trials
-from parallelizer.commands.doctor.command import Report, document, tell, text
+from parallelizer.commands.doctor.command import WIDTH, Report, document, examine
 from parallelizer.commands.doctor.trials import Trial
 from tests.recipes.runs import typed
 
@@ -25,28 +25,46 @@ def test_only_what_is_needed_makes_it_ill() -> None:
     assert not Report({}, (FINE, BROKEN)).healthy
 
 
-def test_the_report_is_a_line_each_and_says_what_to_do() -> None:
-    report = Report({"versions": {"torch": "9.9"}, "machine": {"memory": "1 GiB"}}, (FINE, BROKEN, MISSING))
-    assert text(report).splitlines() == [
+def examined(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> tuple[Report, list[str]]:
+    """The report on a made-up machine, and what stood in the stream when each trial began."""
+    seen: list[str] = []
+
+    def trying() -> Iterator[Trial]:
+        for trial in (FINE, BROKEN, MISSING):
+            seen.append(stream.getvalue() if stream else "")
+            yield trial
+
+    monkeypatch.setattr(trials, "all_trials", trying)
+    groups = {"versions": lambda: [("torch", "9.9")], "devices": lambda: [("GPUs", "none")]}
+    monkeypatch.setattr(facts, "GROUPS", groups)
+    return examine(stream), seen
+
+
+def test_the_report_has_a_line_for_each_fact_and_trial_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    report, _ = examined(monkeypatch, stream)
+    assert stream.getvalue().splitlines() == [
         "versions",
-        "  torch   9.9",
+        f"  {'torch':{WIDTH}}  9.9",
         "",
-        "machine",
-        "  memory  1 GiB",
+        "devices",
+        f"  {'GPUs':{WIDTH}}  none",
         "",
         "what works here",
-        "  a       works: well",
-        "  b       broken: it fell",
-        "          mend it",
-        "  c       absent: no GPU",
-        "          use none",
+        f"  {'a':{WIDTH}}  works: well",
+        f"  {'b':{WIDTH}}  broken: it fell",
+        f"  {'':{WIDTH}}  mend it",
+        f"  {'c':{WIDTH}}  absent: no GPU",
+        f"  {'':{WIDTH}}  use none",
         "",
-        "needed and broken: b",
+        "needed, but broken: b",
     ]
     assert document(report) == {
         "healthy": False,
         "versions": {"torch": "9.9"},
-        "machine": {"memory": "1 GiB"},
+        "devices": {"GPUs": "none"},
         "trials": [
             {"name": "a", "state": "works", "text": "well", "help": None, "needed": True},
             {"name": "b", "state": "broken", "text": "it fell", "help": "mend it", "needed": True},
@@ -55,29 +73,11 @@ def test_the_report_is_a_line_each_and_says_what_to_do() -> None:
     }
 
 
-def test_each_line_is_told_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_line_is_printed_before_the_next_trial_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    seen: list[str] = []
-
-    def trying() -> Iterator[Trial]:
-        for trial in (FINE, MISSING, BROKEN):
-            seen.append(stream.getvalue())
-            yield trial
-
-    monkeypatch.setattr(trials, "all_trials", trying)
-    groups = {"versions": lambda: [("torch", "9.9")], "devices": lambda: [("GPUs", "none")]}
-    monkeypatch.setattr(facts, "GROUPS", groups)
-    report = tell(stream)
-    assert report == Report(
-        {"versions": {"torch": "9.9"}, "devices": {"GPUs": "none"}}, (FINE, MISSING, BROKEN)
-    )
-    assert [text.split()[-1] for text in seen] == [
-        "9.9",
-        "well",
-        "none",
-    ]  # each is told before the next is tried
-    squeezed = [" ".join(line.split()) for line in stream.getvalue().splitlines()]
-    assert squeezed == [" ".join(line.split()) for line in text(report).splitlines()]
+    report, seen = examined(monkeypatch, stream)
+    assert [text.split()[-1] for text in seen] == ["9.9", "well", "it"]
+    assert examined(monkeypatch, None) == (report, ["", "", ""])
 
 
 @pytest.mark.slow

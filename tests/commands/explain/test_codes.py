@@ -40,7 +40,7 @@ def test_text_is_wrapped_to_the_width(width: int) -> None:
     text = explained("heads-not-divisible", width)
     assert text.startswith("error[heads-not-divisible]: attention heads do not divide by tp\n\n")
     assert all(len(line) <= width for line in text.split("\n\n")[1].split("\n"))
-    assert "configs/plans/llama.yaml:" in text and "tp may be 1, 2, 4, 8" in text
+    assert "configs/plans/llama.yaml:" in text and "tp can be 1, 2, 4, 8" in text
 
 
 def test_what_no_file_triggers_is_explained_with_a_command() -> None:

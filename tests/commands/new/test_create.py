@@ -96,7 +96,7 @@ def test_every_name_that_collides_is_told(tmp_path: Path) -> None:
         create(tmp_path)
     told = [found.message for found in raised.value.diagnostics]
     assert told == [
-        f"{tmp_path / name} is there already" for name in ("README.md", "my_gpt.py", "recipes/train.py")
+        f"{tmp_path / name} exists already" for name in ("README.md", "my_gpt.py", "recipes/train.py")
     ]
 
 

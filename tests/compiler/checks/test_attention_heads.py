@@ -22,9 +22,9 @@ def test_whole_heads_are_wanted_even_where_features_divide() -> None:
     )
     assert [(d.code, d.message, d.span, d.help) for d in found] == [
         ("heads-not-divisible", "layers.0.attention.inner has 2 key-value heads, which tp=4 does not divide (2 more like it)",
-         Span("mesh", 1, 4, 5), "tp may be 1, 2; or 6 with `replicate_kv: true` on the projections to keys and values"),
+         Span("mesh", 1, 4, 5), "tp can be 1, 2; or 6 with `replicate_kv: true` on the projections to keys and values"),
         ("heads-not-divisible", "layers.0.attention.inner has 6 query heads, which tp=4 does not divide (2 more like it)",
-         Span("mesh", 1, 4, 5), "tp may be 1, 2, 3, 6"),
+         Span("mesh", 1, 4, 5), "tp can be 1, 2, 3, 6"),
     ]  # fmt: skip
     assert found[0].related[0].label == "this rule splits its projections"
 
@@ -42,7 +42,7 @@ def test_heads_that_are_replicated_on_purpose_are_fine() -> None:
     assert [(d.code, d.help) for d in found] == [
         (
             "heads-not-divisible",
-            "tp may be 1, 2; or 4, 6, 12 with `replicate_kv: true` on the projections to keys and values",
+            "tp can be 1, 2; or 4, 6, 12 with `replicate_kv: true` on the projections to keys and values",
         )
     ]
 
@@ -77,9 +77,9 @@ def test_ulysses_needs_heads_for_every_rank() -> None:
     found = findings(text.replace("METHOD", "ulysses"), model, mesh_of(tp=2, cp=4), workload=WORKLOAD)
     assert [(d.code, d.message) for d in found if d.severity == "error"] == [
         ("heads-not-divisible", "layers.0.attention.inner has 12 query heads (2 ranks of tp share them), which "
-         "ulysses cannot deal out to cp=4 (2 more like it)"),
+         "ulysses cannot distribute over cp=4 (2 more like it)"),
         ("heads-not-divisible", "layers.0.attention.inner has 4 key-value heads (2 ranks of tp share them), which "
-         "ulysses cannot deal out to cp=4 (2 more like it)"),
+         "ulysses cannot distribute over cp=4 (2 more like it)"),
     ]  # fmt: skip
     assert found[0].help is not None and "`method: all-gather`" in found[0].help
     for method, sizes in (
@@ -139,7 +139,7 @@ def test_heads_of_flex_attention_count_too() -> None:
     text = "rules: {q: colwise, kv: colwise, o: rowwise, attend: {style: context-parallel, method: METHOD}}"
     workload = Workload({"input_ids": Entry(("batch", "sequence"), range=(0, 16))}, 2, 8)
     text += "\nbuffers: {batch: {input_ids: 1}}"
-    said = "attend has 2 key-value heads, which ulysses cannot deal out to cp=4"
+    said = "attend has 2 key-value heads, which ulysses cannot distribute over cp=4"
     for method, wrong in (("ulysses", True), ("auto", False)):
         found = findings(text.replace("METHOD", method), Flexible, mesh_of(cp=4), workload=workload)
         assert (said in [d.message for d in found if d.severity == "error"]) == wrong

@@ -38,7 +38,7 @@ def text(buffers: str) -> str:
         ("{batch: {input_ids: 1, labels: 2}}", "unknown-dim", "labels", "labels has 2 dimensions, not one of number 2",
          "its shape is [batch, sequence]"),
         ("{batch: {input_ids: 1, labels: 0}}", "wrong-dim", "labels",
-         "labels is split in dimension 0, and its sequence is dimension 1",
+         "labels is split in dimension 0, but its sequence is in dimension 1",
          "write `labels: 1`: its shape is [batch, sequence]"),
         ("{batch: {input_ids: 1, labels: 1, lables: 1}}", "unknown-buffer", "lables", "the batch has no entry 'lables'",
          "did you mean labels?"),
@@ -73,7 +73,7 @@ def test_every_entry_with_the_sequence_must_be_split() -> None:
     found = finding(text("{batch: {input_ids: 1}}"), llama(), CP, workload=work())
     assert (found.code, found.message) == (
         "missing-buffers",
-        "the batch entry 'labels' carries the sequence and is not split",
+        "the batch entry 'labels' has a sequence dimension, but the plan does not split it",
     )
     assert found.help is not None and found.help.startswith("add `labels: 1` to buffers.batch of ")
     mask = work(mask=Entry(("batch", 1, "sequence", "sequence")))
@@ -88,7 +88,7 @@ def test_context_parallelism_without_any_split_entry() -> None:
     found = finding(RULES, llama(), CP)
     assert (found.code, found.message) == (
         "missing-buffers",
-        "context parallelism, and no batch entry is split",
+        "the plan uses context parallelism, but splits no batch entry",
     )
     assert marked(RULES, found) == "layers.*.attention.inner"
     assert findings(RULES, llama()) == ()  # cp=1
@@ -107,7 +107,7 @@ def test_positions_must_suffice() -> None:
         workload=work(16),
     )
     assert {(d.code, d.span) for d in found} == {("sequence-too-long", Span("train", 4, 1, 2))}
-    assert found[0].message == "rope.cos has 12 positions, the sequence has 16"
+    assert found[0].message == "rope.cos has 12 positions, but the sequence has 16"
 
 
 def test_of_a_buffer_with_a_longer_dimension_the_wrong_one_is_split() -> None:
@@ -115,7 +115,7 @@ def test_of_a_buffer_with_a_longer_dimension_the_wrong_one_is_split() -> None:
     found = findings(plan, llama(max_seq_len=20), CP, workload=work(16))
     assert {d.code for d in found} == {"sequence-too-long"} and marked(plan, found[0]) == "'rope.*'"
     assert found[0].message == (
-        "rope.cos [20, 1] is split in dimension 1, which has 1 positions; the sequence has 16"
+        "rope.cos [20, 1] is split in dimension 1, which has 1 positions, but the sequence has 16"
     )
     assert found[0].help == "dimension 0 has 20: write `rope.*: 0`, or shorten train.seq_len"
     assert [r.span for r in found[0].related] == [Span("train", 4, 1, 2)]
@@ -134,7 +134,7 @@ def test_the_length_of_the_sequence_must_reach_the_model() -> None:
     plan = text("{batch: {input_ids: 1, labels: 1}, model: {'rope.*': 0}}")
     found = finding(plan, Renamed, CP)
     assert (found.message, found.help) == (
-        "no batch entry that is split is a parameter of the model's forward",
+        "none of the split batch entries is a parameter of the model's forward",
         "forward takes tokens",
     )
     assert marked(plan, found) == "input_ids"

@@ -20,13 +20,14 @@ def test_a_number_must_make_smaller_groups_of_the_data_axes() -> None:
 @pytest.mark.parametrize(
     ("text", "sizes", "message", "help_text"),
     [
-        (NUMBER, {"dp_shard": 2}, "reshard_after_forward=2 is no smaller group of 2 ranks", "it may be true, false"),
-        (NUMBER.replace("2}", "3}"), {"dp_shard": 4}, "reshard_after_forward=3 is no smaller group of 4 ranks",
-         "it may be true, false, 2"),
-        (NUMBER.replace("2}", "1}"), {"dp_shard": 8}, "reshard_after_forward=1 is no smaller group of 8 ranks",
-         "it may be true, false, 2, 4"),
-        (NUMBER, {"dp_shard": 4, "tp": 2}, "reshard_after_forward=2 beside tp=2",
-         "a number is possible where no axis but the data axes is above 1: write true or false"),
+        (NUMBER, {"dp_shard": 2}, "reshard_after_forward=2 is not the size of a smaller group of the 2 ranks",
+         "it can be true, false"),
+        (NUMBER.replace("2}", "3}"), {"dp_shard": 4}, "reshard_after_forward=3 is not the size of a smaller group of the 4 ranks",
+         "it can be true, false, 2"),
+        (NUMBER.replace("2}", "1}"), {"dp_shard": 8}, "reshard_after_forward=1 is not the size of a smaller group of the 8 ranks",
+         "it can be true, false, 2, 4"),
+        (NUMBER, {"dp_shard": 4, "tp": 2}, "reshard_after_forward=2 cannot be used with tp=2",
+         "a number needs a mesh with only data axes above 1: write true or false"),
     ],
 )  # fmt: skip
 def test_other_numbers_are_refused_where_they_are_written(
@@ -40,7 +41,7 @@ def test_other_numbers_are_refused_where_they_are_written(
 def test_a_container_is_no_unit() -> None:
     text = "extends: llama\nrules: {layers: fsdp}"
     found = finding(text, llama(), mesh_of(dp_shard=2))
-    assert (found.code, found.help) == ("style-module", "give the rule to the modules inside: `layers.*`")
+    assert (found.code, found.help) == ("style-module", "write the rule for the modules inside: `layers.*`")
     assert marked(text, found) == "layers"
 
 
@@ -48,7 +49,7 @@ def test_a_parameter_that_divides_nowhere_is_told_of_where_it_was_to_be_sharded(
     text = 'rules: {"": {style: fsdp, shard_dim: largest}}'
     [found] = findings(text, around(Mlp), mesh_of(dp_shard=5))
     assert (found.code, found.severity) == ("fsdp-uneven", "warning")
-    assert "inner.{up,down}.{weight,bias}" in found.message and "divides by 5" in found.message
+    assert "inner.{up,down}.{weight,bias}" in found.message and "that 5 ranks divide" in found.message
     assert marked(text, found) == "shard_dim"
 
 

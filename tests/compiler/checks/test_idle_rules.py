@@ -21,7 +21,7 @@ def test_the_rules_of_a_plan_are_told_of_in_one_line() -> None:
     [found] = idle("parallel=single")
     assert (found.code, found.severity) == ("idle-rule", "note")
     assert found.message == (
-        "on this mesh nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1); "
+        "these rules have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1); "
         "`layers.*` and 1 more (dp_replicate=1, dp_shard=1, cp=1)"
     )
     assert found.span is None and found.help is None  # one line
@@ -34,20 +34,20 @@ def test_the_rules_of_a_plan_are_told_of_in_one_line() -> None:
         ("tp8_cp2", None),
         (
             "hsdp2x2",
-            "nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
+            "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
         ),
-        ("cp2", "nothing is done by `tok_embeddings` and 8 more (tp=1)"),
+        ("cp2", "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1)"),
     ],
 )
 def test_a_rule_with_something_to_do_is_not_told_of(preset: str, message: str | None) -> None:
     found = [d.message for d in idle(f"parallel={preset}")]
-    assert found == ([f"on this mesh {message}"] if message else [])
+    assert found == ([f"these rules {message}"] if message else [])
 
 
 def test_a_rule_of_the_command_line_gets_a_note_of_its_own() -> None:
     found = idle("parallel=fsdp2_tp2", 'rules=["layers.0.attention: context-parallel"]')
     assert [d.message for d in found if d.span and d.span.file.startswith("<override")] == [
-        "`layers.0.attention` does nothing on this mesh: cp=1"
+        "`layers.0.attention` has no effect on this mesh: cp=1"
     ]
 
 
@@ -57,7 +57,7 @@ def test_a_rule_of_a_preset_gets_one_too(tmp_path: Path) -> None:
     (tmp_path / "parallel" / "ours.yaml").write_text(preset)
     setup = from_config(*compose_config(["parallel=ours"], str(tmp_path)))
     [found] = idle_rules(setup.compile(setup.build_model()))
-    assert found.message == "`layers.0.attention` does nothing on this mesh: cp=1"
+    assert found.message == "`layers.0.attention` has no effect on this mesh: cp=1"
     assert found.span is not None and (Path(found.span.file).name, found.span.line) == ("ours.yaml", 3)
 
 
@@ -69,7 +69,7 @@ def test_a_mesh_without_data_or_context_parallelism_is_nothing_to_tell_of(preset
 def test_precision_and_styles_without_an_axis_are_something_to_do() -> None:
     overrides = ["parallel=single", "train.dtype=bfloat16", 'rules=["layers.0: checkpoint"]']
     assert [d.message for d in idle(*overrides)] == [
-        "on this mesh nothing is done by `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)"
+        "these rules have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)"
     ]
 
 

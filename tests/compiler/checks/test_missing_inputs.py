@@ -36,7 +36,7 @@ def test_a_parameter_without_a_default_must_be_given_by_an_entry_or_the_plan() -
     alone = "rules: {'': fsdp}"
     assert found(alone, "tokens", "places") == []
     assert found(alone, "tokens") == [
-        "forward of Takes wants 'places', and no entry of the batch is called so"
+        "forward of Takes takes 'places', but the batch has no entry with this name"
     ]
     assert len(found(alone, "input_ids")) == 2
     made = "{rules: {'': fsdp}, buffers: {batch: {tokens: 1, places: positions}}}"

@@ -15,7 +15,7 @@ rules:
 def test_it_is_reported_once_for_each_pair_of_rules() -> None:
     found = finding(TEXT, llama(), mesh_of(tp=2))
     assert (found.code, found.message) == (
-        "placed-twice", "shard-params places layers.0.attention.wq.weight, and colwise does so too",
+        "placed-twice", "shard-params and colwise both place layers.0.attention.wq.weight",
     )  # fmt: skip
     assert marked(TEXT, found) == "layers.*.attention.w[qk].weight"
     assert found.related[0].span.file.endswith("llama.yaml")

@@ -73,15 +73,15 @@ class Keeps(Base):
             Counts,
             "",
             "local-positions",
-            "the model's forward makes positions or a mask",
+            "the model's forward builds positions or a mask",
             "`<its name>: positions`",
         ),
-        (Slices, "", "local-positions", "reads the first rows of learned", "look it up by positions"),
+        (Slices, "", "local-positions", "reads the first rows of learned", "look the rows up by positions"),
         (
             Keeps,
             "",
             "unlisted-buffer",
-            "forward reads table by position, and nothing splits it",
+            "forward reads table by position, but no entry of `buffers` splits it",
             '`"table": 1`',
         ),
     ],
@@ -144,7 +144,7 @@ def test_a_table_must_have_a_row_for_each_token(model: Callable[[], nn.Module], 
     assert findings(plan, model, workload=work(16)) == ()
     [found] = findings(plan, model, workload=work(17))
     assert (found.code, found.span) == ("sequence-too-long", Span("train", 4, 1, 2))
-    assert found.message == f"{table} has 16 positions, the sequence has 17"
+    assert found.message == f"{table} has 16 positions, but the sequence has 17"
 
 
 def test_nothing_is_asked_without_a_workload() -> None:

@@ -21,7 +21,10 @@ class Normed(nn.Sequential):
 def test_a_batch_norm_would_differ_from_rank_to_rank() -> None:
     [found] = findings(PLAN, around(Normed, lambda: nn.BatchNorm1d(WIDTH)), mesh_of(dp_shard=2))
     assert found.code == "rank-local-buffers"
-    assert found.message == "the running statistics of inner.1 (BatchNorm1d) would differ over dp_shard=2"
+    assert (
+        found.message
+        == "the running statistics of inner.1 (BatchNorm1d) would differ between the ranks of dp_shard=2"
+    )
     assert found.help is not None and "SyncBatchNorm" in found.help
     assert [r.label for r in found.related] == ["dp_shard=2 is set here"]
 

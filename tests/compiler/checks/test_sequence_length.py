@@ -40,29 +40,29 @@ def test_lengths_that_divide(tokens: int, sizes: dict[str, int], text: str) -> N
             7,
             {"tp": 2},
             "extends: llama",
-            "a sequence of 7 tokens does not divide by 2 (tp=2)",
-            "train.seq_len=6 or 8 would",
+            "a sequence of 7 tokens is not a multiple of 2 (tp=2)",
+            "set train.seq_len=6 or 8",
         ),
         (
             10,
             {"cp": 2},
             UNPADDED,
-            "a sequence of 10 tokens does not divide by 4 (2*cp=4)",
-            "train.seq_len=8 or 12 would",
+            "a sequence of 10 tokens is not a multiple of 4 (2*cp=4)",
+            "set train.seq_len=8 or 12",
         ),
         (
             2,
             {"cp": 2},
             UNPADDED.replace("llama", "llama_tp"),
-            "a sequence of 2 tokens does not divide by 4 (2*cp=4)",
-            "train.seq_len=4 would",
+            "a sequence of 2 tokens is not a multiple of 4 (2*cp=4)",
+            "set train.seq_len=4",
         ),
         (
             12,
             {"cp": 2, "tp": 4},
             UNPADDED,
-            "a sequence of 12 tokens does not divide by 8 (2*cp=4, cp*tp=8)",
-            "train.seq_len=8 or 16 would; with this length tp may be 1, 2, 3, 6",
+            "a sequence of 12 tokens is not a multiple of 8 (2*cp=4, cp*tp=8)",
+            "set train.seq_len=8 or 16; with this length tp can be 1, 2, 3, 6",
         ),
     ],
 )
@@ -82,8 +82,8 @@ def test_lengths_that_do_not(
 @pytest.mark.parametrize(
     ("tokens", "sizes", "message"),
     [
-        (10, {"cp": 2}, "a sequence of 10 tokens does not divide by 4, and is padded to 12"),
-        (12, {"cp": 2, "tp": 4}, "a sequence of 12 tokens does not divide by 8, and is padded to 16"),
+        (10, {"cp": 2}, "a sequence of 10 tokens is not a multiple of 4, so it is padded to 12"),
+        (12, {"cp": 2, "tp": 4}, "a sequence of 12 tokens is not a multiple of 8, so it is padded to 16"),
     ],
 )
 def test_where_labels_say_what_they_are_padded_with_it_is_a_note(

@@ -28,7 +28,7 @@ def test_different_placements_are_refused(rules: str, mark: str) -> None:
     assert found.code == "tied-parameters"
     assert (
         found.message
-        == "output.weight is the same parameter as tok_embeddings.weight, and is not placed alike"
+        == "output.weight is the same parameter as tok_embeddings.weight, but the plan places it differently"
     )
     assert marked(text, found) == mark
 
@@ -38,7 +38,7 @@ def test_different_units_are_refused() -> None:
     found = finding(text, TIED, mesh_of(dp_shard=2))
     assert (
         found.message
-        == "output.weight is the same parameter as tok_embeddings.weight, and fsdp gathers them in different units"
+        == "output.weight is the same parameter as tok_embeddings.weight, but fsdp gathers it in two units"
     )
     assert (marked(text, found), [marked(text, r.span) for r in found.related]) == (
         "output",

@@ -22,7 +22,7 @@ def errors(options: str, **sizes: int) -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize("degree", [0, 3, 8])
 def test_it_divides_the_ranks(degree: int) -> None:
     assert errors(f"method: ulysses-ring, ulysses_degree: {degree}", cp=4) == [
-        ("ulysses-degree", f"ulysses_degree={degree} does not divide cp=4", "it may be 1, 2, 4")
+        ("ulysses-degree", f"ulysses_degree={degree} does not divide cp=4", "it can be 1, 2, 4")
     ]
 
 
@@ -30,7 +30,10 @@ def test_it_divides_the_ranks(degree: int) -> None:
 def test_no_other_method_has_one(method: str) -> None:
     [(code, message, _)] = errors(f"{method}ulysses_degree: 2", cp=4)
     shown = method.removeprefix("method: ").removesuffix(", ") or "all-gather"
-    assert (code, message) == ("ulysses-degree", f"ulysses_degree=2 beside method: {shown}")
+    assert (code, message) == (
+        "ulysses-degree",
+        f"ulysses_degree=2 needs `method: ulysses-ring`, and the method is {shown}",
+    )
 
 
 def test_heads_divide_by_it_after_tp_has_its_share() -> None:
@@ -38,7 +41,8 @@ def test_heads_divide_by_it_after_tp_has_its_share() -> None:
     assert errors(options, cp=4) == errors(options, cp=8) == []
     assert errors(options, cp=4, tp=2) == [
         ("heads-not-divisible", f"layers.0.attention.inner has {heads} heads (2 ranks of tp share them), which ulysses "
-         "cannot deal out to ulysses_degree=4 (2 more like it)", "take a degree that divides them, or leave it out")
+         "cannot distribute over ulysses_degree=4 (2 more like it)",
+         "choose a degree that divides the number of heads, or remove the option")
         for heads in ("12 query", "4 key-value")
     ]  # fmt: skip
 

@@ -18,7 +18,7 @@ def test_what_no_unit_gathers_is_not_summed(sizes: dict[str, int]) -> None:
     found = finding(LAYERS, llama(), mesh_of(**sizes))
     axes = ", ".join(f"{a}=2" for a in sizes)
     assert found.code == "unreduced-gradients"
-    assert found.message == f"nothing sums the gradients of {{tok_embeddings,norm,output}}.weight over {axes}"
+    assert found.message == f"no rule sums the gradients of {{tok_embeddings,norm,output}}.weight over {axes}"
     assert found.span == Span("mesh", 1, 2, 3)
     assert found.help is not None and found.help.startswith('add `"": fsdp` to the rules of ')
 
@@ -27,7 +27,7 @@ def test_context_parallelism_needs_a_sum_too() -> None:
     found = finding("rules: {layers.*.attention.inner: context-parallel}" + BATCH, llama(), mesh_of(cp=2))
     assert (found.code, found.message) == (
         "unreduced-gradients",
-        "nothing sums the gradients of any parameter over cp=2",
+        "no rule sums the gradients of any parameter over cp=2",
     )
 
 

@@ -22,7 +22,9 @@ def test_what_no_rule_names_is_counted() -> None:
     [found] = findings(plan, around(Mlp), TP, max_unsharded=share(0.1))
     # Of 756 parameters 544 lie in `before` and `after`; a bias that rowwise keeps whole has a rule.
     assert (found.code, found.span) == ("unsharded-parameters", HERE)
-    assert found.message.startswith("72.0% of the parameters lie whole on every rank, and no rule says so: ")
+    assert found.message.startswith(
+        "72.0% of the parameters are whole on every rank, and no rule asks for it: "
+    )
     assert "before.weight" in found.message and "after" in found.message and "inner" not in found.message
 
 

@@ -14,15 +14,15 @@ from tests.styles.models import Mlp, around
     ("sizes", "axis", "help_text"),
     [
         ({"pp": 2}, "pp", "pipeline parallelism is not part of the plan language: set pp to 1"),
-        ({"ep": 2}, "ep", "add rules with styles that stand on ep, or set it to 1"),
-        ({"cp": 2}, "cp", "give context-parallel to the modules that call attention"),
-        ({"tp": 2}, "tp", "add rules with styles that stand on tp, or set it to 1"),
+        ({"ep": 2}, "ep", "add rules with styles that use ep, or set it to 1"),
+        ({"cp": 2}, "cp", "add `context-parallel` to the modules that call attention"),
+        ({"tp": 2}, "tp", "add rules with styles that use tp, or set it to 1"),
     ],
 )
 def test_its_ranks_would_all_compute_the_same(sizes: dict[str, int], axis: str, help_text: str) -> None:
     found = finding('rules: {"": fsdp}', llama(), mesh_of(**sizes))
     assert (found.code, found.help, found.span) == ("unused-axis", help_text, Span("mesh", 1, 2, 3))
-    assert found.message == f"no rule stands on {axis}=2: its ranks would all compute the same"
+    assert found.message == f"no rule uses {axis}=2: all its ranks would compute the same"
 
 
 def test_data_axes_are_used_by_the_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,10 @@ class Judge:
     def __init__(self, word: str, axis: str, *, when_proven: bool = False) -> None:
         self.word, self.axis, self.when_proven = word, axis, when_proven
         self.unproven: str | None = None
+        self.repeated: tuple[str, ...] = ()
+
+    def drawn(self, text: str) -> tuple[str, ...]:
+        return () if "local-random" in text else self.repeated
 
     def refusal(self, text: str, mesh: Mapping[str, int], *, proven: bool = False) -> str | None:
         if self.axis in mesh and self.word in text and (proven or not self.when_proven):
@@ -130,3 +135,33 @@ def test_a_plan_whose_last_proof_fails_is_in_doubt() -> None:
     full = Choice(frozenset(units(facts)), batch={"input_ids": "1"})
     result = Retreat(facts, trials, lambda choice: write_plan(facts, choice, "")).settle(full, prove=True)
     assert result.doubt == "on dp_shard=2 x tp=2 it does not hold: no rules here"
+
+
+def test_logits_stay_as_they_lie_where_the_loss_takes_them_so() -> None:
+    _, said, text = settled(Judge("nothing of this kind", "tp"))
+    assert "output: shard(-1), local: false" in text and not said
+
+
+def test_logits_that_are_refused_as_they_lie_are_gathered_and_it_is_said_why() -> None:
+    choice, said, text = settled(Judge("local: false", "tp"))
+    assert choice.is_sharded and choice.units == frozenset(units(found(models.Qwen)))
+    assert "{style: colwise, input: stream, output: replicate}" in text
+    assert said == ("every rank of tp holds all logits: no local: false here",)
+
+
+def test_dropout_that_would_repeat_is_drawn_apart() -> None:
+    judge = Judge("nothing of this kind", "tp")
+    judge.repeated = ("stack.0.core", "stack.1.core")
+    choice, said, text = settled(judge)
+    assert choice.random == {"stack.0.core", "stack.1.core"} and not said
+    assert re.search(r"stack\.\*\.core:.*?- local-random", text, re.S)
+
+
+def test_random_numbers_apart_that_are_refused_are_left_out_and_said() -> None:
+    judge = Judge("local-random", "tp")
+    judge.repeated = ("stack.0.core",)
+    choice, said, text = settled(judge)
+    assert "local-random" not in text and choice.is_sharded
+    assert said == (
+        "dropout in stack.*.core is the same on every rank of tp, for other parts [equal-random]: no local-random here",
+    )

@@ -13,6 +13,8 @@ from parallelizer.language.workload import Entry, Workload
 from parallelizer.propose.from_forward.facts import Facts, SplitRegion
 from parallelizer.propose.from_forward.observe import watch
 from parallelizer.propose.from_forward.roles import roles
+from parallelizer.propose.from_forward.rules import Choice, units
+from parallelizer.propose.from_forward.write_plan import write_plan
 from tests.findings import on_meta
 from tests.init import models
 
@@ -96,7 +98,7 @@ def test_what_acts_on_each_feature_alone_may_stand_between(between: Callable[[Te
         (lambda t: t.cumsum(-1), "all of it is needed at once"),
         (lambda t: t + torch.arange(64, device=t.device), "it meets what is whole"),
         (lambda t: t.flip(-1), "all of it is needed at once"),
-        (lambda t: t[..., torch.arange(63, -1, -1, device=t.device)], "it goes through index"),
+        (lambda t: t[..., torch.arange(63, -1, -1, device=t.device)], "some indices of it are taken"),
         (lambda t: torch.cat((t[..., 32:], t[..., :32]), -1), "it is put beside something else"),
     ],
     ids=["norm", "softmax", "running sum", "a table", "flip", "gather", "swapped halves"],
@@ -365,3 +367,155 @@ def test_a_bias_of_each_head_is_split_with_the_heads() -> None:
 def test_a_tensor_of_as_many_rows_as_an_attribute_says_is_divided_with_it() -> None:
     (attention,) = found(lambda: Biased(False)).regions
     assert (attention.kind, dict(attention.divide)) == ("attention", {"": ("heads",)})
+
+
+class SlopedSelf(nn.Module):
+    """Attention written out, with a bias for each head that the model hands in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.out = 4, nn.Linear(32, 96), nn.Linear(32, 32)
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        b, s = z.shape[:2]
+        q, k, v = (t.view(b, s, self.heads, 8).transpose(1, 2) for t in self.qkv(z).chunk(3, dim=-1))
+        weights = (q @ k.transpose(-1, -2) + bias[:, :, :s]).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(b, s, 32))
+
+
+class Sloped(nn.Module):
+    def __init__(self, of: Callable[[], nn.Module] = SlopedSelf) -> None:
+        super().__init__()
+        self.words, self.look, self.read = nn.Embedding(128, 32), of(), nn.Linear(32, 128)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        slopes = 2.0 ** -torch.arange(1, 5)
+        bias = slopes.view(4, 1, 1) * torch.arange(64).view(1, 1, 64)
+        z = self.words(input_ids)
+        return self.read(z + self.look(z, bias))
+
+
+def test_a_bias_for_each_head_is_given_to_a_rank_by_its_heads() -> None:
+    facts = found(Sloped)
+    attention = region(facts, "attention")
+    assert dict(attention.slices) == {"look": {"bias": 0}}
+    assert dict(attention.divide) == {"look": ("heads",)}
+    text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "")
+    assert "input: {z: stream -> replicate, bias: replicate -> shard(0)}, local: true" in text
+
+
+class Masked(SlopedSelf):
+    """The same with torch's attention, to which the bias is a mask for each head."""
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        b, s = z.shape[:2]
+        q, k, v = (t.view(b, s, self.heads, 8).transpose(1, 2) for t in self.qkv(z).chunk(3, dim=-1))
+        bias = bias[:, :, :s].expand(self.heads, s, s)
+        return self.out(self.inner(q, k, v, bias[None]).transpose(1, 2).reshape(b, s, 32))
+
+    def inner(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def test_a_mask_for_each_head_is_given_to_a_rank_by_its_heads() -> None:
+    attention = region(found(lambda: Sloped(Masked)), "attention")
+    assert dict(attention.slices) == {"look": {"bias": 0}}
+
+
+class GroupedByIndex(nn.Module):
+    """Falcon: queries, keys and values of a group beside each other, taken from each other by index."""
+
+    def __init__(self, heads: int = 4, groups: int = 2) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, 8
+        self.qkv, self.out = nn.Linear(32, (heads + 2 * groups) * 8), nn.Linear(32, 32)
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        b, s = z.shape[:2]
+        qkv = self.qkv(z).view(b, s, -1, self.heads // self.groups + 2, self.size)
+        q, k, v = qkv[:, :, :, :-2], qkv[:, :, :, [-2]], qkv[:, :, :, [-1]]
+        q, k, v = (t.expand(q.shape).flatten(2, 3).transpose(1, 2) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(out.transpose(1, 2).reshape(b, s, self.heads * self.size))
+
+
+def test_groups_that_are_taken_apart_by_index_are_split_and_both_their_numbers_divided() -> None:
+    attention = region(found(lambda: Sloped(GroupedByIndex)), "attention")
+    assert dict(attention.sources) == {"look.qkv": ()} and attention.consumers == ("look.out",)
+    assert attention.divide["look"] == ("heads", "groups")
+
+
+class OneKeyHead(GroupedByIndex):
+    """Falcon with multi-query attention: one fused linear, whose last two heads are the key and the value."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        b, s = z.shape[:2]
+        qkv = self.qkv(z).view(b, s, self.heads + 2, 8)
+        q, k, v = (t.transpose(1, 2) for t in (qkv[..., :-2, :], qkv[..., [-2], :], qkv[..., [-1], :]))
+        out = F.scaled_dot_product_attention(q, k.expand(q.shape), v.expand(q.shape), is_causal=True)
+        return self.out(out.transpose(1, 2).reshape(b, s, self.heads * self.size))
+
+
+def test_one_reason_is_given_for_both_ends_of_an_attention_that_stays_whole() -> None:
+    facts = found(lambda: Sloped(OneKeyHead))
+    assert not facts.regions
+    (why,) = {facts.left["look.qkv"], facts.left["look.out"]}
+    assert why.startswith("some indices of it are taken") and "a linear of their own" in why
+    assert "(test_roles.py:" in why or "(tests/propose/" in why
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_experts_in_a_list_are_split_inside_and_the_module_around_them_takes_the_whole_stream(
+    masked: bool,
+) -> None:
+    facts = found(lambda: models.Mixture(masked=masked))
+    experts = [r for r in facts.regions if r.within]
+    assert [list(r.sources) for r in experts] == [
+        [f"floors.0.panel.members.{n}.{name}" for name in ("open", "rise")] for n in range(4)
+    ]
+    assert {r.within for r in experts} == {"floors.0.panel"} and not any(r.gates or r.bare for r in experts)
+    text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "")
+    assert "floors.*.panel.members.*.{open,rise}: colwise" in text
+    assert "floors.*.panel.members.*.fall:        {style: rowwise, output: replicate}" in text
+    io = (
+        "{style: prepare-io, input: {z: stream -> replicate}, output: replicate -> stream, local_input: true}"
+    )
+    assert f"floors.*.panel:                       {io}" in text
+    assert "judge" not in text
+
+
+class InBlocks(nn.Module):
+    """CodeGen: queries, values and keys beside each other in each of four blocks, which a number in the code counts."""
+
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.heads, self.size = heads, 32 // heads
+        self.mix, self.back = nn.Linear(32, 96, bias=False), nn.Linear(32, 32, bias=False)
+
+    def forward(self, z: Tensor, bias: Tensor) -> Tensor:
+        blocks = 4
+        b, s = z.shape[:2]
+        parts = self.mix(z).reshape(b, s, blocks, -1).split(self.size * self.heads // blocks, dim=-1)
+        q, v, k = (
+            p.reshape(b, s, 4, self.heads // blocks, self.size).reshape(b, s, -1, self.size) for p in parts
+        )
+        q, v, k = (t.transpose(1, 2) for t in (q, v, k))
+        out = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        return self.back(out.transpose(1, 2).contiguous().view(b, s, self.heads * self.size))
+
+
+def test_heads_in_blocks_that_a_number_counts_are_split_inside_of_each_block() -> None:
+    facts = found(lambda: Sloped(InBlocks))
+    attention = region(facts, "attention")
+    assert dict(attention.sources) == {"look.mix": (1,) * 12} and dict(attention.taken) == {
+        "look.back": (1,) * 4
+    }
+    assert dict(attention.divide) == {"look": ("heads",)} and not attention.views
+    text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "")
+    assert "look.back: {style: rowwise, output: stream, packed: [1, 1, 1, 1]}" in text
+    # With one head in each block, the blocks themselves would have to be split, and the number is in the way.
+    alone = region(found(lambda: Sloped(lambda: InBlocks(4))), "attention")
+    assert not alone.taken and alone.views

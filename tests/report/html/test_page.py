@@ -88,7 +88,7 @@ class Page(HTMLParser):
         assert self.open == [self.root], f"never closed: {self.open[-1].name}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len(dict(attrs)) == len(attrs), f"an attribute stands twice in {tag}"
+        assert len(dict(attrs)) == len(attrs), f"an attribute occurs twice in {tag}"
         element = Element(tag, dict(attrs))
         self.open[-1].children.append(element)
         if tag not in VOID:
@@ -255,7 +255,7 @@ def test_a_rule_without_effect_is_shown_as_such_and_one_rank_needs_no_picture() 
     notes = {row.all("td", class_="note")[0].text() for row in page.all("tr") if row.all("td", class_="note")}
     assert "does nothing here" in notes
     assert not page.all("div", class_="picture")
-    assert "one rank talks to nobody" in page.text()
+    assert "there is only one rank" in page.text()
 
 
 def test_without_a_trace_what_needs_none_is_shown_with_the_reason(case: Case) -> None:

@@ -24,7 +24,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.runtime.launch import launcher as launch
 from parallelizer.runtime.launch import watch as watch_ranks
 from parallelizer.runtime.launch.failures import LaunchError
-from parallelizer.runtime.launch.launcher import check_ranks, start
+from parallelizer.runtime.launch.launcher import start
 from tests.chosen import marks_at
 from tests.ranks import run_ranks
 
@@ -571,46 +571,10 @@ def test_sixteen_ranks_start_fifty_times() -> None:
     print(f"16 ranks, 50 starts: median {seconds[25]:.2f} s, {seconds[0]:.2f} to {seconds[-1]:.2f} s")
 
 
-# Machines that are too small
-
-
-def test_gpus_that_suffice_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    check_ranks(8, "cuda")
-
-
-@pytest.mark.parametrize(
-    ("world_size", "gpus", "nodes", "per_node"), [(16, 8, 2, 8), (12, 8, 2, 6), (4, 1, 4, 1), (16, 0, 2, 8)]
-)
-def test_too_few_gpus_names_the_torchrun_command(
-    world_size: int, gpus: int, nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    with pytest.raises(LaunchError) as caught:
-        check_ranks(world_size, "cuda", command="-m my.train parallel=tp8")
-    assert caught.value.message == (
-        f"{world_size} ranks need {world_size} GPUs, and this machine has {gpus or 'none'}"
-    )
-    assert caught.value.help is not None
-    assert f"torchrun --nnodes={nodes} --nproc-per-node={per_node} " in caught.value.help
-    assert caught.value.help.count("-m my.train parallel=tp8") == 1
-    assert "device=cpu" in caught.value.help
-
-
-def test_cpu_ranks_have_a_limit_that_names_the_alternatives() -> None:
-    check_ranks(64, "cpu")
-    with pytest.raises(LaunchError, match=r"^65 ranks are more than the 64") as caught:
-        check_ranks(65, "cpu")
-    assert "python -m parallelizer plan" in str(caught.value)
-    assert "torchrun --nnodes=5 --nproc-per-node=13 " in str(caught.value)
-    check_ranks(65, "cpu", max_cpu_ranks=65)
-
-
 def test_the_public_names() -> None:
     assert set(launch.__all__) == {
         "LaunchError",
         "OutsideRanks",
-        "check_ranks",
         "join",
         "leave",
         "outside_ranks",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.simulate.checks.test_followed_step import found, marked
@@ -38,3 +39,39 @@ def test_parts_are_dropped_apart_and_replicas_alike(rules: str, codes: list[str]
     assert [d.code for d in diagnostics] == codes
     if codes == ["equal-random"]:
         assert marked(diagnostics[0]) == "up" and "`drop: local-random`" in (diagnostics[0].help or "")
+
+
+class Counting(nn.Module):
+    """Counts the features that it drops by an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.width = nn.Linear(32, 64), nn.Linear(64, 32, bias=False), 64
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down(F.dropout(self.up(hidden).view(*hidden.shape[:2], self.width), 0.1))
+
+
+class Counted(nn.Module):
+    """Dropout in a module that needs a style in the slot `params`."""
+
+    def __init__(self, **_: object) -> None:
+        super().__init__()
+        self.embed, self.head, self.mlp = nn.Embedding(256, 32), nn.Linear(32, 256), Counting()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.mlp(self.embed(input_ids)))
+
+
+def test_the_advice_can_be_followed_where_the_module_has_another_style(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+
+    def under(styles: str) -> list[tuple[str, str]]:
+        plan.write_text(f"version: 1\nrules: {{mlp.up: colwise, mlp.down: rowwise, mlp: {styles}}}\n")
+        diagnostics = found("parallel=tp2", f"model._target_={__name__}.Counted", f"plan={plan}")
+        return [(d.code, d.help or "") for d in diagnostics]
+
+    divided = "{style: shard-params, divide: [width]}"
+    help_text = "let each rank draw its own: add `local-random` to the styles of the rule `mlp`"
+    assert under(divided) == [("equal-random", help_text)]
+    assert under(f"[{divided}, local-random]") == []

@@ -121,9 +121,7 @@ def test_a_wrong_layout_is_refused_where_it_is_written(plan: str, text: str, cod
 def test_what_arrives_whole_is_not_taken_for_a_part() -> None:
     (diagnostic,) = found("parallel=tp2", rule("tok_embeddings: none"))
     assert diagnostic.code == "layout-mismatch"
-    assert diagnostic.message.startswith(
-        "the input of layers.0.attention_norm arrives whole on every rank of tp"
-    )
+    assert diagnostic.message.startswith("the input of layers.0.attention_norm is whole on every rank of tp")
     assert marked(diagnostic) == "layout"
 
 

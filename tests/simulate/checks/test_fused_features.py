@@ -16,5 +16,8 @@ def test_a_fused_projection_that_is_not_packed_is_named(size: int) -> None:
     (diagnostic,) = found(*GPT, *heads, "parallel=tp2",
                           f"parallel.mesh.tp={size}", written, small=False)  # fmt: skip
     assert (diagnostic.code, diagnostic.severity) == ("fused-features", "error")
-    assert "blocks.{0,1}.attention.qkv are taken apart in blocks.{0,1}.attention" in diagnostic.message
+    assert (
+        "blocks.{0,1}.attention cuts the output of blocks.{0,1}.attention.qkv into parts"
+        in diagnostic.message
+    )
     assert diagnostic.help is not None and "packed: [1, 1, 1]" in diagnostic.help

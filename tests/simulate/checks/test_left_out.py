@@ -26,7 +26,7 @@ def test_a_sibling_that_is_left_out_is_told_at_the_glob(
     plan.write_text(LLAMA.replace(meant, written))
     (diagnostic,) = found("parallel=tp2", f"plan={plan}")
     assert diagnostic.code == "left-out"
-    assert f"styles layers.0.{styled} and leaves out layers.0.{left}," in diagnostic.message
+    assert f"matches layers.0.{styled} but not layers.0.{left}," in diagnostic.message
     assert marked(diagnostic) == f"layers.*.{written}"
 
 
@@ -39,4 +39,4 @@ def test_the_same_module_of_another_layer_comes_before_a_sibling(tmp_path: Path)
     )
     (diagnostic,) = found("parallel=tp2", f"plan={plan}")
     assert diagnostic.code == "left-out"
-    assert "this styles layers.1.attention.wo and leaves out layers.0.attention.wo," in diagnostic.message
+    assert "this rule matches layers.1.attention.wo but not layers.0.attention.wo," in diagnostic.message

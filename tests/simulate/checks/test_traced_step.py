@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic
@@ -40,8 +39,7 @@ def linted(*overrides: str) -> tuple[Diagnostic, ...]:
     model = setup.build_model()
     program = setup.compile(model)
     step = trace(program, model, setup.recipe())
-    calls = observe(model, setup.workload, step.folded)
-    return check_traced(Traced(program, model, step, calls, setup.workload.accumulate, setup.optim))
+    return check_traced(Traced(program, model, step, setup.workload, setup.optim))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +143,7 @@ def found_in(
     program = compiled(text, lambda: model, Mesh(mesh or {"tp": 2}))
     step = Trace(0, tuple(ledger), Usage(0, "", "", {}))
     return [
-        d
-        for d in check_traced(Traced(program, model, step, observe(model, WORKLOAD), **more))
-        if d.severity == "warning"
+        d for d in check_traced(Traced(program, model, step, WORKLOAD, **more)) if d.severity == "warning"
     ]
 
 
@@ -279,7 +275,10 @@ def test_a_root_unit_with_all_layers_in_it_is_found() -> None:
     text = 'version: 1\nrules:\n  "": fsdp\n'
     ledger = [entry("forward", "", "all_gather", 8 * MIB, "dp_shard", 4)]
     [found] = found_in(text, Layers(), ledger, {"dp_shard": 4})
-    assert found.code == "large-root-unit" and "100% of the parameters at once: 8.0 MiB" in found.message
+    assert (
+        found.code == "large-root-unit"
+        and "100% of the parameters at once: every rank holds 8.0 MiB" in found.message
+    )
     assert marked(text, found) == '""' and "`layers.*: fsdp`" in (found.help or "")
 
 

@@ -53,4 +53,4 @@ def test_the_right_kind_of_gradient_is_accepted(plan: str, grad: str) -> None:
 
 def test_layers_that_are_not_followed_are_named_with_the_others() -> None:
     (diagnostic,) = found("parallel=tp2", "model.n_layers=40", rule("layers.*.ffn_norm: none"))
-    assert "the gradient of layers.{0..39}.ffn_norm.weight" in diagnostic.message
+    assert "the whole of layers.{0..39}.ffn_norm.weight" in diagnostic.message

@@ -259,6 +259,7 @@ def test_an_operator_without_a_rule_makes_everything_unknown() -> None:
 
 def test_the_only_head_of_a_rank_cannot_be_told() -> None:
     assert viewed((4, 8, 16), (4, 8, 1, 16), Part(2, 16)) is None
+    assert viewed((4, 8, 16), (4, 8, 1, 4, 4), Part(2, 16)) is None  # its only group of heads
     assert viewed((1, 8, 16), (1, 8, 2, 8), Part(1, 8)) == Part(1, 8)
     assert viewed((4, 1, 6), (4, 6), Part(1, 1)) is None
 

@@ -128,7 +128,7 @@ class Attends(nn.Module):
     [
         ("{dim: 1, pad: 0}", True, None),
         ("{dim: 1, pad: 0}", False, "its padding would be seen"),
-        ("{dim: 1, documents: true}", True, "how its sequence was dealt out"),
+        ("{dim: 1, documents: true}", True, "order of its sequence is not known"),
         ("1", False, None),
     ],
 )

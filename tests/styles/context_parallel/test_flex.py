@@ -410,7 +410,7 @@ def test_what_cannot_be_exact_is_refused_and_leaves_nothing_behind() -> None:
             "heads": "3 query and 3 key heads cannot be dealt out to 2 ranks",
             "partly": "one floating dtype",
             "compiled": "flex_attention in a compiled function",
-            "padding": "its padding would be seen; a copy does not know",
+            "padding": "its padding would be seen; a copy does not store its order",
         }.items():
             assert words in result[name] and result[name].startswith(f"{NAME}: "), (name, result[name])
         assert len(result["said"]) == (1 if rank == 0 else 0)

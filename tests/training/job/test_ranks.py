@@ -1,16 +1,19 @@
-"""How many processes a machine is given without being asked for."""
+"""How many ranks a machine is given: its GPUs, or so many processes; many of them not without being asked."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import torch
 
 from parallelizer.configuration.setup import Setup
-from parallelizer.runtime.launch.launcher import LaunchError
-from parallelizer.training.job.ranks import check_ranks
+from parallelizer.runtime.launch.failures import LaunchError
+from parallelizer.training.job.ranks import check_gpus, check_processes, check_ranks
 from parallelizer.training.settings import Settings
 from tests.simulate.setups import llama
+
+COMMAND = "-m my.train parallel=tp8"
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +32,35 @@ def test_many_more_processes_than_cores_are_confirmed_first() -> None:
         checked(llama(*many))
     assert caught.value.help.startswith("to start them all the same, set launch.max_cpu_ranks=64")
     checked(llama(*many, "launch.max_cpu_ranks=64"))
+
+
+def test_gpus_that_suffice_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    check_gpus(8, COMMAND)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "gpus", "nodes", "per_node"), [(16, 8, 2, 8), (12, 8, 2, 6), (4, 1, 4, 1), (16, 0, 2, 8)]
+)
+def test_too_few_gpus_names_the_torchrun_command(
+    world_size: int, gpus: int, nodes: int, per_node: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(LaunchError) as caught:
+        check_gpus(world_size, COMMAND)
+    assert caught.value.message == (
+        f"{world_size} ranks need {world_size} GPUs, and this machine has {gpus or 'none'}"
+    )
+    assert caught.value.help is not None
+    assert f"torchrun --nnodes={nodes} --nproc-per-node={per_node} " in caught.value.help
+    assert caught.value.help.count(COMMAND) == 1
+    assert "device=cpu" in caught.value.help
+
+
+def test_cpu_ranks_have_a_limit_that_names_the_alternatives() -> None:
+    check_processes(64, 64, COMMAND)
+    with pytest.raises(LaunchError, match=r"^65 ranks are more than the 64") as caught:
+        check_processes(65, 64, COMMAND)
+    assert "python -m parallelizer plan" in str(caught.value)
+    assert "torchrun --nnodes=5 --nproc-per-node=13 " in str(caught.value)
+    check_processes(65, 65, COMMAND)

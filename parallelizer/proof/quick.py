@@ -1,0 +1,80 @@
+"""The proof of a run that begins, where that is quick: its tiny form is proven, and the certificate is written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from parallelizer.child import WorldError
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.proof.certificate import Found, certificate_of, told, write
+from parallelizer.proof.duration import why_not_within
+from parallelizer.proof.prove import Proof, prove_small
+from parallelizer.proof.tiny import shrink, subject_of
+from parallelizer.runtime.launch.failures import LaunchError
+
+QUICK = 60.0
+"""Seconds: what should take less is proven."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What has come of it, in a `line`, and whether the proof `passed`: then with the fingerprint of its certificate, if one was
+    written. `failed` is a proof that did not pass.
+    """
+
+    line: str
+    passed: bool = False
+    certificate: str | None = None
+    failed: Proof | None = None
+
+
+def prove_quickly(
+    setup: Setup,
+    found: Found,
+    known: tuple[Diagnostic, ...],
+    folder: Path | None,
+    seconds: float = QUICK,
+    force: bool = False,
+) -> Proven:
+    """Prove the tiny form of a setup where that should take less than so many seconds, and write the certificate into `folder`,
+    if there is one. `found` is what is known of the setup's proof, `known` what compiling the setup has found. `force` proves
+    a plan that checks refuse.
+    """
+    small, changes = shrink(setup)
+    try:
+        subject = subject_of(small)
+        why = why_not_within(seconds, subject, force=force)
+    except PlanError as error:
+        why = f"its tiny form is refused ({_line(error)})"
+    if why is not None:
+        return Proven(f"{told(found)}: {why}; `parallelizer verify` proves it, with the same overrides")
+    begin = time.monotonic()
+    try:
+        proof = prove_small(small, subject, changes, known, force=force)
+    except (LaunchError, WorldError, PlanError) as error:
+        return Proven(
+            f"{told(found)}: the tiny form does not run ({_line(error)}); see `parallelizer verify`"
+        )
+    took = time.monotonic() - begin
+    if not proof.passed:
+        return Proven("NOT proven", failed=proof)
+    again = f" again, since {' and '.join(found.changed)} changed," if found.changed else ""
+    proven = f"proven{again} in {took:.0f} s"
+    certificate = certificate_of(proof, setup, found.parts)
+    worst = f"worst error {certificate.worst:.2f} of its bound"
+    if folder is None:
+        return Proven(f"{proven} ({worst})", passed=True)
+    try:
+        write(certificate, folder)
+    except PlanError as error:
+        return Proven(f"{proven} ({worst}); {_line(error)}", passed=True)
+    return Proven(f"{proven} (certificate {certificate.name}, {worst})", True, certificate.fingerprint)
+
+
+def _line(error: Exception) -> str:
+    if isinstance(error, PlanError) and error.diagnostics:
+        return error.diagnostics[0].message
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

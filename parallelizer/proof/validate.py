@@ -1,0 +1,141 @@
+"""What is wrong with a setup, or with a model under a plan, the proof of a setup's tiny form included.
+
+setup = pz.from_overrides(["model=llama_debug", "parallel=tp8_cp2"])
+assert not [found for found in pz.validate(setup) if found.severity == "error"]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.validate import validate as validate_unproven
+from parallelizer.configuration.validate import validated
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
+from parallelizer.language.plan import Mesh, Plan, StyleDefaults
+from parallelizer.language.workload import Workload
+from parallelizer.proof.certificate import FOLDER, Found, find, told
+from parallelizer.proof.not_equal import not_equal
+from parallelizer.proof.quick import prove_quickly
+from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.runtime.step import Loss
+    from parallelizer.simulate.validate import Validation
+    from parallelizer.styles.application import Program
+
+SECONDS = 10.0
+"""A proof that should take longer is left to `verify` and to the recipe."""
+
+NOTHING = "one rank: nothing to prove"
+"""What is known about the proof of a run of one rank."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found of a setup without running its ranks, and what is `known` of its proof. Errors that a proof may settle are
+    notes in `validation` where a certificate settles them.
+    """
+
+    validation: Validation
+    known: Found
+
+    @property
+    def found(self) -> tuple[Diagnostic, ...]:
+        """All findings."""
+        return self.validation.found
+
+    @property
+    def refused(self) -> bool:
+        """Whether there are errors that no proof may settle."""
+        return has_errors(self.found) and not self.unsure
+
+    @property
+    def unsure(self) -> bool:
+        """Whether there are errors, and a proof may settle all of them."""
+        return only_unsure(self.found)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found, and in a line what is known about the proof; empty where there are errors without it."""
+
+    found: tuple[Diagnostic, ...]
+    proof: str = ""
+
+
+def validate(
+    subject: Setup | nn.Module,
+    plan: Plan | str | Path | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+    *,
+    workload: Workload | None = None,
+    loss: Loss | None = None,
+    defaults: Mapping[str, StyleDefaults] | None = None,
+    prove: bool = True,
+) -> tuple[Diagnostic, ...]:
+    """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
+    mesh, sorted by position.
+
+    The tiny form of a setup without errors is then proven on CPU ranks, as `parallelizer verify` does, if that should take less
+    than ten seconds and no certificate in `.parallelizer/proofs` shows it; `prove=False` leaves it out. A difference is an error
+    `not-equal`.
+
+    A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent` does
+    that). `plan` is a plan, its name or its path, `mesh` has the sizes of axes. `workload` lets batch, sequence and heads be
+    checked; with `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and
+    finds what no file can tell. The process forks for that: it must have no process group. Raises ValueError for a model without
+    a plan or a mesh.
+    """
+    if isinstance(subject, Setup) and prove:
+        return check(subject).found
+    return validate_unproven(subject, plan, mesh, workload=workload, loss=loss, defaults=defaults)
+
+
+def look(
+    setup: Setup,
+    program: Program,
+    model: nn.Module,
+    proofs: Path,
+    *,
+    rank: int = 0,
+    classes: bool = False,
+    nodes: Sequence[int] | None = None,
+) -> Looked:
+    """Validate a setup's program, and look for its certificate in the folder `proofs`. The other arguments are those of
+    `parallelizer.configuration.validate.validated`.
+    """
+    validation = validated(setup, program, model, rank=rank, classes=classes, nodes=nodes)
+    known = find(setup, model, proofs)
+    if known.certificate is not None and only_unsure(validation.found):
+        validation = dataclasses.replace(validation, found=settled(validation.found))
+    return Looked(validation, known)
+
+
+def check(setup: Setup, proofs: Path | None = None) -> Checked:
+    """Validate a setup and prove it. A proof that passes leaves its certificate in `proofs`, if that is given."""
+    try:
+        model = setup.build_model()
+        program = compile_unsure(setup, model)
+        looked = look(setup, program, model, proofs or FOLDER)
+    except PlanError as error:
+        return Checked(error.diagnostics)
+    if looked.refused:
+        return Checked(looked.found)
+    if setup.mesh.world_size == 1:
+        return Checked(looked.found, NOTHING)
+    if looked.known.certificate is not None:
+        return Checked(looked.found, told(looked.known))
+    proven = prove_quickly(setup, looked.known, program.diagnostics, proofs, SECONDS, force=looked.unsure)
+    found = looked.found
+    if proven.passed:
+        found = settled(found)
+    elif proven.failed is not None and not looked.unsure:
+        found = in_order((*found, not_equal(proven.failed)))
+    return Checked(found, proven.line)

@@ -1,0 +1,88 @@
+"""The steps of a program that are run before the real one: one is followed on a fake world, one is traced, each in children
+of this process, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from parallelizer.child import Children, WorldError, in_children
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
+from parallelizer.simulate.record.trace import Recipe, Trace, tracing
+from parallelizer.simulate.record.trace_classes import tracing_classes
+from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
+from parallelizer.simulate.trace_failed import broken_off
+from parallelizer.styles.application import Program
+from parallelizer.styles.sizes import TENSOR_AXES
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What came of the steps. `flow` is the one that was followed and `trace` the one that was traced; where there is none,
+    `not_followed` and `not_traced` say why. `alone` is why the model fails without the plan too, where a step failed.
+    """
+
+    flow: FollowedStep | None = None
+    trace: Trace | None = None
+    not_followed: tuple[Diagnostic, ...] = ()
+    not_traced: tuple[Diagnostic, ...] = ()
+    alone: StepFailure | None = None
+
+
+@contextmanager
+def running_steps(
+    program: Program, model: nn.Module, recipe: Recipe | None, rank: int, classes: bool
+) -> Iterator[Callable[[], Steps]]:
+    """Run the steps while the body of the `with` runs. The function that is yielded waits for them.
+
+    Without a `recipe` none is run. On a mesh of data axes alone none is followed: its ranks do the same with other tokens.
+    """
+    if recipe is None:
+        yield Steps
+        return
+    given = program, model, recipe.workload, recipe.loss
+    follows = program.mesh.size("cp", *TENSOR_AXES) > 1
+    with (
+        Children([(follow, *given)] if follows else []) as children,
+        (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
+    ):
+
+        def finish() -> Steps:
+            flow: FollowedStep | None = None
+            trace: Trace | None = None
+            alone: StepFailure | None = None
+            not_followed: tuple[Diagnostic, ...] = ()
+            not_traced: tuple[Diagnostic, ...] = ()
+            try:
+                flow = children.results()[0] if follows else None
+            except WorldError as error:
+                not_followed = broken_off(error).diagnostics
+            except PlanError as error:
+                not_followed = error.diagnostics
+            try:
+                trace = traced()
+            except PlanError as error:
+                not_traced = error.diagnostics
+            failed = flow is not None and flow.failure is not None
+            if failed or (not follows and any(one.code == TRACE_FAILED for one in not_traced)):
+                # What is taken for the model's own mistake must be so with all its layers: a forward may want them to be as
+                # many as they are.
+                try:
+                    [alone] = in_children([(failure_alone, *given)])
+                    if alone is not None and alone.anywhere:
+                        [whole] = in_children([(failure_alone, *given, False)])
+                        alone = whole or replace(alone, anywhere=False)
+                except (WorldError, PlanError) as error:
+                    # Where no step was followed, the trace has told of a loss of another form, or a process that is gone.
+                    if follows:
+                        flow, alone = None, None
+                        told = broken_off(error) if isinstance(error, WorldError) else error
+                        not_followed = told.diagnostics
+            return Steps(flow, trace, not_followed, not_traced, alone)
+
+        yield finish

@@ -1,0 +1,81 @@
+"""The judge agrees with what is written beside the cases; a few of them in every run, all under `-m slow`."""
+
+import pytest
+
+from tests.silent.__main__ import main
+from tests.silent.case import Case, all_cases, changed, without
+from tests.silent.judge import judge
+from tests.silent.table import table
+
+FEW = (
+    "lm/mean_of_means/fsdp2",
+    "lm/boolean/fsdp2",
+    "lm/norm forgotten/tp2",
+    "rows.Followed/running mean/fsdp2",
+    "gated halves/not packed/tp2",
+    "gpt/positions not dealt/cp2",
+)
+
+
+def of_name(name: str) -> Case:
+    (case,) = (case for case in all_cases() if case.name == name)
+    return case
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", FEW)
+def test_the_judge_agrees(name: str) -> None:
+    case = of_name(name)
+    judged = judge(case)
+    assert judged.verdict == case.expected, judged.said
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in all_cases() if case.name not in FEW])
+def test_the_judge_agrees_on_every_other_case(name: str) -> None:
+    case = of_name(name)
+    judged = judge(case)
+    assert judged.verdict == case.expected, judged.said
+
+
+def test_there_are_right_and_wrong_cases_of_every_kind_of_axes() -> None:
+    cases = all_cases()
+    wrong = [case for case in cases if case.expected != "right"]
+    assert len(cases) >= 150 and len(cases) / 4 < len(cases) - len(wrong)
+    assert sum(case.preset in ("fsdp2", "hsdp2x2") for case in wrong) >= 40
+    assert len({case.model.target for case in cases}) >= 16
+
+
+def test_the_table_counts_and_names_what_is_missed() -> None:
+    record = {
+        "name": "a", "preset": "tp2", "expected": "wrong", "verdict": "wrong", "error": "w: 1", "why": "because",
+        "validate": {"accepted": True, "said": ""}, "verify": {"accepted": False, "said": "no"},
+    }  # fmt: skip
+    right = {
+        **record,
+        "name": "b",
+        "expected": "right",
+        "verdict": "wrong",
+        "validate": {"accepted": False, "said": "code: no"},
+    }
+    text = table([record, right])
+    assert "| tp | 1 | 0 | 0 | 1 | 0 | 1 | 0 |" in text
+    assert "wrong plans that validate accepts (1):\n  a: because" in text
+    assert "right plans that validate refuses (1):\n  b: code: no" in text
+    assert "judged otherwise than expected (1):\n  b: wrong, w: 1" in text
+
+
+def test_a_change_that_changes_nothing_is_an_error() -> None:
+    assert changed("a: b\n", ("b", "c")) == "a: c\n"
+    assert without("  a: b\n  c: d\n", "c") == "  a: b\n"
+    with pytest.raises(ValueError, match="0 times"):
+        changed("a", ("b", "c"))
+    with pytest.raises(ValueError, match="0 lines"):
+        without("a: b\n", "c")
+
+
+def test_a_filter_that_names_nothing_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["no such case"])
+    assert stopped.value.code == 2 and "no such case" in capsys.readouterr().err
