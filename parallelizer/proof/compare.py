@@ -14,7 +14,6 @@ from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.proof.observe import STEPS, Observation
 from parallelizer.proof.rounding import (
     LIMIT,
-    LIMIT_FLOAT64,
     MARGIN,
     least_norm,
     norm_of,
@@ -100,7 +99,7 @@ def judge(
         for what, name, step, e, n in _sums([other_order], reference, None, tokens, dtype)
         if not _after_update(what, step)
     ]
-    _check_calibration(*max(first), LIMIT_FLOAT64 if dtype == torch.float64 else LIMIT)
+    _check_calibration(*max(first))
     constant = MARGIN * max([1.0, *(needed for needed, _, _ in first)])
     growth = {
         (what, name, step): max(1.0, e / nudge_size(dtype))
@@ -132,9 +131,9 @@ def judge(
     return ProofVerdict(tuple(differences), constant, tuple(unequal(ranks)))
 
 
-def _check_calibration(needed: float, what: str, name: str, limit: float) -> None:
+def _check_calibration(needed: float, what: str, name: str) -> None:
     """The unsharded run in another order of summation must be the same but for rounding."""
-    if needed <= limit:
+    if needed <= LIMIT:
         return
     where = f"{what} of {name}" if name else what
     message = f"the unsharded run does not repeat: in another order of summation its {where} differs by "

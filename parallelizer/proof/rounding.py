@@ -17,11 +17,6 @@ LIMIT = 1e4
 that draws random numbers has 1e14, and everything would pass.
 """
 
-LIMIT_FLOAT64 = 1e6
-"""The same in float64, where rounding is small enough for models that amplify it, as a deep one without a scale in its
-attention: the bound is then 1e-8 for a sum of ten terms.
-"""
-
 
 def relative_error(
     value: torch.Tensor | None, reference: torch.Tensor | None, whole: float = 0.0, least: float = 0.0
