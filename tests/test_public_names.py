@@ -47,7 +47,7 @@ MADE = {
 
 BESIDE = {
     "parallelizer.hugging_face.trainer": ("ParallelTrainer",),
-    "parallelizer.losses": ("classification", "cross_entropy"),
+    "parallelizer.losses": ("classification", "cross_entropy", "squared_error"),
     "parallelizer.optim": ("build_optimizer", "learning_rate"),
     "parallelizer.testing": ("assert_equivalent",),
 }

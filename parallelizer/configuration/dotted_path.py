@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from parallelizer.diagnostics.diagnostic import quoted
@@ -32,7 +33,8 @@ def object_at(path: str) -> Any:
     module = ""
     for at, name in enumerate(names):
         below = f"{module}.{name}" if module else name
-        if at and hasattr(found, name):
+        # A package that is imported already may have modules that are not.
+        if at and hasattr(found, name) and not isinstance(getattr(found, name), ModuleType):
             return _attribute(found, names[at:], module)
         try:
             found = importlib.import_module(below)

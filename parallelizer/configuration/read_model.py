@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from parallelizer.compiler.observe.families import families
 from parallelizer.configuration.reading import Reading, is_whole
 from parallelizer.diagnostics.diagnostic import quoted
 
@@ -36,7 +37,10 @@ def read_model(reading: Reading) -> dict[str, Any]:
             "write whole, modules or null; whole is for models whose values only the constructor can make"
         )
         reading.error("unknown-value", message, "model.initialize", help_text)
-    return {str(k): v for k, v in model.items()}
+    read = {str(k): v for k, v in model.items()}
+    for family in families():
+        read.update(family.fed(read) or {})
+    return read
 
 
 def read_workload(reading: Reading, model: Mapping[str, Any]) -> Workload | None:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 TARGET = "parallelizer.hugging_face.causal_lm"
 
+LANGUAGE = ("AutoModelForCausalLM", "AutoModelForMaskedLM")
+"""The classes of transformers whose models take tokens and return a prediction for each."""
+
+LOSS = "parallelizer.losses.cross_entropy"
+
 NOTHING = "the model config chooses no transformers model: it needs a name, or a config with a model_type"
 CHOOSE = "set model.name=<folder or hub id>, or 'model.config={model_type: llama, hidden_size: 64, ...}'"
 WRITE = (
@@ -37,6 +42,21 @@ def plan_name(model: Mapping[str, Any]) -> str | None:
         return None
     kind = model_type(model)
     return None if kind is None else f"hf_{kind}"
+
+
+def takes_tokens(model: Mapping[str, Any]) -> bool | None:
+    """Whether the batch of a model config is that of a language model: tokens and the labels of each. None where it is not of
+    transformers, or says itself which other entries or loss it has.
+    """
+    if (
+        model.get("_target_") != TARGET
+        or model.get("loss") != LOSS
+        or not isinstance(model.get("batch"), Mapping)
+    ):
+        return None
+    if set(model["batch"]) != {"input_ids", "labels"}:
+        return None
+    return str(model.get("auto", LANGUAGE[0])) in LANGUAGE
 
 
 def model_type(model: Mapping[str, Any]) -> str | None:

@@ -21,6 +21,12 @@ from parallelizer.hugging_face.architecture import NOTHING
 IMPLEMENTATION = "parallelizer"
 """The name under which our attention and masks are registered with transformers."""
 
+CLASSES = (
+    "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageClassification", "AutoModelForVideoClassification", "AutoModelForAudioClassification", "AutoModel",
+)  # fmt: skip
+"""The classes of transformers that choose a model, in the order in which one is advised."""
+
 
 def causal_lm(
     name: str | None = None,
@@ -69,9 +75,13 @@ def _build(
         raise ValueError(f"transformers has no class {auto}" + (f"; did you mean {near[0]}?" if near else ""))
     if cls._model_mapping.get(type(built), None) is None:
         kind = getattr(built, "model_type", type(built).__name__)
+        other = next((name for name in CLASSES if _has(transformers, name, built)), None)
+        such = "" if other is None else f", for example {other}"
         raise ValueError(
-            f"transformers has no {auto} for model_type {kind!r}; set another class with model.auto"
+            f"transformers has no {auto} for model_type {kind!r}; set another class with model.auto{such}"
         )
+    if built.architectures is None and isinstance(several := cls._model_mapping[type(built)], tuple):
+        built.architectures = [several[0].__name__]  # without it transformers cannot choose
     precision = getattr(torch, dtype, None)
     if not isinstance(precision, torch.dtype):
         raise ValueError(f"torch has no dtype {dtype!r}")
@@ -82,6 +92,10 @@ def _build(
         dtype=precision,
     )
     return model
+
+
+def _has(transformers: Any, auto: str, config: Any) -> bool:
+    return getattr(transformers, auto)._model_mapping.get(type(config), None) is not None
 
 
 def _config(transformers: Any, name: str | None, settings: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ Nothing of transformers is imported until a model of it is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from parallelizer.hugging_face.architecture import is_model as is_model
@@ -28,27 +28,59 @@ def inputs(model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    tokens = taken.get("input_ids")
     asked = {*inspect.signature(model.forward).parameters} - {*taken}
-    if isinstance(tokens, torch.Tensor) and tokens.is_meta and "attention_mask" in asked:
-        taken["attention_mask"] = torch.ones(tokens.shape, dtype=torch.bool, device="meta")
+    for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
+        tokens = taken.get(name)
+        if isinstance(tokens, torch.Tensor) and tokens.is_meta and mask in asked:
+            taken[mask] = torch.ones(tokens.shape, dtype=torch.bool, device="meta")
     return taken
 
 
 def initializer(model: nn.Module) -> Callable[[nn.Module], None] | None:
-    """The model's `_init_weights`, which is transformers' name for it and which every architecture overrides."""
-    owners: list[Any] = [m for m in model.modules() if is_model(m)]
+    """The `_init_weights` of the innermost transformers model around a module, which is transformers' name for it and which
+    every architecture overrides.
+    """
+    models: dict[str, Any] = {path: m for path, m in model.named_modules() if is_model(m)}
+    owners: dict[type, Any] = {}
+    for path, module in model.named_modules():
+        around = [p for p in models if not p or path == p or path.startswith(f"{p}.")]
+        owners[type(module)] = models[max(around, key=len)]
+    innermost = list(models.values())[-1]
 
     def fill(module: nn.Module) -> None:
-        # The innermost model, which all that a causal model is made of belongs to, and whose classes share one method.
-        owners[-1]._init_weights(module)
+        owners.get(type(module), innermost)._init_weights(module)
 
     return fill
 
 
+def fed(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The `batch` and `loss` of a model config whose entries are those of tokens, where its model takes others."""
+    from parallelizer.hugging_face.architecture import takes_tokens
+
+    if takes_tokens(config) is not False:
+        return None
+    import torch
+
+    from parallelizer.hugging_face import batch
+    from parallelizer.hugging_face.build import causal_lm
+
+    written = config.get("batch") or {}
+    arguments = {name: config[name] for name in ("name", "config", "auto") if config.get(name) is not None}
+    try:
+        with torch.device("meta"):
+            model = causal_lm(**arguments)
+    except Exception:  # whoever builds the model tells why it cannot be built
+        return None
+    entries, loss = batch.derived(model, written)
+    return None if loss is None else {"batch": entries, "loss": loss}
+
+
 def vocabulary(model: Any) -> int | None:
     """The rows of the model's input embeddings."""
-    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # its inputs are no tokens
+        return None
     return rows if isinstance(rows, int) else None
 
 

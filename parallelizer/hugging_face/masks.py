@@ -64,6 +64,8 @@ def follow(
         bound = dict(signature.bind_partial(*args, **kwargs).arguments)
         given = bound | bound.get("kwargs", {})
         tokens = _tokens(given)
+        if tokens is None:  # its inputs are no tokens: nothing says how long a sequence is
+            return args, kwargs
         marker = None
         rows = tokens.size(1)
         guessing = sequence.order.ranks == 1 and not positions_made and given.get("position_ids") is not None
@@ -92,12 +94,11 @@ def _with_mask(
     return args, {**kwargs, "attention_mask": mask}
 
 
-def _tokens(given: dict[str, Any]) -> Tensor:
-    for name in ("input_ids", "inputs_embeds"):
-        if isinstance(given.get(name), Tensor):
-            tokens: Tensor = given[name]
-            return tokens
-    raise ValueError("a transformers model needs input_ids or inputs_embeds")
+def _tokens(given: dict[str, Any]) -> Tensor | None:
+    """The tokens, or what they are embedded as; None for a model of other inputs."""
+    return next(
+        (t for name in ("input_ids", "inputs_embeds") if isinstance(t := given.get(name), Tensor)), None
+    )
 
 
 def mask(

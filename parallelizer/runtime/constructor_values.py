@@ -35,6 +35,11 @@ _FILLS = frozenset({
 })  # fmt: skip
 """Functions, by name, that change the values of the tensor they are given."""
 
+_LOOKED_AT = 1 << 24
+"""The most numbers of a module that are computed to see whether an initializer fills them; of a larger one whoever fills it
+tells.
+"""
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 _places: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
@@ -78,15 +83,59 @@ def filled_at(model: nn.Module) -> str | None:
 
 
 def without_initializer(model: nn.Module) -> list[str]:
-    """The modules on meta with parameters or buffers of their own and nothing that fills these, in the model's order."""
-    if initializer_of(model) is not None:
+    """The modules on meta with parameters or buffers of their own that nothing fills, or of a family's model nothing fills
+    all of, in the model's order.
+    """
+    initializer = initializer_of(model)
+    known: dict[tuple[object, ...], bool] = {}
+    found = []
+    for path, module in model.named_modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        if not any(tensor.is_meta for _, tensor in own):
+            continue
+        if initializer is None:
+            lacks = not callable(getattr(module, "reset_parameters", None))
+        else:
+            kind = type(module), *(name for name, _ in own)
+            if kind not in known:
+                known[kind] = _leaves_some(module, initializer)
+            lacks = known[kind]
+        if lacks:
+            found.append(path)
+    return found
+
+
+def _leaves_some(module: nn.Module, initializer: Callable[[nn.Module], None]) -> bool:
+    """Whether an initializer fills less than all floats of a module. On meta each operation in place counts a version, though
+    no value is computed. Some of torch's initialisers do nothing there: what looks unfilled is looked at with values.
+    """
+    if not any(t._version == 0 for t in _filled(module, initializer, "meta")):
+        return False
+    own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    if sum(tensor.numel() for tensor in own) > _LOOKED_AT:
+        return False
+    return any(bool(t.isnan().any()) for t in _filled(module, initializer, "cpu"))
+
+
+def _filled(module: nn.Module, initializer: Callable[[nn.Module], None], device: str) -> list[torch.Tensor]:
+    """The floats of a module, full of NaN before, as an initializer leaves them; none where it fails: then whoever runs it
+    tells.
+    """
+
+    def empty(like: torch.Tensor) -> torch.Tensor:
+        nan = torch.nan if like.is_floating_point() else 0
+        return torch.full(like.shape, nan, dtype=like.dtype, device=device)
+
+    copy = torch_private.twin(
+        module, type(module), parameter=lambda p: nn.Parameter(empty(p), p.requires_grad), buffer=empty
+    )
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            initializer(copy)
+    except Exception:
         return []
-    return [
-        path
-        for path, module in model.named_modules()
-        if any(t.is_meta for t in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-        and not callable(getattr(module, "reset_parameters", None))
-    ]
+    own = (*copy.parameters(recurse=False), *copy.buffers(recurse=False))
+    return [tensor for tensor in own if tensor.is_floating_point()]
 
 
 def needs_whole(model: nn.Module, chosen: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os.path
 from pathlib import Path
@@ -40,6 +41,19 @@ def test_a_path_that_names_no_function(path: str, said: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         function_at(path)
     assert str(caught.value) == said
+
+
+def test_a_package_that_is_imported_already_has_modules_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "outer_located_test" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "__init__.py").touch()
+    (inner / "__init__.py").touch()
+    (inner / "leaf.py").write_text("def f(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("outer_located_test.inner")
+    assert function_at("outer_located_test.inner.leaf.f").__name__ == "f"
 
 
 def test_a_module_that_lacks_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

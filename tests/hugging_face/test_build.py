@@ -67,7 +67,7 @@ def test_from_a_folder_whose_sizes_a_config_changes(tmp_path: Path, no_network: 
         ({"config": {"model_type": "zzzzzzzz"}}, "has no model_type 'zzzzzzzz'"),
         ({"config": LLAMA, "auto": "AutoModelForCausalML"}, "no class AutoModelForCausalML; did you mean AutoModelForCausalLM?"),
         ({"config": LLAMA, "auto": "LlamaConfig"}, "transformers has no class LlamaConfig"),
-        ({"config": {"model_type": "vit"}}, "no AutoModelForCausalLM for model_type 'vit'; set another class with model.auto"),
+        ({"config": {"model_type": "vit"}}, "set another class with model.auto, for example AutoModelForImageClassification"),
         ({"config": LLAMA, "dtype": "float31"}, "torch has no dtype 'float31'"),
         ({"config": LLAMA | {"hidden_size": "x"}}, "'hidden_size' expected int, got str"),
         ({"config": LLAMA, "attention": "fast"}, "is not supported"),

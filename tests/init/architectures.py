@@ -81,16 +81,83 @@ HUGGING_FACE: dict[str, dict[str, object]] = {
 """Configurations of transformers, by model_type; without dropout, which would make two runs differ."""
 
 
+_IMAGES = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "patch_size": 4,
+    "image_size": 16,
+}  # fmt: skip
+_SOUND = {key: value for key, value in _IMAGES.items() if key != "image_size"}
+_ENDS = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+_NO_DROPOUT_ENCODER = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+_PAIRS = {"vocab_size": 256, "d_model": 32, "dropout": 0, "attention_dropout": 0, "activation_dropout": 0}
+for _part in ("encoder", "decoder"):
+    _PAIRS |= {
+        f"{_part}_layers": 2,
+        f"{_part}_attention_heads": 4,
+        f"{_part}_ffn_dim": 48,
+        f"{_part}_layerdrop": 0.0,
+    }
+
+UNSEEN: dict[str, dict[str, object]] = {
+    "gptj": {
+        "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 4, **_NO_DROPOUT,
+        "bos_token_id": 0, "eos_token_id": 0,
+    },
+    "gpt_bigcode": {
+        "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, **_NO_DROPOUT,
+        "bos_token_id": 0, "eos_token_id": 0,
+    },
+    "hunyuan_v1_dense": {**_SHARED_HEADS, **_ENDS},
+    "modernbert": {
+        **_GATED, **_ENDS, "cls_token_id": 0, "sep_token_id": 0, "local_attention": 16, "auto": "AutoModelForMaskedLM",
+    },
+    "vit": {**_IMAGES, **_NO_DROPOUT_ENCODER, "auto": "AutoModelForImageClassification"},
+    "siglip_vision_model": {**_IMAGES, "auto": "AutoModel"},
+    "audio-spectrogram-transformer": {
+        **_SOUND, **_NO_DROPOUT_ENCODER, "max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4,
+        "auto": "AutoModelForAudioClassification",
+    },
+    "umt5": {
+        "vocab_size": 256, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "dropout_rate": 0,
+        "auto": "AutoModelForSeq2SeqLM",
+    },
+    "pegasus": {
+        **_PAIRS, "max_position_embeddings": 256, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2,
+        "forced_eos_token_id": 2, "auto": "AutoModelForSeq2SeqLM",
+    },
+    "jetmoe": {
+        **{key: value for key, value in _GATED.items() if key != "num_attention_heads"}, "num_key_value_heads": 2,
+        "kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    },
+    "ernie4_5_moe": {
+        **_GROUPED, **_ENDS, "moe_intermediate_size": 16, "moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1, "moe_layer_end_index": 1,
+    },
+    "falcon_h1": {
+        **_SHARED_HEADS, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_n_groups": 1,
+        "mamba_d_state": 8, "mamba_chunk_size": 8, "pad_token_id": 0,
+    },
+    "lfm2": {**_GROUPED, **_ENDS, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+}  # fmt: skip
+"""Architectures that nothing was tuned to, of all kinds: the project names them nowhere else. `auto` is the class of
+transformers that chooses the model.
+"""
+
+
 def overrides(name: str) -> list[str]:
     """The overrides that configure an architecture, without its plan."""
     sizes = ["train.batch_size=8", "train.seq_len=64"]
     if name in OWN:
         return [f"model={OWN[name]}", *sizes]
-    config = ", ".join(f"{key}: {_word(value)}" for key, value in HUGGING_FACE[name].items())
-    return ["model=hf", f"model.config={{model_type: {name}, {config}}}", *sizes]
+    settings = {**(HUGGING_FACE.get(name) or UNSEEN[name])}
+    auto = settings.pop("auto", None)
+    config = ", ".join(f"{key}: {_word(value)}" for key, value in settings.items())
+    chosen = [f"model.auto={auto}"] if auto else []
+    return ["model=hf", f"model.config={{model_type: {name}, {config}}}", *chosen, *sizes]
 
 
 def _word(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_word, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,5 @@
-"""How many architectures `init` writes a plan for that is proven as it stands: `python -m tests.init.survey`.
+"""How many architectures `init` writes a plan for that is proven as it stands: `python -m tests.init.survey`, and
+`python -m tests.init.survey --unseen` for architectures that nothing was tuned to.
 
 For each architecture, in a process of its own: `init` proposes a plan, and `verify` proves it, untouched, on every mesh
 below in float64. A mesh whose axis the plan leaves out, and says why, has that reason instead.
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.init.architectures import CONF, NAMES, overrides
+from tests.init.architectures import CONF, NAMES, UNSEEN, overrides
 
 MESHES: dict[str, dict[str, int]] = {
     "tp2": {"tp": 2},
@@ -28,7 +29,7 @@ MESHES: dict[str, dict[str, int]] = {
     "fsdp2_tp2": {"dp_shard": 2, "tp": 2},
 }
 PAGE = Path("docs/init.md")
-BEGIN, END = "<!-- survey:begin -->", "<!-- survey:end -->"
+BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
 
 
 def survey(name: str, meshes: Sequence[str] = tuple(MESHES)) -> dict[str, Any]:
@@ -48,6 +49,7 @@ def survey(name: str, meshes: Sequence[str] = tuple(MESHES)) -> dict[str, Any]:
             "unproven": unproven,
             "plan": text,
             "said": _said(text),
+            "share": _share(name, text),
             "cells": _cells(name, text, references, meshes),
         }
         if passed(row):
@@ -111,6 +113,26 @@ def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
     return prove_subject(subject, references=references[key]).passed
 
 
+def _share(name: str, text: str) -> float:
+    """The share of all matrices' elements, embeddings included, that the plan splits over tp."""
+    from parallelizer.compiler.compile import compile as compile_plan
+    from parallelizer.language.plan import Mesh
+    from parallelizer.styles.application import tensor_placements
+
+    if "tp" not in _axes(text):
+        return 0.0
+    with tempfile.TemporaryDirectory(prefix="init-") as folder:
+        path = Path(folder) / "plan.yaml"
+        path.write_text(text)
+        setup = _setup([*overrides(name), f"plan={path}"])
+    model = setup.build_model()
+    program = compile_plan(setup.plan, model, Mesh({"tp": 2}), workload=setup.workload)
+    placed = tensor_placements(program.applications)
+    sizes = {n: p.numel() for n, p in model.named_parameters() if p.ndim > 1}
+    split = [n for n in sizes if any(placement.dim is not None for placement in placed.get(n, {}).values())]
+    return sum(map(sizes.__getitem__, split)) / sum(sizes.values())
+
+
 def _axes(text: str) -> set[str]:
     """The model axes that a plan stands on."""
     words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel",)}
@@ -136,15 +158,19 @@ def passed(row: dict[str, Any]) -> bool:
     return all(c in ("proven", "left out") for c in cells) and "proven" in cells
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, Any]], option: str = "") -> str:
     """The page's part that is made."""
     good = sum(map(passed, rows))
-    text = [f"{good} of {len(rows)} architectures verify untouched, by `python -m tests.init.survey`.", ""]
-    text.append(f"| architecture | {' | '.join(MESHES)} | left alone, in `init`'s words |")
-    text.append("|---|" + "---|" * (len(MESHES) + 1))
+    alone = sum(passed(r) and r["cells"]["tp2"] == r["cells"]["cp2"] == "left out" for r in rows)
+    how = f", {alone} of them with fsdp alone" if alone else ""
+    command = f"`python -m tests.init.survey{option}`"
+    text = [f"{good} of {len(rows)} architectures verify untouched{how}, by {command}.", ""]
+    text.append(f"| architecture | split over tp | {' | '.join(MESHES)} | left alone, in `init`'s words |")
+    text.append("|---|---:|" + "---|" * (len(MESHES) + 1))
     for row in rows:
         said = "<br>".join(s.replace("|", "\\|").replace("<", "&lt;") for s in row["said"])
-        text.append(f"| {row['name']} | {' | '.join(row['cells'].values())} | {said} |")
+        share = f"{row['share']:.0%}" if "share" in row else ""
+        text.append(f"| {row['name']} | {share} | {' | '.join(row['cells'].values())} | {said} |")
     return "\n".join(text)
 
 
@@ -171,6 +197,7 @@ def main(argv: list[str] | None = None) -> int:
         "--results", default="/tmp/init-survey.json", help="where rows are kept, to go on later"
     )
     parser.add_argument("--again", action="store_true", help="do not take rows from there")
+    parser.add_argument("--unseen", action="store_true", help="the architectures that nothing was tuned to")
     parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
     parser.add_argument(
         "--mesh",
@@ -185,8 +212,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("--write takes every mesh")
     kept = Path(arguments.results)
     rows = {r["name"]: r for r in json.loads(kept.read_text())} if whole and kept.exists() else {}
+    names = arguments.names or (UNSEEN if arguments.unseen else NAMES)
     context = multiprocessing.get_context("spawn")
-    for name in arguments.names or NAMES:
+    for name in names:
         if name in rows and not arguments.again:
             continue
         queue = context.Queue()
@@ -199,11 +227,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{name}: {rows[name]['cells']} ({rows[name]['seconds']:.0f} s)", flush=True)
         for sentence in rows[name]["said"]:
             print(f"    {sentence}", flush=True)
-    chosen = [rows[name] for name in arguments.names or NAMES]
+    chosen = [rows[name] for name in names]
     if arguments.write:
-        page = PAGE.read_text()
-        start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-        PAGE.write_text(f"{page[:start]}\n{table(chosen)}\n{page[end:]}")
+        page, part = PAGE.read_text(), "unseen" if arguments.unseen else "survey"
+        begin, finish = BEGIN.format(part), END.format(part)
+        start, end = page.index(begin) + len(begin), page.index(finish)
+        made = table(chosen, " --unseen" if arguments.unseen else "")
+        PAGE.write_text(f"{page[:start]}\n{made}\n{page[end:]}")
     print(f"{sum(map(passed, chosen))} of {len(chosen)}")
     return 0 if all(map(passed, chosen)) else 1
 

@@ -114,6 +114,19 @@ def test_a_calibrating_run_that_is_another_computation_proves_nothing(factor: fl
         verdict(other=scale(factor))
 
 
+def test_a_calibrating_run_is_refused_before_bounds_are_so_wide_that_a_wrong_update_passes() -> None:
+    """Behind an update the bound is wider by what nudged gradients grow to, and by what values are multiplied by."""
+    nudged = observation(lambda s: s.parameters[1]["w"].mul_(1 + 3000 * nudge_size(torch.float64)))
+    wrong = [observation(lambda s: s.parameters[1]["w"].mul_(1 + 1e-3))] * 2
+
+    def judged(other: Observation) -> ProofVerdict:
+        return judge(observation(), other, nudged, wrong, ONE, 48, torch.float64, 4.0)
+
+    assert not judged(observation(scale(1 + 2e-11))).passed
+    with pytest.raises(PlanError, match="the unsharded run does not repeat"):
+        judged(observation(scale(1 + 1e-9)))
+
+
 def test_worst_names_each_quantity_once_and_what_is_missing_first() -> None:
     found = ProofVerdict(
         (

@@ -230,3 +230,17 @@ def test_what_a_constructor_leaves_unfilled_is_refused() -> None:
     with pytest.raises(PlanError) as raised:
         pz.materialize(on_meta(build), device="cpu", seed=0, whole=build)
     assert raised.value.diagnostics[0].code == "no-initializer"
+
+
+def test_what_a_family_leaves_unfilled_takes_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    monkeypatch.setattr("parallelizer.runtime.constructor_values.initializer_of", lambda model: fill)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8), Bare())
+    assert without_initializer(model) == ["1"]
+    assert needs_whole(model, None)
+    assert not needs_whole(nn.Sequential(model[0]), None)

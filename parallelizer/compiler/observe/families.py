@@ -46,6 +46,9 @@ class Family(Protocol):
     def initializer(self, model: nn.Module) -> Callable[[nn.Module], None] | None:
         """What fills one module's own parameters and buffers; None where each module fills its own."""
 
+    def fed(self, config: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The `batch` and `loss` of a model config, where those that it has are not of such a model."""
+
     def vocabulary(self, model: nn.Module) -> int | None:
         """How many tokens the model has an embedding for."""
 

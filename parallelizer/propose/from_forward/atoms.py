@@ -16,12 +16,13 @@ Dim = tuple["Atom", ...]
 """The atoms of one dimension; none of a dimension of size 1."""
 
 WHOLE, UNIFORM, FEATURE, BATCH, SEQUENCE = "whole", "uniform", "feature", "batch", "sequence"
-ARGUMENT = "argument"
+ARGUMENT, PARAMETER = "argument", "parameter"
 """Kinds: of what nobody splits; made by `expand`, so that every index has the same; what a projection makes; of the batch's
-entries; of an argument that is whole, and of which a rank can be given its part.
+entries; of an argument that is whole, and of which a rank can be given its part; of a parameter, which can be split with the
+features that it meets.
 """
 
-_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, ARGUMENT, UNIFORM)
+_PRECEDENCE = (BATCH, SEQUENCE, WHOLE, FEATURE, PARAMETER, ARGUMENT, UNIFORM)
 
 _numbers = itertools.count()
 
@@ -131,7 +132,8 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
         return b if a.kind == UNIFORM else a
     if _PRECEDENCE.index(b.kind) < _PRECEDENCE.index(a.kind):
         a, b = b, a
-    if a.kind != b.kind and b.kind != ARGUMENT:  # what is whole meets what may be split
+    may_meet = b.kind == ARGUMENT or (a.kind, b.kind) == (FEATURE, PARAMETER)
+    if a.kind != b.kind and not may_meet:  # what is whole meets what may be split
         b.refuse(f"it meets {a.origin or 'what is whole'}", where)
     refused, place = (a.refused, a.where) if a.refused else (b.refused, b.where)
     tie(a, b)
@@ -231,6 +233,18 @@ def cut(dim: Dim, start: int, stop: int, where: str = "") -> Dim:
     if at not in first.cuts:
         first.cuts[at] = Atom(at[1] - at[0], first.kind, first.origin, first.refused, first.where)
     return (first.cuts[at], *atoms[1:])
+
+
+def every_nth(dim: Dim, step: int, start: int, length: int, where: str = "") -> Dim:
+    """One of each `step` indices of a dimension: where that is a factor of it, all of the others."""
+    atoms = leaves(dim)
+    last = atoms[-1] if atoms else None
+    if last is not None and last.kind != UNIFORM and start < step <= last.size and last.size % step == 0:
+        if last.size > step:
+            last.split(last.size // step)
+        return (*atoms[:-1], *(last.children or ())[:1])
+    refuse([dim], "some of its indices are taken", where)
+    return fresh(length)
 
 
 def contract_all(dim: Dim, reason: str, where: str = "") -> None:

@@ -19,6 +19,12 @@ class SplitRegion:
     are the parts of what consumers sum over, where each is split by itself. `divide`
     are attributes of modules, and sizes of their arguments, that state how many heads there are; `views` state so by numbers
     that cannot be divided.
+
+    Of experts in one parameter `sources` and `consumers` are parameters of several matrices, and `grouped` has the dimension
+    that is split of each; `terms` are the modules that compute with a rank's part, with their arguments that have a gradient,
+    `sums` those whose output is a term of a sum. `carried` are other parameters that are split with the features that they
+    meet: the dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the
+    dimension of their input.
     """
 
     kind: str
@@ -31,19 +37,25 @@ class SplitRegion:
     divide: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     slices: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     views: tuple[CountedView, ...] = ()
+    grouped: Mapping[str, int] = field(default_factory=dict)
+    terms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sums: tuple[str, ...] = ()
+    carried: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    normed: Mapping[str, int] = field(default_factory=dict)
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Table:
     """An embedding: `tokens` says whether it is looked up by an entry of the batch, `sequence_dim` where the tokens are in what
-    it hands on, `rows` how many it has.
+    it hands on, `rows` how many it has, `also` other modules that hold the same table and are not called.
     """
 
     module: str
     tokens: bool
     sequence_dim: int | None
     rows: int
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

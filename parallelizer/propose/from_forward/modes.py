@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.propose.from_forward import operators
-from parallelizer.propose.from_forward.atoms import FEATURE, WHOLE, leaves
+from parallelizer.propose.from_forward.atoms import FEATURE, PARAMETER, WHOLE, fresh, leaves, refuse
 from parallelizer.propose.from_forward.made_up_counts import made_up, without_masks
 from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
@@ -69,6 +69,9 @@ _PIECES = (
 )  # fmt: skip
 
 
+_MADE = (torch.zeros, torch.ones, torch.empty, torch.full)
+
+
 class Operators(TorchDispatchMode):
     def __init__(self, watcher: Watched) -> None:
         super().__init__()
@@ -116,13 +119,15 @@ class Functions(TorchFunctionMode):
             given, shape = _bound(args, kwargs, "input", "normalized_shape")
             watcher.note_uses(args, kwargs)
             dims = watcher.dims(given)
-            operators.contract(watcher, *dims[len(dims) - len(shape) :])
+            refuse(dims[len(dims) - len(shape) :], "a sum is taken over it", watcher.where)
             watcher.note(result, dims)
             return result
         answer = self.flex(func, args, kwargs)
         if answer is not NOT_FLEX:
             return answer
         result = func(*args, **kwargs)
+        if func in _MADE and names_in([*args, *kwargs.values()]):
+            self._note_made(result, args, kwargs)
         if func is torch.Tensor.size or func == SHAPE:
             return self._stated_size(result, args, kwargs)
         if func in _VIEWS:
@@ -150,6 +155,18 @@ class Functions(TorchFunctionMode):
         result = next(t for t in tree_leaves(answer) if isinstance(t, torch.Tensor))
         self.watcher.attention(result, call.query, call.key, call.value, [])
         return answer
+
+    def _note_made(self, result: torch.Tensor, args: Any, kwargs: Any) -> None:
+        """A tensor of one value, of sizes that are numbers of attributes: split where these are divided."""
+        sizes = args[0] if args and isinstance(args[0], list | tuple) else kwargs.get("size", args)
+        if not isinstance(sizes, list | tuple) or len(sizes) < result.ndim:
+            return
+        dims: Dims = [fresh(n, PARAMETER if isinstance(n, Stated) else WHOLE) for n in sizes[: result.ndim]]
+        self.watcher.note(result, dims)
+        for size, dim in zip(sizes, dims, strict=False):
+            if isinstance(size, Stated):
+                written = Written(self.watcher.where, dict(size.names), dim, dict(size.over))
+                self.watcher.seen.written.append(written)
 
     def _note_cut(self, names: dict[tuple[str, str], int], whole: torch.Tensor, piece: torch.Tensor) -> None:
         """The dimension that a number of attributes has cut."""

@@ -19,7 +19,9 @@ from parallelizer.propose.from_forward.atoms import (
     ARGUMENT,
     BATCH,
     FEATURE,
+    PARAMETER,
     SEQUENCE,
+    UNIFORM,
     WHOLE,
     Atom,
     Dim,
@@ -34,6 +36,7 @@ from parallelizer.propose.from_forward.atoms import (
 from parallelizer.propose.from_forward.modes import Functions, Operators
 from parallelizer.propose.from_forward.seen import (
     Dims,
+    GroupedWeight,
     Lookup,
     Projection,
     Seen,
@@ -92,6 +95,7 @@ class _Watcher:
             for name, parameter in module.named_parameters(recurse=False):
                 self.owners.setdefault(id(parameter), []).append((path, name))
         self.transposed: dict[int, int] = {}
+        self.slices: dict[int, tuple[int, tuple[int | None, ...]]] = {}
         self.derived: dict[int, tuple[str, str]] = {}
         self.batch: set[int] = set()
         self.running = Running(model)
@@ -125,6 +129,9 @@ class _Watcher:
         functions = Functions(self)
         with torch.no_grad(), Operators(self), functions:
             output = forward(self.model, batch)
+        for each, names in self.owners.items():
+            if each in self.seen.dims:
+                self.seen.parameters[".".join(names[0]).lstrip(".")] = self.seen.dims[each]
         self.seen.output = [id(t) for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
         return self.seen
 
@@ -141,7 +148,8 @@ class _Watcher:
                 if names
                 else "what is whole"
             )
-            self.note(tensor, [fresh(n, origin=origin) for n in tensor.shape])
+            kind = PARAMETER if names else WHOLE
+            self.note(tensor, [fresh(n, kind, origin) for n in tensor.shape])
         return self.seen.dims[id(tensor)]
 
     def note(self, tensor: torch.Tensor, dims: Dims) -> None:
@@ -185,7 +193,8 @@ class _Watcher:
                     given[name] = id(value)
                     self.dims(value)
             self.sliced.append(self._sliceable(path, bound, given))
-            passage = SeenCall(path, given, self.clock)
+            floats = [n for n in given if bound[n].is_floating_point()]
+            passage = SeenCall(path, given, self.clock, floats=tuple(floats))
             self.seen.calls.append(passage)
             self.open.append(passage)
 
@@ -228,6 +237,8 @@ class _Watcher:
         self.seen.read_in.setdefault(id(given), set()).add(self.where)
         dims = self.dims(given)
         owner = self._owner(weight)
+        if owner is None and self._grouped_product(result, weight, given, is_left=False, is_linear=True):
+            return
         if owner is None:
             refuse([dims[-1]], "it is multiplied by what is no parameter", self.where)
             self.note(result, [*dims[:-1], fresh(result.shape[-1])])
@@ -247,7 +258,12 @@ class _Watcher:
     def lookup(self, result: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> None:
         """Rows of a table."""
         owner = self._owner(weight)
-        dims = [*self.dims(ids), fresh(result.shape[-1], origin="the residual stream, which is whole")]
+        # Columns of a table that no tokens index, as a bias of each head, can be split with what they meet.
+        kind = WHOLE if owner is None or id(ids) in self.batch else PARAMETER
+        columns = fresh(result.shape[-1], kind, "the residual stream, which is whole")
+        dims = [*self.dims(ids), columns]
+        if kind == PARAMETER and id(weight) not in self.seen.dims:
+            self.note(weight, [fresh(weight.shape[0]), columns])
         if owner is not None:
             self.seen.lookups.append(Lookup(owner, dims, id(ids) in self.batch, id(result)))
         self.note(result, dims)
@@ -263,6 +279,11 @@ class _Watcher:
             found = [t[0] for t in tops if t]
             for other in found[1:]:
                 tie(found[0], other)
+            for atom in found:
+                if atom.kind == WHOLE:
+                    atom.refuse(
+                        f"its heads meet others in the attention that are whole: {atom.origin}", self.where
+                    )
             if len(found) < 3:  # a single head cannot be split
                 for atom in found:
                     atom.refuse("there is a single key head", self.where)
@@ -273,14 +294,22 @@ class _Watcher:
             if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] != 1:
                 if q.ndim == 4 and all(a.kind == ARGUMENT for a in leaves(self.dims(mask)[1])):
                     align(dq[1], self.dims(mask)[1], self.where)
-                    continue
-                for atom in leaves(self.dims(mask)[1]):
-                    for head in heads:
-                        if head is not None and atom.kind != "uniform":
-                            head.refuse("a mask for each head is added, which is whole", self.where)
+                else:
+                    self._masked_by_head(leaves(self.dims(mask)[1]), heads)
         self.seen.attentions.append(SeenAttention(self.where, heads))
         self.seen.mixing.add(self.where)
         self.note(result, [*dq[:-1], dv[-1]])
+
+    def _masked_by_head(self, mask: Sequence[Atom], heads: Sequence[Atom | None]) -> None:
+        """A mask for each head: split with the heads where it comes from what can be split."""
+        first = next((head for head in heads if head is not None), None)
+        for atom in mask:
+            if first is None or atom.kind == UNIFORM:
+                continue
+            if atom.kind in (PARAMETER, FEATURE) and len(mask) == 1:
+                tie(first, atom)
+            else:
+                first.refuse("a mask for each head is added, which is whole", self.where)
 
     def _owner(self, weight: torch.Tensor) -> str | None:
         """The module that a weight belongs to; of several, the one that is running."""
@@ -303,6 +332,13 @@ class _Watcher:
             if self._owner(weight) is not None:
                 self.linear(result, given, weight)
                 return
+        if packet in (aten.mm, aten.bmm):
+            left, right = args[:2]
+            if self._grouped_product(result, right, left) or self._grouped_product(
+                result, left, right, is_left=True
+            ):
+                return
+        self._follow_slice(packet, result, args)
         self.note_uses(args, kwargs)
         if packet is aten._softmax:
             self.seen.weighed += [atom for dim in self.dims(args[0]) for atom in leaves(dim)]
@@ -326,6 +362,90 @@ class _Watcher:
                         refuse(self.dims(each), f"it goes through {packet.__name__}", self.where)
                     dims = [fresh(n) for n in tensor.shape]
                 self.note(tensor, dims)
+
+    def _follow_slice(self, packet: Any, result: Any, args: Sequence[Any]) -> None:
+        """Remember which dimensions of a parameter of several matrices those of a part of it are."""
+        aten = torch.ops.aten
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is None or not isinstance(result, torch.Tensor):
+            return
+        whole = id(source) in self.owners and source.ndim == 3
+        if not whole and id(source) not in self.slices:
+            return
+        parameter, dims = (id(source), (0, 1, 2)) if whole else self.slices[id(source)]
+        made: tuple[int | None, ...] | None = None
+        if packet is aten.index and len(args[1]) == 1 and whole:
+            made = (*(None for _ in range(result.ndim - 2)), 1, 2)
+        elif packet is aten.select and whole and args[1] == 0:
+            made = (1, 2)
+        elif packet in (aten.transpose, aten.t):
+            order = list(dims)
+            one, other = args[1:3] if len(args) > 2 else (0, 1)
+            order[one], order[other] = order[other], order[one]
+            made = tuple(order)
+        elif packet is aten.permute:
+            made = tuple(dims[d] for d in args[1])
+        elif packet in operators.SAME_VALUES and result.shape[-2:] == source.shape[-2:]:
+            made = (*(None for _ in range(result.ndim - 2)), *dims[-2:])
+        if made is not None:
+            self.slices[id(result)] = parameter, made
+
+    def _grouped_product(
+        self,
+        result: torch.Tensor,
+        weight: torch.Tensor,
+        given: torch.Tensor,
+        *,
+        is_left: bool = False,
+        is_linear: bool = False,
+    ) -> bool:
+        """A product with matrices out of one parameter, which stand on the right unless `is_left`; those of a linear are
+        transposed. False where the weight is none such.
+        """
+        parameter, dims = self.slices.get(id(weight), (0, ()))
+        if id(weight) in self.owners and weight.ndim == 3:
+            parameter, dims = id(weight), (0, 1, 2)
+        outer, inner = (*dims[-2:], None, None)[:2]
+        if outer is None or inner is None:
+            return False
+        turned = is_left or is_linear
+        made_dim, taken_dim = (outer, inner) if turned else (inner, outer)
+        owner, name = self.owners[parameter][0]
+        path = f"{owner}.{name}".lstrip(".")
+        own = self.dims(given)
+        taken, kept = (own[-2], own[-1]) if is_left else (own[-1], own[-2])
+        self.clock += 1
+        made = Atom(weight.shape[-2 if turned else -1], FEATURE, f"the output of {path}")
+        grouped = GroupedWeight(owner, made_dim, taken_dim)
+        self.seen.projections.append(
+            Projection(path, id(given), made, taken, [kept], self.clock, id(result), grouped)
+        )
+        for atom in leaves(taken)[1:]:
+            atom.refuse(f"{path} sums over it", owner)
+        lead = own[: result.ndim - 2]
+        self.note(result, [*lead, (made,), kept] if is_left else [*lead, kept, (made,)])
+        return True
+
+    def norms(self, dim: Dim) -> bool:
+        """Whether a sum over a dimension is that of a norm: of a module without others in it, over the features that it is given.
+        It can be given a part of them, if sums are added up over ranks.
+        """
+        call = self.open[-1] if self.open else None
+        if call is None or not call.module or len(call.given) != 1 or call.module != self.where:
+            return False
+        module = self.module
+        own = list(module.parameters(recurse=False))
+        (given,) = (self.seen.dims[each] for each in call.given.values())
+        first = leaves(dim)[:1]
+        if any(True for _ in module.children()) or not first or len(own) > 1 or len(given) != 3:
+            return False
+        if any(p.ndim != 1 for p in own) or size_of(dim) != size_of(given[-1]) or first[0].kind != FEATURE:
+            return False
+        same = leaves(given[-1])[:1]
+        if not same or same[0].group() is not first[0].group():
+            return False
+        self.seen.normed.append((call.module, first[0]))
+        return True
 
     def note_uses(self, args: Any, kwargs: Any) -> None:
         tensors = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]

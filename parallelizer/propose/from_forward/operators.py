@@ -7,7 +7,17 @@ from typing import Any, Protocol
 
 import torch
 
-from parallelizer.propose.from_forward.atoms import UNIFORM, Dim, align, cut, fresh, refuse, size_of, view
+from parallelizer.propose.from_forward.atoms import (
+    UNIFORM,
+    Dim,
+    align,
+    cut,
+    every_nth,
+    fresh,
+    refuse,
+    size_of,
+    view,
+)
 from parallelizer.propose.from_forward.seen import Dims
 
 aten = torch.ops.aten
@@ -25,6 +35,9 @@ class Watcher(Protocol):
 
     def dims(self, tensor: torch.Tensor) -> Dims:
         """The atoms of each dimension of a tensor."""
+
+    def norms(self, dim: Dim) -> bool:
+        """Whether a sum over a dimension is that of a norm which can be given a part of it."""
 
 
 def handed_on(
@@ -56,7 +69,7 @@ def broadcast(watch: Watcher, shape: Sequence[int], tensors: Sequence[torch.Tens
 
 def contract(watch: Watcher, *dims: Dim) -> None:
     """Note that dimensions are summed over, or otherwise needed whole."""
-    refuse(dims, "a sum is taken over it", watch.where)
+    refuse([dim for dim in dims if not watch.norms(dim)], "a sum is taken over it", watch.where)
 
 
 def _handles(*packets: Any) -> Callable[[Handler], Handler]:
@@ -129,8 +142,7 @@ def _slice(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
     start, _, step = (*args[2:], None, None, None)[:3] if len(args) < 5 else args[2:5]
     dims, size = list(watch.dims(given)), given.shape[dim]
     if step not in (None, 1):
-        refuse([dims[dim]], "every second of it is taken", watch.where)
-        dims[dim] = fresh(result.shape[dim])
+        dims[dim] = every_nth(dims[dim], step, start or 0, result.shape[dim], watch.where)
         return dims
     first = min(max((start or 0) + (size if (start or 0) < 0 else 0), 0), size)
     dims[dim] = cut(dims[dim], first, first + result.shape[dim], watch.where)
@@ -146,15 +158,29 @@ def _select(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
 
 @_handles(aten.index)
 def _index(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
-    """Indices along one dimension; those along several are not followed."""
+    """Indices along one dimension, or along several that are beside each other; those along others are not followed."""
     dims, indices = list(watch.dims(args[0])), list(args[1])
     at = [d for d, index in enumerate(indices) if index is not None]
-    if len(at) != 1 or indices[at[0]].dtype in (torch.bool, torch.uint8):
+    if any(indices[d].dtype in (torch.bool, torch.uint8) for d in at) or at != list(range(at[0], at[-1] + 1)):
         refuse(dims, "it goes through index", watch.where)
         return [fresh(n) for n in result.shape]
     taken = "some indices of it are taken, which every rank would need (a linear of their own would let the others be split)"
-    refuse([dims[at[0]]], taken, watch.where)
-    return [*dims[: at[0]], *watch.dims(indices[at[0]]), *dims[at[0] + 1 :]]
+    refuse([dims[d] for d in at], taken, watch.where)
+    behind = dims[at[-1] + 1 :]
+    made = result.shape[at[0] : result.ndim - len(behind)]
+    return [*dims[: at[0]], *broadcast(watch, made, [indices[d] for d in at]), *behind]
+
+
+@_handles(aten.view_as_complex)
+def _as_complex(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
+    *dims, last = watch.dims(args[0])
+    refuse([last], "it is a part of complex numbers", watch.where)
+    return dims
+
+
+@_handles(aten.view_as_real)
+def _as_real(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
+    return [*watch.dims(args[0]), fresh(2)]
 
 
 @_handles(aten.stack)
@@ -185,7 +211,7 @@ def _cat(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict
 @_handles(aten.mm, aten.bmm)
 def _matmul(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     left, right = watch.dims(args[0]), watch.dims(args[1])
-    contract(watch, left[-1], right[-2])
+    refuse([left[-1], right[-2]], "a sum is taken over it", watch.where)
     lead = [align(left[0], right[0], watch.where)] if result.ndim == 3 else []
     return [*lead, left[-2], right[-1]]
 
@@ -229,13 +255,19 @@ def _reduce(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
 @_handles(aten.native_layer_norm, aten._fused_rms_norm)
 def _norm(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     dims = watch.dims(args[0])
-    contract(watch, *dims[len(dims) - len(args[1]) :])
+    refuse(dims[len(dims) - len(args[1]) :], "a sum is taken over it", watch.where)
     return (
         dims
         if result.ndim == len(dims) and result.numel() == args[0].numel()
         else [fresh(n) for n in result.shape]
     )
 
+
+SAME_VALUES = frozenset({
+    aten.clone, aten.contiguous, aten.detach, aten._to_copy, aten.alias, aten.view, aten._unsafe_view, aten.reshape, aten.expand,
+    aten.unsqueeze, aten.squeeze,
+})  # fmt: skip
+"""Operators that give the values of a tensor, in other sizes or another dtype."""
 
 PARTS = frozenset({aten.split, aten.split_with_sizes, aten.unbind})
 

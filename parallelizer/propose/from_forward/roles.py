@@ -19,6 +19,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     """What every module does, by what was seen."""
     finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
+    named = [name for region in regions for name in (*region.grouped, *region.carried)]
     heads = finder.heads(regions)
     return Facts(
         regions,
@@ -28,11 +29,19 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         tuple(dict.fromkeys(a.module for a in seen.attentions)),
         finder.parts(),
         finder.left(regions),
-        tuple(path for path, _ in model.named_modules()),
+        _with_parameters([path for path, _ in model.named_modules()], named),
         tuple(name for name, _ in model.named_buffers()),
         finder.tied(),
         frozenset(head for head in heads if finder.is_needed_whole(head)),
     )
+
+
+def _with_parameters(modules: Iterable[str], parameters: Iterable[str]) -> tuple[str, ...]:
+    """Modules in their order, some parameters behind their own."""
+    behind: dict[str, list[str]] = {}
+    for name in dict.fromkeys(parameters):
+        behind.setdefault(name.rpartition(".")[0], []).append(name)
+    return tuple(name for path in modules for name in (path, *behind.get(path, ())))
 
 
 def blocks(model: nn.Module, called: Iterable[str]) -> list[str]:
@@ -123,6 +132,14 @@ class _RoleFinder:
             if self._reason(bond):
                 self._say([*sources, *consumers], bond, "")
                 continue
+            if len({p.weight is None for p in (*sources, *consumers)}) > 1:
+                self._say([*sources, *consumers], None, "experts and linears meet in it")
+                continue
+            added = [name for p in consumers for name in self._added(p)]
+            if added:
+                reason = f"{added[0]} is added to what would be a term of a sum"
+                self._say([*sources, *consumers], None, reason)
+                continue
             if bond not in heads and self._slices(bond):
                 self._say([*sources, *consumers], None, "it meets what is whole")
                 continue
@@ -142,7 +159,16 @@ class _RoleFinder:
                 self._say([*sources, *consumers], None, "it is called in several ways")
                 continue
             used |= names
-            kind = "attention" if bond in heads else "gated" if _distinct(sources) > 1 else "mlp"
+            grouped = sources[0].weight is not None
+            kind = (
+                "experts"
+                if grouped
+                else "attention"
+                if bond in heads
+                else "gated"
+                if _distinct(sources) > 1
+                else "mlp"
+            )
             region = self._region(kind, bond, sources, consumers, parts)
             if region.views and kind == "attention":
                 region = self._split_inside(heads - {bond}, sources, consumers) or region
@@ -175,16 +201,21 @@ class _RoleFinder:
         ends = {met[1] for p in consumers if (met := p.made.met()) is not None}
         gates: dict[str, dict[str, None]] = {}
         bare: list[str] = []
-        within = self._within(sources)
-        for source in () if within else sources:
+        grouped = {p.module: p for p in (*sources, *consumers) if p.weight is not None}
+        within = "" if grouped else self._within(sources)
+        for source in () if grouped or within else sources:
             gate = self._gate(source, ends)
             if gate is None:
                 bare.append(source.module)
             else:
                 gates.setdefault(gate[0], {})[gate[1]] = None
         own = {p.module for p in (*sources, *consumers)}
+        normed = {module for module, atom in self.seen.normed if id(atom.group()) == bond}
+        carried = self._carried(bond, {*own, *normed})
         inside: dict[str, None] = {}
         for use in self.seen.uses:
+            if use.module in normed or f"{use.module}.{use.name}".lstrip(".") in {*carried, *grouped}:
+                continue
             if use.module not in own and any(id(a.group()) == bond for d in use.dims for a in leaves(d)):
                 inside[use.module] = None
         for p in self.seen.projections:
@@ -202,7 +233,38 @@ class _RoleFinder:
             {path: tuple(names) for path, names in divide.items()},
             self._slices(bond),
             tuple(self._counted(bond)),
+            {name: w.made if p in sources else w.taken for name, p in grouped.items() if (w := p.weight)},
+            {p.weight.owner: self._floats(p.weight.owner) for p in sources if p.weight is not None},
+            tuple(dict.fromkeys(p.weight.owner for p in consumers if p.weight is not None)),
+            carried,
+            dict.fromkeys(normed, 2),
         )
+
+    def _added(self, consumer: Projection) -> list[str]:
+        """The other parameters of a module of experts that meet what one of its parameters makes."""
+        if consumer.weight is None:
+            return []
+        own, bond = f"{consumer.weight.owner}.".lstrip("."), id(consumer.made.group())
+        return [
+            name
+            for name, dims in self.seen.parameters.items()
+            if name.startswith(own) and any(id(a.group()) == bond for dim in dims for a in leaves(dim))
+        ]
+
+    def _floats(self, module: str) -> tuple[str, ...]:
+        """The arguments of a module that may have a gradient."""
+        return next((call.floats for call in self.seen.calls if call.module == module), ())
+
+    def _carried(self, bond: int, others: set[str]) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Parameters that are split with the features that they meet, but for those of some modules."""
+        found: dict[str, tuple[int, tuple[int, ...]]] = {}
+        for name, dims in self.seen.parameters.items():
+            for at, dim in enumerate(dims):
+                if len(dim) == 1 and name not in others and name.rpartition(".")[0] not in others:
+                    parts = _parts_of(dim[0], bond)
+                    if parts is not None:
+                        found[name] = at, parts
+        return found
 
     def _slices(self, bond: int) -> dict[str, dict[str, int]]:
         """The arguments that meet what is split and are whole, by module, with the dimension that is to be split."""
@@ -350,6 +412,7 @@ class _RoleFinder:
             p.module: self.seen.shapes.get(p.given, ()).__len__() == 3
             for p in self.seen.projections
             if p.module not in in_regions
+            and p.weight is None
             and (p.output in self.seen.output or self._is_untouched(p.made, returned))
             and len(self.by_module[p.module]) == 1
         }
@@ -377,16 +440,28 @@ class _RoleFinder:
             at = [d for d, dim in enumerate(dims) if any(a.kind != UNIFORM for a in leaves(dim))]
             weight = getattr(self.modules[lookup.module], "weight", None)
             rows = 0 if weight is None else weight.shape[0]
-            found.setdefault(
-                lookup.module, Table(lookup.module, lookup.of_batch, at[-1] if at else None, rows)
+            table = Table(
+                lookup.module, lookup.of_batch, at[-1] if at else None, rows, self._idle(lookup.module)
             )
+            found.setdefault(lookup.module, table)
         return list(found.values())
+
+    def _idle(self, table: str) -> tuple[str, ...]:
+        """The other embeddings that hold a table's parameter, and are not called."""
+        weight = getattr(self.modules[table], "weight", None)
+        called = {call.module for call in self.seen.calls}
+        return tuple(
+            path
+            for path, module in self.model.named_modules(remove_duplicate=False)
+            if path not in called and isinstance(module, nn.Embedding) and module.weight is weight
+        )
 
     def tied(self) -> bool:
         """Whether a table is the weight of a linear too."""
         tables = {id(getattr(self.modules[lookup.module], "weight", None)) for lookup in self.seen.lookups}
         return any(
-            id(getattr(self.modules[p.module], "weight", None)) in tables for p in self.seen.projections
+            p.weight is None and id(getattr(self.modules[p.module], "weight", None)) in tables
+            for p in self.seen.projections
         )
 
     def parts(self) -> dict[str, CalledModule]:
@@ -413,6 +488,9 @@ class _RoleFinder:
         in_regions = {n for r in regions for n in (*r.sources, *r.consumers)}
         why = {name: reason for name, reason in self.why.items() if name not in in_regions}
         known = {*in_regions, *why, *self.by_module, *(lookup.module for lookup in self.seen.lookups)}
+        known |= {p.weight.owner for p in self.seen.projections if p.weight is not None}
+        known |= {name.rpartition(".")[0] for region in regions for name in region.carried}
+        known |= {path for table in self.tables() for path in table.also}
         for path, module in self.modules.items():
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
                 why[path] = f"{type(module).__name__} is no linear"
@@ -445,8 +523,12 @@ def _made_atoms(made: Atom) -> list[Atom]:
 
 def _parts(projection: Projection, bond: int) -> tuple[int, ...] | None:
     """The sizes of the parts that each rank has its slice of, none where it is one; None where a part of it is not split."""
+    return _parts_of(projection.made, bond)
+
+
+def _parts_of(made: Atom, bond: int) -> tuple[int, ...] | None:
     sizes: list[int] = []
-    for segment in _segments(projection.made):
+    for segment in _segments(made):
         at = next((i for i, atom in enumerate(segment) if id(atom.group()) == bond), None)
         if at is None:
             return None

@@ -66,7 +66,7 @@ def units(facts: Facts) -> dict[str, str]:
     return found
 
 
-_WORDS = {"attention": "attention", "gated": "gated MLP", "mlp": "MLP"}
+_WORDS = {"attention": "attention", "gated": "gated MLP", "mlp": "MLP", "experts": "experts"}
 
 
 def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
@@ -119,7 +119,7 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
     for table in facts.tables:
         if table.tokens and table.rows >= SMALL_TABLE and TABLES in choice.units:
             style = "{style: rowwise, input: replicate, output: stream}"
-            yield ProposedRule((table.module,), (style,), "rows of tokens")
+            yield ProposedRule((table.module, *table.also), (style,), "rows of tokens")
         elif choice.is_sharded and table.sequence_dim is not None:
             laid = layout_of(table.sequence_dim)
             style = f"{{style: prepare-output, output: replicate -> {laid}}}"
@@ -161,7 +161,39 @@ def other_layouts(facts: Facts, choice: Choice) -> dict[str, str]:
     }
 
 
+def _experts(region: SplitRegion) -> Iterator[ProposedRule]:
+    """A slice of every expert on each rank: what comes out is a term of a sum, and so are the gradients of what comes in."""
+    for owner in dict.fromkeys([*region.terms, *region.sums]):
+        flows = ", ".join(f"{name}: replicate" for name in region.terms.get(owner, ()))
+        taken = f"input: {{{flows}}}, grad: partial"
+        if owner not in region.sums:
+            yield ProposedRule((owner,), (f"{{style: prepare-input, {taken}, local: true}}",), "experts")
+        elif not flows:
+            yield ProposedRule(
+                (owner,), ("{style: prepare-output, output: partial -> replicate}",), "experts"
+            )
+        else:
+            style = f"{{style: prepare-io, {taken}, local_input: true, output: partial -> replicate}}"
+            yield ProposedRule((owner,), (style,), "experts: each rank has a slice of every one")
+    for name, dim in region.grouped.items():
+        style = _shard(dim, region.sources.get(name, ()))
+        yield ProposedRule((name,), (style,), "up" if name in region.sources else "down: adds up over ranks")
+
+
+def _shard(dim: int, parts: tuple[int, ...]) -> str:
+    packed = f", packed: [{', '.join(map(str, parts))}]" if parts else ""
+    return f"{{style: shard-params, params: shard({dim}){packed}}}"
+
+
 def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[ProposedRule]:
+    for name, (dim, parts) in region.carried.items():
+        yield ProposedRule((name,), (_shard(dim, parts),), "split with what it meets")
+    for module, dim in region.normed.items():
+        style = f"{{style: sequence, layout: shard({dim}), local: true}}"
+        yield ProposedRule((module,), (style,), "a norm over all ranks' features")
+    if region.grouped:
+        yield from _experts(region)
+        return
     for gate, names in region.gates.items():
         plain = any(
             part.own
@@ -226,7 +258,9 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
     """
     if not choice.is_sharded:
         return
-    taken = {name for r in chosen for name in (*r.sources, *r.consumers, *r.inside)}
+    taken = {
+        name for r in chosen if not r.grouped for name in (*r.sources, *r.consumers, *r.inside, *r.normed)
+    }
     taken |= {t.module for t in facts.tables}
     taken |= set(facts.heads) if _head_unit(facts) in choice.units else set()
     gates = {gate for r in chosen for gate in r.gates}

@@ -10,10 +10,22 @@ from parallelizer.propose.from_forward.atoms import Atom, Dim
 Dims = list[Dim]
 
 
+@dataclass(frozen=True)
+class GroupedWeight:
+    """A matrix out of a parameter that holds several, as those of experts: the module that owns the parameter, and which of
+    its dimensions are the features that are made and those that are taken.
+    """
+
+    owner: str
+    made: int
+    taken: int
+
+
 @dataclass
 class Projection:
     """A call of a linear: `module` owns the weight, `given` is the input's id, `made` the atom of its output features, `taken`
-    the input's last dimension. `order` counts calls.
+    the input's last dimension. `order` counts calls. Of a `weight` that is one of several in a parameter, `module` is the
+    parameter's name.
     """
 
     module: str
@@ -23,6 +35,7 @@ class Projection:
     lead: Dims
     order: int
     output: int = 0
+    weight: GroupedWeight | None = None
 
 
 def sums_over(module: str) -> str:
@@ -52,13 +65,16 @@ class SeenAttention:
 
 @dataclass
 class SeenCall:
-    """A call of a module: the tensors that it is given, by argument, those that it gives back, and when it began and ended."""
+    """A call of a module: the tensors that it is given, by argument, those that it gives back, and when it began and ended.
+    `floats` are the arguments that may have a gradient.
+    """
 
     module: str
     given: dict[str, int]
     begun: int
     results: tuple[int, ...] = ()
     ended: int = 0
+    floats: tuple[str, ...] = ()
 
 
 @dataclass
@@ -132,7 +148,9 @@ class Fixed:
 
 @dataclass
 class Seen:
-    """What one forward did."""
+    """What one forward did. `normed` are the modules that sum over all features that they are given, with these; `parameters`
+    has the dimensions of those that are no linear's.
+    """
 
     projections: list[Projection] = field(default_factory=list)
     lookups: list[Lookup] = field(default_factory=list)
@@ -148,3 +166,5 @@ class Seen:
     output: list[int] = field(default_factory=list)
     read_in: dict[int, set[str]] = field(default_factory=dict)
     weighed: list[Atom] = field(default_factory=list)
+    normed: list[tuple[str, Atom]] = field(default_factory=list)
+    parameters: dict[str, Dims] = field(default_factory=dict)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from parallelizer.configuration.setup import Setup
     from parallelizer.language.plan import Plan
+    from parallelizer.language.workload import Workload
     from parallelizer.propose.from_transformers.proposal import Proposal
 
 FILE = "<imported>"
@@ -33,7 +34,8 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     """The plan of a model of transformers, on meta.
 
     A step is followed on tp=2 to find parameters that no entry names and whose gradients differ from rank to rank; their
-    rules sum them. Raises PlanError for a model without a `tp_plan`, and for entries that cannot be expressed.
+    rules sum them. If the step does not run, parameters that no entry names and that meet what is split are split too.
+    Raises PlanError for a model without a `tp_plan`, and for entries that cannot be expressed.
     """
     from parallelizer.compiler.observe.module_calls import observe
     from parallelizer.propose.from_transformers.proposal import propose
@@ -43,11 +45,36 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     proposal = propose(model, called=called)
     first = _imported(proposal, model, command)
     summed, found = follow(setup, model, first.plan)
+    split = _met(setup, model) if any(d.code == "does-not-run" for d in found) else {}
+    if split:
+        proposal = propose(model, summed, called, split)
+        first = _imported(proposal, model, command)
+        summed, found = follow(setup, model, first.plan)
     if not summed:
         return Imported(first.text, first.plan, proposal, found)
-    proposal = propose(model, summed, called)
+    proposal = propose(model, summed, called, split)
     second = _imported(proposal, model, command)
     return Imported(second.text, second.plan, proposal, follow(setup, model, second.plan)[1])
+
+
+def _met(setup: Setup, model: nn.Module) -> dict[str, int]:
+    """The parameters that meet heads or features which can be split, with the dimension along which, as a forward shows."""
+    from parallelizer.child import WorldError, in_children
+
+    try:
+        (found,) = in_children([(_watched, model, setup.workload)])
+    except WorldError:  # it cannot be watched
+        return {}
+    return dict(found)
+
+
+def _watched(model: nn.Module, workload: Workload) -> dict[str, int]:
+    """Uses this process's model up."""
+    from parallelizer.propose.from_forward.observe import watch
+    from parallelizer.propose.from_forward.roles import roles
+
+    regions = roles(model, watch(model, workload)).regions
+    return {name: dim for region in regions for name, (dim, parts) in region.carried.items() if not parts}
 
 
 def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:

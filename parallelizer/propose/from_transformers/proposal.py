@@ -23,7 +23,8 @@ from parallelizer.propose.globs import ends_in_common, globs_for
 from parallelizer.propose.plan_text import PlanLine
 from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
-TRANSLATED, WHOLE, SUMMED, CONTEXT, DATA = "tp_plan", "whole", "summed", "context", "fsdp_plan"
+TRANSLATED, SPLIT, WHOLE, SUMMED = "tp_plan", "split", "whole", "summed"
+CONTEXT, DATA = "context", "fsdp_plan"
 """The sections of a plan, in their order."""
 
 
@@ -42,11 +43,15 @@ class Proposal:
 
 
 def propose(
-    model: nn.Module, summed: Collection[str] = (), called: Collection[str] | None = None
+    model: nn.Module,
+    summed: Collection[str] = (),
+    called: Collection[str] | None = None,
+    split: Mapping[str, int] | None = None,
 ) -> Proposal:
     """The plan of a transformers model. `summed` are the parameters that no entry names and whose gradients differ from
     rank to rank all the same, so that they must be summed. `called` are the modules whose forward runs, None for all: a
-    parameter that only others read must stay the plain tensor that they take it for.
+    parameter that only others read must stay the plain tensor that they take it for. `split` are parameters that meet what
+    is split, with the dimension along which: those that no entry places are split too.
 
     Raises PlanError for a model without a `tp_plan`, and for every entry that cannot be expressed.
     """
@@ -56,9 +61,17 @@ def propose(
         raise PlanError(inexpressible(failed))
     said = [rule for rule in rules if rule.style is not None]
     placed = _placed(said, dict(model.named_modules()))
+    met = {name: dim for name, dim in (split or {}).items() if name not in placed}
+    placed |= met.keys()
     plain = _plain(model, placed, called)
     whole = _whole(model, placed | plain, summed)
-    lines = {TRANSLATED: _translated(model, said), **whole, CONTEXT: _context(model), DATA: _data(model)}
+    lines = {
+        TRANSLATED: _translated(model, said),
+        SPLIT: _split(model, met),
+        **whole,
+        CONTEXT: _context(model),
+        DATA: _data(model),
+    }
     return Proposal(
         _merged(lines),
         tuple(entry for entry in entries if not entry.matches),
@@ -66,6 +79,13 @@ def propose(
         tuple(plan_globs(sorted(plain), every_name(model))),
         _batch(model),
     )
+
+
+def _split(model: nn.Module, met: Mapping[str, int]) -> Iterator[PlanLine]:
+    for dim in dict.fromkeys(met.values()):
+        names = [name for name, own in met.items() if own == dim]
+        style = f"{{style: shard-params, params: shard({dim})}}"
+        yield from (PlanLine(glob, (style,)) for glob in plan_globs(names, every_name(model)))
 
 
 def every_name(model: nn.Module) -> list[str]:

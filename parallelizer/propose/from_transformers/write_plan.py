@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parallelizer.propose.from_transformers.proposal import CONTEXT, DATA, SUMMED, TRANSLATED, WHOLE, Proposal
+from parallelizer.propose.from_transformers.proposal import (
+    CONTEXT,
+    DATA,
+    SPLIT,
+    SUMMED,
+    TRANSLATED,
+    WHOLE,
+    Proposal,
+)
 from parallelizer.propose.plan_text import Form, Section, plan_text
 
 FORM = Form(120, gap="  ", comment="  # ", room=26, styles_below=True)
 
 SECTIONS = {
     TRANSLATED: "tp_plan: behind each rule stands transformers' string; (added) to every plan, by transformers itself.",
+    SPLIT: "Ours: no entry names these, and they meet heads or features that are split; each rank has those of its own.",
     WHOLE: "Ours: what no entry names lies whole on every rank, with one gradient; as DTensors, like everything else.",
     SUMMED: "Ours: no entry names these, and each rank's gradient is a part, which transformers leaves unsummed.",
     CONTEXT: "Ours: exact attention over a sequence that is split over cp, where the attention interface is called.",

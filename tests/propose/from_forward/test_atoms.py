@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parallelizer.propose.from_forward.atoms import (
+    ARGUMENT,
     FEATURE,
+    PARAMETER,
     WHOLE,
     Atom,
     Dim,
@@ -60,6 +62,19 @@ def test_what_may_be_split_and_meets_what_is_whole_cannot_be_split() -> None:
     made, stream = feature(8), fresh(8, WHOLE, "the residual stream")
     align(stream, made, "block")
     assert made[0].met() == ("it meets the residual stream", "block")
+
+
+def test_a_parameter_and_an_argument_are_split_with_the_features_that_both_meet() -> None:
+    made, parameter, argument = Atom(4, FEATURE), Atom(4, PARAMETER), Atom(4, ARGUMENT)
+    unify(argument, parameter)
+    unify(parameter, made)
+    assert made.root().kind == FEATURE and made.met() is None
+    assert made.group() is parameter.group() is argument.group()
+    # The parameter needs a part for each rank: what is whole keeps it whole, and the features that it meets.
+    other, late = Atom(4, PARAMETER), Atom(4, FEATURE)
+    unify(unify(Atom(4, WHOLE), Atom(4, ARGUMENT)), other)
+    unify(other, late)
+    assert late.met() is not None
 
 
 def test_dimensions_that_meet_are_factored_alike() -> None:

@@ -242,6 +242,133 @@ def test_a_linear_that_multiplies_by_hand_is_a_linear() -> None:
     assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))
 
 
+class FusedExperts(nn.Module):
+    """One of four experts for each token: their matrices are fused in two parameters; `bias` is added to the result."""
+
+    def __init__(self, transposed: bool = False, bias: bool = False) -> None:
+        super().__init__()
+        up, down = ((4, 32, 48), (4, 24, 32)) if transposed else ((4, 48, 32), (4, 32, 24))
+        self.both, self.back = nn.Parameter(torch.zeros(up)), nn.Parameter(torch.zeros(down))
+        self.first = nn.Parameter(torch.zeros(4, 48))
+        self.last = nn.Parameter(torch.zeros(4, 32)) if bias else None
+        self.transposed = transposed
+
+    def apply_to(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.transposed:
+            return torch.bmm(x.unsqueeze(1), weight).squeeze(1)
+        return torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)
+
+    def forward(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        both = self.apply_to(rows, self.both[chosen]) + self.first[chosen]
+        gate, up = (both[:, ::2], both[:, 1::2]) if self.transposed else both.chunk(2, -1)
+        out = self.apply_to(F.silu(gate) * up, self.back[chosen])
+        if self.last is not None:
+            out = out + self.last[chosen]
+        return out * shares
+
+
+class Mixture(nn.Module):
+    """Embedded tokens through experts."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.words, self.route = nn.Embedding(128, 32), nn.Linear(32, 4)
+        self.norm, self.experts = nn.LayerNorm(32), FusedExperts(**options)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        rows = self.norm(x).flatten(0, 1)
+        shares, chosen = self.route(rows).softmax(-1).max(-1, keepdim=True)
+        return x + self.experts(rows, chosen.flatten(), shares).view(x.shape)
+
+
+def test_fused_experts_are_split_along_what_each_makes() -> None:
+    (experts,) = found(Mixture).regions
+    assert (experts.kind, dict(experts.sources)) == ("experts", {"experts.both": (1, 1)})
+    assert dict(experts.grouped) == {"experts.both": 1, "experts.back": 2}
+    assert dict(experts.carried) == {"experts.first": (1, (1, 1))}
+    assert (dict(experts.terms), experts.sums) == ({"experts": ("rows", "shares")}, ("experts",))
+
+
+def test_of_interleaved_parts_each_rank_has_neighbours() -> None:
+    (experts,) = found(lambda: Mixture(transposed=True)).regions
+    assert dict(experts.sources) == {"experts.both": ()}
+    assert dict(experts.grouped) == {"experts.both": 2, "experts.back": 1}
+
+
+def test_experts_that_add_to_a_term_of_a_sum_stay_whole() -> None:
+    facts = found(lambda: Mixture(bias=True))
+    assert facts.regions == ()
+    assert "experts.last is added to what would be a term of a sum" in facts.left["experts.both"]
+
+
+class RootMeanSquare(nn.Module):
+    """A norm over all features that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * x.square().mean(-1, keepdim=True).rsqrt()
+
+
+class Between(nn.Module):
+    """A norm, and a parameter for each feature, between two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(128, 32), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.norm, self.slope = RootMeanSquare(), nn.Parameter(torch.ones(64))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.down(self.norm(self.up(self.words(input_ids))) * self.slope)
+
+
+def test_a_norm_over_split_features_and_a_parameter_of_each_do_not_keep_them_whole() -> None:
+    (mlp,) = found(Between).regions
+    assert (list(mlp.sources), mlp.consumers) == (["up"], ("down",))
+    assert (dict(mlp.normed), dict(mlp.carried), mlp.inside) == ({"norm": 2}, {"slope": (0, ())}, ())
+
+
+class Biased(nn.Module):
+    """Attention with a bias of each head from a table, or, without one, from zeros; words are held by a module that is never
+    called too.
+    """
+
+    def __init__(self, table: bool) -> None:
+        super().__init__()
+        self.heads = 4
+        self.all_words, self.words = nn.Embedding(128, 32), nn.Embedding(128, 32)
+        self.all_words.weight = self.words.weight
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.near = nn.Embedding(8, 4) if table else None
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        q, k, v = (p(x).view(*x.shape[:2], -1, 8).transpose(1, 2) for p in (self.q, self.k, self.v))
+        n = x.shape[1]
+        if self.near is None:
+            bias = torch.zeros((1, self.heads, n, n))
+        else:
+            apart = (torch.arange(n)[:, None] - torch.arange(n)).abs().clamp(max=7)
+            bias = self.near(apart).permute(2, 0, 1)[None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return x + self.o(y.transpose(1, 2).flatten(2))
+
+
+def test_a_bias_of_each_head_is_split_with_the_heads() -> None:
+    facts = found(lambda: Biased(True))
+    (attention,) = facts.regions
+    assert (attention.kind, dict(attention.carried)) == ("attention", {"near.weight": (1, ())})
+    assert [(t.module, t.also) for t in facts.tables if t.tokens] == [("words", ("all_words",))]
+
+
+def test_a_tensor_of_as_many_rows_as_an_attribute_says_is_divided_with_it() -> None:
+    (attention,) = found(lambda: Biased(False)).regions
+    assert (attention.kind, dict(attention.divide)) == ("attention", {"": ("heads",)})
+
+
 class SlopedSelf(nn.Module):
     """Attention written out, with a bias for each head that the model hands in."""
 

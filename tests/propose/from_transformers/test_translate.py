@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.workload import Entry, Workload
+from parallelizer.propose.from_transformers.imported import _watched
 from parallelizer.propose.from_transformers.proposal import propose
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry
 from parallelizer.propose.from_transformers.translate import translate
@@ -156,3 +158,12 @@ def test_every_entry_that_cannot_be_said_is_a_finding_with_its_key_and_string() 
     assert [d.code for d in found] == ["tp-plan-string"] * 2
     assert "`model.layers.*.mlp.up_proj: colwise_from_tomorrow`" in found[0].message
     assert "model.layers.0.mlp.up_proj, and 1 more" in found[0].message
+
+
+def test_what_no_entry_names_is_split_with_the_heads_that_it_meets() -> None:
+    entries = {"input_ids": Entry(("batch", "sequence"), range=(0, 64))}
+    met = _watched(small("cohere", use_qk_norm=True), Workload(entries, 4, 16))
+    assert met["model.layers.0.self_attn.q_norm.weight"] == 0
+    (line,) = propose(small("cohere", use_qk_norm=True), split=met).sections["split"]
+    assert line.glob == "model.layers.*.self_attn.{q,k}_norm.weight"
+    assert line.styles == ("{style: shard-params, params: shard(0)}",)
