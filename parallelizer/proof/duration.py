@@ -15,6 +15,11 @@ RUNS = 20
 FLOPS = 2e9
 """Operations in float64 that a core is taken to do in a second, measured on the small products of a tiny model."""
 
+UNTRACED = 60
+"""Operations that each token is taken to cost for each parameter where they cannot be counted: ten times those of linear layers,
+forward and backward.
+"""
+
 START, RANK = 3.0, 2.0
 """Seconds until a proof's processes compute, and what each rank adds to them on a core."""
 
@@ -36,14 +41,14 @@ def why_not_within(seconds: float, small: Subject, *, force: bool = False) -> st
 
 
 def expected_seconds(small: Subject, *, force: bool = False) -> float | None:
-    """Seconds that the proof of a tiny form should take on this machine, by the operations of its step; None where they
-    cannot be counted. Raises PlanError where the plan is refused for the tiny form.
+    """Seconds that the proof of a tiny form should take on this machine, by the operations of its step, or by its parameters
+    where values decide the model's course; None without a workload. Raises PlanError where the plan is refused for the tiny form.
     """
     if small.workload is None:
         return None
     model = small.build()
     flops = step_flops(small.compile(model, force=force), model, small.workload, small.loss)
-    if flops is None:
-        return None
+    if flops is None:  # values decide the model's course, so that it was not traced
+        flops = UNTRACED * sum(p.numel() for p in model.parameters()) * small.tokens
     cores = min(os.cpu_count() or 1, small.mesh.world_size)
     return START + RANK * math.ceil(small.mesh.world_size / cores) + RUNS * flops / (FLOPS * cores)
