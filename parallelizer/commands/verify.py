@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.proof.certificate import certificate_of, write
     from parallelizer.proof.fingerprint import parts_of
     from parallelizer.proof.prove import check_ranks, prove
-    from parallelizer.proof.tiny import shrink
+    from parallelizer.proof.tiny import small_mesh
     from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
     from parallelizer.report.documents import verify_document
     from parallelizer.report.text import proof as show
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     found: tuple[Diagnostic, ...] = ()
     try:
         asked = read_setup(arguments)
-        check_ranks(shrink(asked, full_mesh=arguments.full_mesh)[0].mesh)
+        check_ranks(asked.mesh if arguments.full_mesh else small_mesh(asked.mesh))
         model = asked.build_model()
         program = asked.compile(model, force=True) if arguments.force else compile_unsure(asked, model)
         with validating(asked, program, model) as validation:

@@ -29,10 +29,10 @@ def verify(
     PlanError if the plan is refused, unless `force` is set, and LaunchError if a rank fails.
     """
     from parallelizer.proof.prove import check_ranks, prove
-    from parallelizer.proof.tiny import shrink
+    from parallelizer.proof.tiny import small_mesh
     from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
 
-    check_ranks(shrink(setup, full_mesh=full_mesh)[0].mesh)
+    check_ranks(setup.mesh if full_mesh else small_mesh(setup.mesh))
     model = setup.build_model()
     program = setup.compile(model, force=True) if force else compile_unsure(setup, model)
     force = force or only_unsure(program.diagnostics)
