@@ -26,6 +26,8 @@ LARGEST = 2**24
 """The most elements of an output that are made up; a larger output is not tried."""
 
 TOLERANCE = 1e-3
+ROUNDING = 2e-5
+"""The relative difference of sums, which a batch may change a little, and that of a mean, which only rounding changes."""
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -52,7 +54,8 @@ class TriedLoss:
 
 def refuse_other_than_sums(seen: TriedLoss, workload: Workload, mesh: Mesh) -> None:
     """Raises PlanError (`wrong-loss`) for a loss whose two numbers for a batch are not the sums of those of its parts: of its
-    rows where ranks or parts of the batch hold different rows, of its tokens where ranks hold different tokens.
+    rows where ranks or parts of the batch hold different rows, of its tokens where ranks hold different tokens. Means are right
+    where no label is left out of the loss, so that all parts weigh the same.
 
     The loss runs on a small made-up output. A loss that fails there, or that draws random numbers, is not judged.
     """
@@ -88,6 +91,8 @@ def _judge(seen: TriedLoss, workload: Workload, word: str) -> None:
     summed = tuple(sum(numbers) for numbers in zip(*halves, strict=True))
     if whole != again or all(map(_close, whole, summed)):
         return
+    if _close(whole[0] * summed[1], summed[0] * whole[1], ROUNDING):
+        return  # a mean of parts that always weigh the same is the mean
     of = "rows" if word == "batch" else "halves of its sequence"
     why = "a step adds up both numbers over all ranks and parts of the batch, and divides once"
     if word == "sequence":
@@ -145,8 +150,8 @@ def _dim(shape: Sequence[str | int], word: str) -> int | None:
     return next(_dims(shape, word), None)
 
 
-def _close(a: float, b: float) -> bool:
-    return not abs(a - b) > TOLERANCE * max(abs(a), abs(b))
+def _close(a: float, b: float, tolerance: float = TOLERANCE) -> bool:
+    return not abs(a - b) > tolerance * max(abs(a), abs(b))
 
 
 def _pair(numbers: Sequence[float]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -72,6 +73,12 @@ def test_a_mean_is_refused_where_ranks_hold_different_rows_or_tokens(loss: Any) 
     assert not refused(loss, {"tp": 2}), "one part of the batch: its mean is the mean"
 
 
+def test_a_mean_is_right_where_no_label_is_left_out() -> None:
+    entries = {name: dataclasses.replace(entry, ignore=None) for name, entry in TOKENS.entries.items()}
+    whole = dataclasses.replace(TOKENS, entries=entries)
+    assert not refused(mean_of_means, {"dp_shard": 2}, whole) and not refused(mean_of_means, {"cp": 2}, whole)
+
+
 def test_labels_that_the_loss_shifts_are_refused_where_the_sequence_is_split() -> None:
     assert not refused(shifting, {"dp_shard": 2})
     assert "labels are shifted in the data" in refused(shifting, {"cp": 2})
@@ -90,9 +97,9 @@ def test_sums_and_what_cannot_be_tried_are_not_refused() -> None:
 
 def test_the_numbers_are_those_of_the_loss() -> None:
     def one(output: torch.Tensor, batch: Any) -> Any:
-        return torch.tensor(3.0), 1
+        return torch.tensor(3.0), len(output)
 
     assert (
-        "returns (3, 1) for a batch, but (3, 1) and (3, 1) for the two rows, which add up to (6, 2)"
+        "returns (3, 2) for a batch, but (3, 1) and (3, 1) for the two rows, which add up to (6, 2)"
         in refused(one, {"dp_replicate": 2})
     )
