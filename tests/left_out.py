@@ -108,6 +108,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_the_command_runs[tests.init.survey]",
         "test_the_command_runs[tests.hugging_face.survey]",
         "test_the_command_runs[tests.hostile]",
+        "test_the_command_runs[tests.silent]",
         "test_the_command_runs[benchmarks.ledger_truth]",
         "test_the_command_runs[benchmarks/any_size.py]",
         "test_the_command_runs[tests.styles.context_parallel.matrix]",

@@ -38,6 +38,7 @@ SMALLEST = {
     "benchmarks.proofs families": "--only 'vit_tiny on tp2, whole stream'",
     "benchmarks.proofs --full-mesh": "--only 'llama_debug, llama on fsdp4'",
     "tests.mutation": "--plan gpt --kind 'a wrong shard dimension' --cache kept",
+    "tests.silent": "lm/mean_of_inputs/fsdp2 --only validate",
     "tests.hostile": "--quick",
     "tests.fuzz": "--cases 3 --apart-every 0",
     "tests.typos": "--plan llama --cases 3",
