@@ -64,7 +64,10 @@ def test_from_nothing_to_a_sample(installed: Installed, tmp_path: Path) -> None:
 
     common = ["--config-dir", "conf", "parallel=fsdp2_tp2"]
     out = run("parallelizer", "validate", *common)
-    assert out == "conf/plans/my_gpt.yaml on dp_shard=2 x tp=2: valid\n"
+    valid, proof = out.splitlines()
+    assert valid == "conf/plans/my_gpt.yaml on dp_shard=2 x tp=2: valid" and proof.startswith(
+        "proof: proven in "
+    )
     out = run("parallelizer", "validate", *common, 'rules=["blocks.*.upp: colwise"]', expected=1)
     assert "did you mean `blocks.*.up`" in out
     document = json.loads(run("parallelizer", "plan", *common, "--json"))
