@@ -462,6 +462,30 @@ def group_name(value: Any) -> str | None:
     return None
 
 
+def opened_group(value: Any) -> Any:
+    """The process group that an operator of `c10d` was given, boxed as such operators have it. Waits for operators that take
+    a group's name.
+    """
+    return torch._C._distributed_c10d.ProcessGroup.unbox(value)
+
+
+def finished_work() -> Any:
+    """What an operator of `c10d` returns for a collective that has nothing left to wait for, boxed as such operators have it.
+    torch's own collectives in Python are written so; waits for operators that return the tensor alone.
+    """
+    work = torch._C._distributed_c10d
+    return work.Work.boxed(work.FakeWork())
+
+
+def compiled_graphs() -> int:
+    """How many graphs `torch.compile` has made in this process. Its counters are documented for debugging and have no public
+    home.
+    """
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def set_group_timeout(timeout: timedelta) -> None:
     """From now on process groups that are made without a timeout, as those of a DeviceMesh are, have this one. torch
     gives them 30 minutes (10 with NCCL) whatever the default group's is. Waits for `init_device_mesh` to take a

@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
                     seed=arguments.seed,
                     force=arguments.force or only_unsure(program.diagnostics),
                     dtype=arguments.dtype,
+                    device="cuda" if asked.device_choice == "cuda" else "cpu",
                 )
             finally:
                 found = validation().found

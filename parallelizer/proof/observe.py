@@ -29,6 +29,7 @@ from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens, unshard
 from parallelizer.styles.context_parallel.order import order_of
+from parallelizer.torch_private import tree_map_tensors
 
 STEPS = 2
 UNCLIPPED = 1e30
@@ -103,13 +104,20 @@ def filled(subject: Subject, seed: int, dtype: torch.dtype) -> nn.Module:
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
     with _entered(modes), default_dtype(dtype):
-        mesh = build_mesh(subject.mesh, "cpu")
+        mesh = build_mesh(subject.mesh, subject.device)
         model = subject.build().to(dtype)
         meta, whole = _on_meta(model), subject.whole(model)
+        if not meta:
+            model = model.to(subject.device)
         apply(program, model, mesh)
         if meta:
-            materialize(model, device="cpu", seed=seed, initializer=subject.initializer, whole=whole)
-        return _observe(model, subject, seed, mesh)
+            materialize(model, device=subject.device, seed=seed, initializer=subject.initializer, whole=whole)
+        seen = _observe(model, subject, seed, mesh)
+    return seen if subject.device == "cpu" else _on_the_cpu(seen)
+
+
+def _on_the_cpu(seen: Observation) -> Observation:
+    return Observation(**tree_map_tensors(lambda tensor: tensor.cpu(), vars(seen)))
 
 
 def _on_meta(model: nn.Module) -> bool:
@@ -135,7 +143,7 @@ def _observe(
         whole = _louder(subject.batch(seed + step), subject.loud) if step else subject.batch(seed + step)
         if flip:
             whole = {k: v.flip(0) for k, v in whole.items()}
-        parts = rank_parts(whole, subject.accumulate, subject.plan, mesh)
+        parts = rank_parts(whole, subject.accumulate, subject.plan, mesh, subject.device)
         seen.by_batch |= any(map(_by_batch, parts))
         with recording(model, seen.outputs, seen.output_gradients):
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
@@ -153,7 +161,7 @@ def _observe(
                     param.mul_(subject.loud)
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
-        batch = rank_parts(subject.batch(seed), 1, subject.plan, mesh)[0]
+        batch = rank_parts(subject.batch(seed), 1, subject.plan, mesh, subject.device)[0]
         logits = forward(model, batch)
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
@@ -196,16 +204,17 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int
 
 
 def rank_parts(
-    batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None
+    batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None, device: str = "cpu"
 ) -> list[Tensors]:
-    """This rank's rows and tokens of a global batch, in the parts that gradients are accumulated over."""
+    """This rank's rows and tokens of a global batch on `device`, in the parts that gradients are accumulated over."""
     index, ranks = batch_rank(mesh) if mesh is not None else (0, 1)
     rows = next(iter(batch.values())).shape[0] // parts // ranks
     result = []
     for part in range(parts):
         first = (part * ranks + index) * rows
         local = {k: v[first : first + rows] for k, v in batch.items()}
-        result.append(shard_tokens(local, plan, mesh))
+        # A run of one process has no mesh, and is always on the CPU.
+        result.append(shard_tokens(local, plan, mesh, device=device if mesh is not None else None))
     return result
 
 
@@ -268,7 +277,7 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
                 for a, c, p in zip(axes, coordinate, param.placements, strict=True)
                 if not isinstance(p, Replicate)
             ]
-        bits = hashlib.sha256(local.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+        bits = hashlib.sha256(local.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
 

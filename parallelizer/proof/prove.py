@@ -124,9 +124,11 @@ def prove(
     dtype: str = "float64",
     accumulate: int | None = None,
     seq_len: int | None = None,
+    device: str = "cpu",
 ) -> Proof:
     """Run the tiny form of a configuration unsharded and on real ranks, and compare everything. `model` is the
-    real one, where it is built already, and `program` what it was compiled to.
+    real one, where it is built already, and `program` what it was compiled to. The ranks compute on `device`: with cuda they
+    share this machine's GPUs, and gloo carries what they exchange.
 
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
     `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
@@ -134,7 +136,7 @@ def prove(
     small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
     check_ranks(small.mesh)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    subject = subject_of(small)
+    subject = dataclasses.replace(subject_of(small), device=device)
     return prove_small(small, subject, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
 
 
@@ -335,6 +337,8 @@ def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) ->
 
 def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
     rank = dist.get_rank()
+    if subject.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     try:
         with _quiet():
             seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)

@@ -26,7 +26,8 @@ class Subject:
     `build` returns the model, on meta or with values of its own, the same on every call. `batch` gives the
     whole batch of the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate`
     parts of every rank share out. Before the second step the parameters and the batch's numbers are multiplied by `loud`.
-    `whole(model)` is what builds a model that only its constructor can fill.
+    `whole(model)` is what builds a model that only its constructor can fill. The ranks compute on `device`, cpu or cuda; the
+    unsharded run always on the CPU.
     """
 
     plan: Plan
@@ -45,6 +46,7 @@ class Subject:
     workload: Workload | None = None
     redistribute: str = "greedy"
     loud: float = LOUD
+    device: str = "cpu"
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
         """Compile the plan for the model. Raises PlanError; with `force` only where no program can be

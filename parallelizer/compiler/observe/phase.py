@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PHASES = ("forward", "loss", "backward", "clip", "optimizer")
 
 _current = ""
 _begun = 0
+_ended: list[Callable[[str], None]] = []
 # A plain global and not a context variable: backward may run in a thread of its own.
 
 
@@ -32,3 +33,15 @@ def phase(name: str) -> Iterator[None]:
         yield
     finally:
         _current = before
+        for function in _ended:
+            function(name)
+
+
+@contextmanager
+def told(function: Callable[[str], None]) -> Iterator[None]:
+    """Inside, call `function` with the name of each phase at its end."""
+    _ended.append(function)
+    try:
+        yield
+    finally:
+        _ended.remove(function)

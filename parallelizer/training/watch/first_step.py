@@ -15,10 +15,10 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.diagnostics.units import size
 from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.peak_of_step import PeakOfStep
 from parallelizer.simulate.record.planned import CountMismatch, Observed, differences, observing, of_the_step
 from parallelizer.styles.application import Program
 from parallelizer.training.watch.forecast import Forecast
-from parallelizer.training.watch.memory import PeakOfStep
 
 TOLERATED = (1.1, 128 << 20)
 """How far a peak may lie above the predicted one without a word, as a factor and in bytes: the dry run counts no
