@@ -199,6 +199,68 @@ def flash_attention_cuda_backward(
     return op(grad_out, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, seed, offset, scale=scale)
 
 
+def cudnn_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by cuDNN, which torch itself prefers on Hopper: float16 or bfloat16, grouped heads, v's head size of its own."""
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+    out, lse, *_ = op(q, k, v, None, True, 0.0, is_causal, False, scale=scale)
+    return out, lse.squeeze(-1)
+
+
+def cudnn_attention_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v. `grad_out` has the strides of `out`, or torch copies it with a warning."""
+    # There was no dropout, so that the state of its random numbers is not read.
+    seed, offset = (torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2))
+    op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
+    lengths = (q.size(2), k.size(2))
+    given = (grad_out, q, k, v, out, lse.unsqueeze(-1), seed, offset, None, None, None, *lengths)
+    return op(*given, 0.0, is_causal, scale=scale)
+
+
+_LSE_ROWS = 32
+"""The memory-efficient kernels keep the log-sum-exp of a multiple of so many rows."""
+
+
+def efficient_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by the memory-efficient kernels of CUDA: any float dtype but float64, one key head for each query head, a
+    bias of q's dtype that is added to the scores.
+    """
+    op = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    out, lse, *_ = op(q, k, v, bias, True, 0.0, is_causal, scale=scale)
+    return out, lse[:, :, : q.size(2)]
+
+
+def efficient_attention_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v."""
+    seed, offset = (torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2))
+    lse = torch.nn.functional.pad(lse, (0, -lse.size(-1) % _LSE_ROWS), value=float("inf")).contiguous()
+    op = torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
+    wanted = [True, True, True, False]
+    return op(grad_out, q, k, v, bias, out, lse, seed, offset, 0.0, wanted, is_causal, scale=scale)[:3]
+
+
 def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
     """`F.multi_head_attention_forward` without its own check for overrides.
 
@@ -475,6 +537,11 @@ def finished_work() -> Any:
     """
     work = torch._C._distributed_c10d
     return work.Work.boxed(work.FakeWork())
+
+
+def opened_work(value: Any) -> Any:
+    """What an operator of `c10d` has returned to wait for, out of its box."""
+    return torch._C._distributed_c10d.Work.unbox(value)
 
 
 def compiled_graphs() -> int:

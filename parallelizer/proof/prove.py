@@ -30,6 +30,7 @@ from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
 from parallelizer.proof.rounding import nudge_size
+from parallelizer.proof.staged import stage_over_the_cpu
 from parallelizer.proof.subject import Subject
 from parallelizer.proof.tiny import SMALL, shrink, subject_of, unmatched
 from parallelizer.runtime.launch import launcher as launch
@@ -339,6 +340,7 @@ def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, fol
     rank = dist.get_rank()
     if subject.device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
+        stage_over_the_cpu()
     try:
         with _quiet():
             seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)

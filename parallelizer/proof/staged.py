@@ -1,0 +1,75 @@
+"""Collectives of CUDA tensors over gloo, by way of the CPU: how several ranks of a proof share one GPU.
+
+NCCL refuses two ranks on one device, and gloo itself reads CUDA tensors in some collectives as if they lay on the CPU. A proof
+wants values and no speed: each collective copies its tensors to the CPU, waits for gloo, and copies them back.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from parallelizer import torch_private
+
+COLLECTIVES = (
+    "allreduce_",
+    "allreduce_coalesced_",
+    "broadcast_",
+    "allgather_",
+    "_allgather_base_",
+    "allgather_into_tensor_coalesced_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "reduce_scatter_tensor_coalesced_",
+    "alltoall_",
+    "alltoall_base_",
+    "send",
+    "recv_",
+)
+"""Operators of `c10d`, through which every collective of torch goes."""
+
+_kept: list[torch.library.Library] = []
+_under_way: list[Any] = []
+
+
+def stage_over_the_cpu() -> None:
+    """Let the collectives of CUDA tensors in this process go by way of the CPU from now on. For good: call it only in a rank of
+    a proof.
+    """
+    library = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a kernel is replaced, which is what is asked for
+        for name in COLLECTIVES:
+            library.impl(name, staged(name), "CUDA", allow_override=True)
+    _kept.append(library)
+
+
+def staged(name: str) -> Callable[..., Any]:
+    """The operator of that name by way of the CPU. It returns when the tensors have their values, and a `send` at once."""
+    operator = getattr(torch.ops.c10d, name)
+
+    def call(*given: Any) -> Any:
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def down(tensor: torch.Tensor) -> torch.Tensor:
+            copies.append((tensor, tensor.to("cpu", copy=True)))
+            return copies[-1][1]
+
+        result = operator(*torch_private.tree_map_tensors(down, given))
+        work = result[-1] if isinstance(result, tuple) else result
+        if name == "send":  # its peer may send first as well, and receives behind it
+            _under_way.append((copies, work))
+            return result
+        torch_private.opened_work(work).wait()
+        for tensor, copy in copies:
+            tensor.copy_(copy)
+        if not isinstance(result, tuple):
+            return torch_private.finished_work()
+        up = {id(copy): tensor for tensor, copy in copies}
+        back = torch_private.tree_map_tensors(lambda tensor: up.get(id(tensor), tensor), result[0])
+        return back, torch_private.finished_work()
+
+    return call
