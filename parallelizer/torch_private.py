@@ -566,8 +566,12 @@ def set_group_timeout(timeout: timedelta) -> None:
 
 def group_ranks(name: str) -> tuple[int, ...]:
     """The global ranks of a group by its name. Functional collectives carry only the name."""
-    group = torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-    return tuple(torch.distributed.get_process_group_ranks(group))
+    return tuple(torch.distributed.get_process_group_ranks(group_of(name)))
+
+
+def group_of(name: str) -> torch.distributed.ProcessGroup:
+    """The group of a name, which is all that an operator can be given of it; waits for a public spelling."""
+    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:

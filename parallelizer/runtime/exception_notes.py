@@ -21,10 +21,12 @@ from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
+from parallelizer.compiler.observe.running_module import within
 from parallelizer.compiler.wording import SHARDED_LOSS, flow, place
 from parallelizer.language.placement import from_torch
 from parallelizer.runtime.lost_rank import is_of_another
 from parallelizer.styles.application import Application, Program
+from parallelizer.styles.compiled_forward import compiled_modules, seen_from_outside
 from parallelizer.styles.conversions import conversions
 
 _NODES = 3
@@ -41,27 +43,26 @@ class PlannedModule:
     path: str
     applications: tuple[Application, ...]
     mesh: str
+    inside: tuple[Application, ...] = ()
+    """Those inside a compiled module, which have no notes of their own."""
 
     @property
     def is_laid_out(self) -> bool:
         """Whether the plan changes the layouts of its tensors, and not only when they are there."""
-        return any(a.slot in ("params", "io", "attention") for a in self.applications)
+        return any(a.slot in ("params", "io", "attention") for a in (*self.applications, *self.inside))
 
     def note(self, received: Sequence[str], phase: str) -> str:
         """The text, with how the tensors lay that it received."""
         lines = [f"{phase}{self.path or 'the root module'}, on {self.mesh}"]
-        for application in self.applications:
-            expected = "; ".join(_expected(application))
-            rule = application.rule
-            lines.append(
-                f"  {place(rule.span)}: `{rule.key}: {application.style}`"
-                + f" expects {expected}" * bool(expected)
-            )
+        lines += map(_line, self.applications)
+        if self.inside:
+            lines.append("  inside it, compiled with it:")
+            lines += [f"  {line}" for line in dict.fromkeys(map(_line, self.inside))]
         lines += [f"  received {tensor}" for tensor in received]
         return "\n".join(lines)
 
     def after(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
-        """The hook. Under torch.compile it is nothing."""
+        """The hook. Under torch.compile, as when a user compiles the whole model, it is nothing."""
         if torch.compiler.is_compiling():
             return
         error = sys.exception()
@@ -90,13 +91,24 @@ class PlannedModule:
 
 
 def add_notes(program: Program, model: nn.Module) -> None:
-    """From now on an exception that leaves a planned module has a note of it."""
+    """From now on an exception that leaves a planned module has a note of it.
+
+    A compiled module has one note for everything inside it. Hooks inside would be guards of the compiled code: each
+    layer has hooks of its own, so each layer would be compiled on its own.
+    """
+    outside, compiled = dict(seen_from_outside(model)), compiled_modules(model)
     planned: dict[str, list[Application]] = {}
+    inside: dict[str, list[Application]] = {}
     for application in program:
-        planned.setdefault(application.module, []).append(application)
+        path = application.module
+        if path in outside:
+            planned.setdefault(path, []).append(application)
+        else:
+            around = next(outer for outer in compiled if within(path, outer))
+            inside.setdefault(around, []).append(application)
     for path, applications in planned.items():
-        noting = PlannedModule(path, tuple(applications), str(program.mesh))
-        model.get_submodule(path).register_forward_hook(noting.after, with_kwargs=True, always_call=True)
+        noting = PlannedModule(path, tuple(applications), str(program.mesh), tuple(inside.get(path, ())))
+        outside[path].register_forward_hook(noting.after, with_kwargs=True, always_call=True)
 
 
 @contextmanager
@@ -170,6 +182,13 @@ def _marked(error: BaseException) -> tuple[PlannedModule | None, list[str]]:
             gradients = [f"{n}: {_lies(x)}" for n, x in given.items() if isinstance(x, torch.Tensor)]
         trace = trace.tb_next
     return found, gradients
+
+
+def _line(application: Application) -> str:
+    """The rule, and the placements that it expects."""
+    expected, rule = "; ".join(_expected(application)), application.rule
+    text = f"  {place(rule.span)}: `{rule.key}: {application.style}`"
+    return text + f" expects {expected}" * bool(expected)
 
 
 def _expected(application: Application) -> Iterator[str]:

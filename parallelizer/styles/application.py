@@ -136,6 +136,17 @@ class Live:
     mesh: DeviceMesh
     sequence: Any
     meta: bool
+    _submeshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, init=False, repr=False)
+
+    def submesh(self, axes: tuple[str, ...]) -> DeviceMesh:
+        """The sub-mesh of some axes, one object for all modules. Compiled code guards on which meshes are the same object:
+        with an object for each module, equal layers would not share their code.
+        """
+        from parallelizer.mesh import submesh
+
+        if axes not in self._submeshes:
+            self._submeshes[axes] = submesh(self.mesh, axes)
+        return self._submeshes[axes]
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,17 @@ def mark_compiled(module: nn.Module) -> None:
     vars(module)[_COMPILED] = True
 
 
+def compiled_modules(model: nn.Module) -> list[str]:
+    """The paths of the compiled modules that are not inside another one."""
+    return [path for path, module in seen_from_outside(model) if vars(module).get(_COMPILED)]
+
+
 def seen_from_outside(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules with their paths, without those inside compiled ones."""
+    """The modules with their paths, without those inside compiled ones.
+
+    Hooks belong on these only. A hook inside a compiled module is compiled with it: it breaks the graph, or becomes a
+    guard that differs from layer to layer, so that each layer is compiled on its own.
+    """
     compiled: list[str] = []
     for path, module in model.named_modules():
         if any(path.startswith(f"{outer}.") or not outer for outer in compiled):

@@ -38,10 +38,9 @@ def local_random(target: Target) -> Sharding:
 @applies("local-random")
 def apply(application: Application, module: nn.Module, live: Live) -> None:
     """Let the module's forward draw on each rank of the axis independently."""
-    from parallelizer.mesh import submesh
     from parallelizer.styles.random_numbers import draw_apart
 
-    draw_apart(module, submesh(live.mesh, application.axes), application.axes[0])
+    draw_apart(module, live.submesh(application.axes), application.axes[0])
 
 
 @exports("local-random")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
-from parallelizer.mesh import submesh
 from parallelizer.styles.application import Application, Exporting, Live
 from parallelizer.styles.context_parallel.split_sequence import SplitSequence
 from parallelizer.styles.layouts import PrepareIO, lay_out_statement
@@ -27,7 +26,7 @@ def apply_tensor_style(application: Application, module: nn.Module, live: Live) 
         act = SplitSequence(act.layouts, live.sequence)
     # Without values there is nothing to send; with values, rank 0's are everyone's, as in torch.
     source = None if live.meta else 0
-    parallelize_module(module, submesh(live.mesh, application.axes), act, src_data_rank=source)
+    parallelize_module(module, live.submesh(application.axes), act, src_data_rank=source)
 
 
 def tensor_style_statements(application: Application, exporting: Exporting) -> Sequence[Statement] | None:

@@ -22,6 +22,7 @@ from parallelizer.runtime.exception_notes import (
     raised_by_torch,
 )
 from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.compiled_forward import compile_forward, mark_compiled
 from parallelizer.styles.registry import FUNCTIONS
 from parallelizer.styles.target import Target
 from tests.findings import compiled, mesh_of
@@ -154,6 +155,30 @@ def test_compiled_whole_and_with_the_same_values() -> None:
     torch.manual_seed(0)
     model, x = noted(), torch.ones(3, 4)
     assert torch.equal(torch.compile(model, fullgraph=True, backend="eager")(x), model(x))
+
+
+def test_a_compiled_module_has_one_note_for_what_is_inside_it() -> None:
+    rules = RULES.replace("inner: {style", "inner: [{style").replace(
+        "replicate}}", "replicate}}, {style: compile, backend: eager}]"
+    )
+    model = Model()
+    model.inner.mode = "forward"
+    program = compiled(rules, Model, mesh_of(tp=2))
+    compile_forward(model.inner, backend="eager")
+    mark_compiled(model.inner)
+    add_notes(program, model)
+    assert not model.inner.b._forward_hooks
+    with pytest.raises(RuntimeError) as caught:
+        model(torch.ones(3, 4))
+    note = next(note for note in notes(caught.value) if note.startswith("in "))
+    lines = note.split("\n")
+    assert lines[0] == "in inner, on tp=2"
+    at = lines.index("  inside it, compiled with it:")
+    assert "plan.yaml:2: `inner.a: colwise` expects input: replicate" in lines[at + 1]
+    assert "plan.yaml:3: `inner.b: rowwise` expects input: shard(-1)" in lines[at + 2]
+    assert lines[at + 3 :] == ["  received x: a plain tensor 3x4, float32"]
+    planned = planned_module(caught.value)
+    assert planned is not None and planned.is_laid_out
 
 
 # --- on ranks --------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,16 +20,16 @@ class Running:
     that of its inputs.
 
     Between two phases of a step nothing runs. Functions in `started` are called with the path of each module
-    that begins.
+    that begins. Only `observed` modules have hooks, with their paths; without it all modules have.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, observed: Iterable[tuple[str, nn.Module]] | None = None) -> None:
         self.started: list[Callable[[str], None]] = []
         self.handles: list[Any] = []
         self._active: list[str] = [""]
         self._phase = phase.current()
         self._paths = {id(module): path for path, module in model.named_modules()}
-        for path, module in model.named_modules():
+        for path, module in model.named_modules() if observed is None else observed:
             if path:
                 self.handles.append(
                     module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)

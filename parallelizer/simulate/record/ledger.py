@@ -22,6 +22,7 @@ from parallelizer.language.plan import full_name
 from parallelizer.runtime.redistribution import wire_bytes
 from parallelizer.simulate.collectives import KINDS, axes_by_ranks
 from parallelizer.styles.application import Program
+from parallelizer.styles.context_parallel.ring_operator import OPERATORS
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
@@ -114,6 +115,9 @@ class Ledger(TorchDispatchMode):
         if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if func in OPERATORS:  # of compiled code: its collectives are inside
+            with self:
+                return OPERATORS[func](*args, **kwargs)
         result = func(*args, **kwargs)
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
             name = func._schema.name.split("::")[1]

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.running_module import Running, within
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import Usage
 from parallelizer.simulate.record.trace import Recipe, Trace, trace
 from parallelizer.styles.application import Program
+from parallelizer.styles.compiled_forward import compiled_modules, seen_from_outside
 
 Key = tuple[str, str, str]
 """Phase, axis and kind of a collective."""
@@ -87,12 +88,13 @@ def first_peak(memory: Usage) -> int:
 class Observed(Ledger):
     """Collectives of a real step, counted while it is active. It changes nothing of the model's own, as `Ledger.label`
     would, so that FSDP's are not told apart by their units. What it cannot tell of goes into `failure`, not through the
-    step.
+    step. A collective inside a compiled module is recorded as one of that module: see `seen_from_outside`.
     """
 
     def __init__(self, program: Program, mesh: DeviceMesh, model: nn.Module) -> None:
-        super().__init__(program, mesh, Running(model))
+        super().__init__(program, mesh, Running(model, seen_from_outside(model)))
         self.model = model
+        self.compiled = compiled_modules(model)
         self.failure: str | None = None
 
     @classmethod
@@ -130,6 +132,14 @@ def of_the_step(entries: Iterable[Collective]) -> list[Collective]:
     finite numbers, which is no part of what is planned.
     """
     return [e for e in entries if e.phase]
+
+
+def outside_compiled(entries: Iterable[Collective], compiled: Sequence[str]) -> list[Collective]:
+    """The collectives of modules inside `compiled` ones as those of the compiled modules, as `Observed` records them."""
+    return [
+        replace(e, module=next((path for path in compiled if within(e.module, path)), e.module))
+        for e in entries
+    ]
 
 
 def differences(planned: Sequence[Collective], counted: Sequence[Collective]) -> list[CountMismatch]:

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer import torch_private
 from parallelizer.styles.context_parallel import flex
 from parallelizer.styles.context_parallel.attention import context_attention
+from parallelizer.styles.context_parallel.kernels import has_autocast
 from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.context_parallel.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder, GatherSequence
 
@@ -134,8 +135,28 @@ class _Region:
         raise ContextParallelError(f"{self.name}: {what}; {remedy}")
 
 
-_running = threading.local()
-"""`region`: whose forward runs in this thread, if one does; `calls`: its attention calls so far."""
+class _ThreadState(threading.local):
+    """What runs in this thread. Both attributes exist from the beginning: compiled code guards on an attribute that is
+    absent, and would be compiled again for the next call, which leaves it behind as None.
+    """
+
+    def __init__(self) -> None:
+        self.region: _Region | None = None
+        self.calls = _CallsOfForward()
+
+
+class _CallsOfForward:
+    """The attention calls of one forward: how many, and whether one may run without context parallelism.
+
+    It has no names of modules: compiled code would guard on the name, and each layer would be compiled on its own.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.escaped = False
+
+
+_running = _ThreadState()
 
 
 _observers: list[Callable[[Tensor, Tensor, Tensor], None]] = []
@@ -156,35 +177,34 @@ def observed(see: Callable[[Tensor, Tensor, Tensor], None]) -> Iterator[None]:
 
 def is_running() -> bool:
     """Whether the forward of a context-parallel module runs in this thread, which takes every attention call."""
-    return getattr(_running, "region", None) is not None
+    return _running.region is not None
 
 
 def _guarded(function: Callable[..., Any], region: _Region) -> Callable[..., Any]:
     @functools.wraps(function)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        calls: list[str] = []
-        escaped: list[str] = []
-        around: _Region | None = getattr(_running, "region", None)
+        calls = _CallsOfForward()
+        around = _running.region
         if around is not None and not torch.compiler.is_compiling():
             region.refuse(
                 f"runs inside {around.name}, which is context-parallel too", "give it to one of the two"
             )
         try:
             _running.region, _running.calls = region, calls
-            with _Interception(region, calls, escaped):
+            with _Interception(region, calls):
                 result = function(*args, **kwargs)
         except Exception as error:
             _raise_refusal_from_compiler(error, region)
             raise
         finally:
             _running.region = around
-        if escaped:
+        if calls.escaped:
             region.refuse(
                 "attention was called in a function or a part of it that torch.compile made, where it may run without "
                 "context parallelism",
                 "compile this module itself or the whole model, or apply context-parallel to the compiled part",
             )
-        if not calls:
+        if not calls.number:
             region.refuse(
                 "its forward never called scaled_dot_product_attention or flex_attention; other attention sees local "
                 "rows only",
@@ -211,11 +231,11 @@ def _raise_refusal_from_compiler(error: BaseException, region: _Region) -> None:
 class _Interception(TorchFunctionMode):
     """On during one forward of one wrapped module."""
 
-    def __init__(self, region: _Region, calls: list[str], escaped: list[str]) -> None:
+    def __init__(self, region: _Region, calls: _CallsOfForward) -> None:
         super().__init__()
         self.region = region
         self.grad_enabled = torch.is_grad_enabled()
-        self.calls, self.escaped = calls, escaped
+        self.calls = calls
         self.compiled = torch.compiler.is_compiling()
         self.flex = torch_private.FlexCalls(
             self._flex, self._begin_flex, lambda rows: flex.whole_of(region, rows)
@@ -236,7 +256,7 @@ class _Interception(TorchFunctionMode):
         if any(func is attention for attention in _ATTENTION):
             if torch.compiler.is_compiling() and not self.compiled:
                 # After a graph break it would continue without modes, and be wrong silently.
-                self.escaped.append(self.region.name)
+                self.calls.escaped = True
             self._count()
             return _attend(self.region, func, args, kwargs)
         if torch.compiler.is_compiling():
@@ -252,7 +272,7 @@ class _Interception(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _count(self) -> None:
-        self.calls.append(self.region.name)
+        self.calls.number += 1
         if self.grad_enabled and not torch.is_grad_enabled():
             self.region.refuse(
                 "attention was called with gradients off inside a forward that has them on, as by a "
@@ -276,10 +296,10 @@ def whole_rows(tensor: Tensor, dim: int) -> Tensor:
     out; inside a context-parallel module this is its attention call. Elsewhere the tensor itself. Differentiable: the
     gradients of all ranks are summed.
     """
-    region: _Region | None = getattr(_running, "region", None)
+    region = _running.region
     if region is None:
         return tensor
-    _running.calls.append(region.name)
+    _running.calls.number += 1
     order = region.sequence.order
     gathered: Tensor = GatherSequence.apply(tensor, dim, region.group, order)
     return order.whole(gathered, dim)
@@ -424,7 +444,7 @@ def _share_of(tensor: Tensor) -> int:
 def _as_autocast(tensor: Tensor) -> Tensor:
     """In the dtype that autocast would have given the call we replace."""
     device = tensor.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if not has_autocast(device) or not torch.is_autocast_enabled(device):
         return tensor
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
 

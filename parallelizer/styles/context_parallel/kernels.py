@@ -253,6 +253,12 @@ def _of_heads(tensor: Tensor, q: Tensor) -> Tensor:
 
 def no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
     """The dtypes here are chosen; autocast would multiply in bf16 what was lifted to float32."""
-    if torch.amp.is_autocast_available(device_type):
+    if has_autocast(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
+
+
+@torch.compiler.assume_constant_result  # torch 2.11 cannot compile the question, and would break the graph
+def has_autocast(device_type: str) -> bool:
+    """Whether autocast knows this type of device."""
+    return torch.amp.is_autocast_available(device_type)

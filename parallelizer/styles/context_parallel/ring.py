@@ -48,22 +48,8 @@ class RingAttention(torch.autograd.Function):
         scale: float,
         mask: Tensor | None,
     ) -> Tensor:
-        pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
-        passed = _passed_on(k, v, part)
-        source, keys, values = next(passed)  # one's own
-        out, lse = pairs.forward(q, keys, values, source, pairs.own(), scale)
-        out, lse = out.to(accumulation_dtype(q.dtype)), lse.contiguous()
-        for source, keys, values in passed:
-            seen = pairs.seen(source)
-            if seen is None:
-                continue
-            out_part, lse_part = pairs.forward(q, keys, values, source, seen, scale)
-            rows, _ = seen
-            merged, merged_lse = merge(_take(out, rows), _take(lse, rows), out_part, lse_part)
-            _take(out, rows).copy_(merged)
-            _take(lse, rows).copy_(merged_lse)
-        result = out.to(q.dtype)
-        ctx.part, ctx.pairs, ctx.scale = part, pairs, scale
+        result, lse = ring_forward(q, k, v, part, order, is_causal=is_causal, scale=scale, mask=mask)
+        ctx.part, ctx.order, ctx.is_causal, ctx.scale, ctx.mask = part, order, is_causal, scale, mask
         # Under a shape that no attention of torch's saves: see `gathering`.
         ctx.save_for_backward(q, k, v, result, lse.unsqueeze(0))
         return result
@@ -73,31 +59,81 @@ class RingAttention(torch.autograd.Function):
         refuse_second_order()
         (grad_out,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
-        part, pairs, lse = ctx.part, ctx.pairs, lse.squeeze(0)
-        rank, wide = part.rank, accumulation_dtype(q.dtype)
-        grad_q, grad_k, grad_v = (
-            torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
-        )
-        for source, keys, values in _passed_on(k, v, part):
-            found: tuple[Tensor, ...] = ()
-            seen = pairs.own() if source == rank else pairs.seen(source)
-            if seen is not None:
-                rows, columns = seen
-                part_q, *found_here = block_backward(
-                    _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
-                    _take(out, rows), _take(lse, rows), is_causal=pairs.is_causal and source == rank,
-                    scale=ctx.scale, mask=pairs.mask(source, columns),
-                )  # fmt: skip
-                found = tuple(found_here)
-                _take(grad_q, rows).add_(part_q)
-            own = seen[1] if seen is not None else None
-            if source != rank:
-                found, own = _exchanged(found, k, v, source, pairs, part)
-            if own is not None:
-                for total, share in zip((grad_k, grad_v), found, strict=True):
-                    _take(total, own).add_(share)
-        grads = (grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype))
+        grads = ring_backward(
+            grad_out, q, k, v, out, lse.squeeze(0), ctx.part, ctx.order,
+            is_causal=ctx.is_causal, scale=ctx.scale, mask=ctx.mask,
+        )  # fmt: skip
         return *grads, None, None, None, None, None
+
+
+def ring_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    part: SequencePart,
+    order: Order,
+    *,
+    is_causal: bool,
+    scale: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The attention of this rank's rows, in q's dtype, and its log-sum-exp [B, H, rows], in the accumulation dtype."""
+    pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
+    passed = _passed_on(k, v, part)
+    source, keys, values = next(passed)  # one's own
+    out, lse = pairs.forward(q, keys, values, source, pairs.own(), scale)
+    out, lse = out.to(accumulation_dtype(q.dtype)), lse.contiguous()
+    for source, keys, values in passed:
+        seen = pairs.seen(source)
+        if seen is None:
+            continue
+        out_part, lse_part = pairs.forward(q, keys, values, source, seen, scale)
+        rows, _ = seen
+        merged, merged_lse = merge(_take(out, rows), _take(lse, rows), out_part, lse_part)
+        _take(out, rows).copy_(merged)
+        _take(lse, rows).copy_(merged_lse)
+    return out.to(q.dtype), lse
+
+
+def ring_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    part: SequencePart,
+    order: Order,
+    *,
+    is_causal: bool,
+    scale: float,
+    mask: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, from what `ring_forward` returned."""
+    pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
+    rank, wide = part.rank, accumulation_dtype(q.dtype)
+    grad_q, grad_k, grad_v = (
+        torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
+    )
+    for source, keys, values in _passed_on(k, v, part):
+        found: tuple[Tensor, ...] = ()
+        seen = pairs.own() if source == rank else pairs.seen(source)
+        if seen is not None:
+            rows, columns = seen
+            part_q, *found_here = block_backward(
+                _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
+                _take(out, rows), _take(lse, rows), is_causal=pairs.is_causal and source == rank,
+                scale=scale, mask=pairs.mask(source, columns),
+            )  # fmt: skip
+            found = tuple(found_here)
+            _take(grad_q, rows).add_(part_q)
+        own = seen[1] if seen is not None else None
+        if source != rank:
+            found, own = _exchanged(found, k, v, source, pairs, part)
+        if own is not None:
+            for total, share in zip((grad_k, grad_v), found, strict=True):
+                _take(total, own).add_(share)
+    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
 @dataclass(frozen=True)

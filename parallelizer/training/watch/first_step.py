@@ -16,7 +16,14 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.diagnostics.units import size
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.peak_of_step import PeakOfStep
-from parallelizer.simulate.record.planned import CountMismatch, Observed, differences, observing, of_the_step
+from parallelizer.simulate.record.planned import (
+    CountMismatch,
+    Observed,
+    differences,
+    observing,
+    of_the_step,
+    outside_compiled,
+)
 from parallelizer.styles.application import Program
 from parallelizer.training.watch.forecast import Forecast
 
@@ -92,7 +99,8 @@ class FirstStep:
             print(f"step {step}: not compared with the dry run: {why}", flush=True)
             return
         counted = of_the_step(self.observed.entries)
-        compared = StepComparison(step, planned.ledger, counted, self.peaks, self.device.type)
+        ledger = outside_compiled(planned.ledger, self.observed.compiled)
+        compared = StepComparison(step, ledger, counted, self.peaks, self.device.type)
         print(compared, flush=True)
         show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
 

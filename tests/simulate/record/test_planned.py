@@ -25,6 +25,7 @@ from parallelizer.simulate.record.planned import (
     held,
     observing,
     of_the_step,
+    outside_compiled,
     plan_step,
 )
 from parallelizer.simulate.record.trace import local_parts
@@ -115,6 +116,12 @@ def test_what_is_missing_is_told_with_the_rule_that_planned_it() -> None:
     assert found == CountMismatch("forward", "tp", "all_reduce", 2, 1, "b", ("b", "plan.yaml", 3))
     assert str(found) == "tp all_reduce in forward: 2 planned, 1 counted, first in b (plan.yaml:3: `b`)"
     assert differences(ours, list(reversed(ours))) == []
+
+
+def test_what_is_inside_a_compiled_module_is_of_the_compiled_module() -> None:
+    entries = [entry(module="layers.0.attention.wo"), entry(module="layers.0"), entry(module="layers.01.wo")]
+    found = [e.module for e in outside_compiled(entries, ["layers.0", "layers.1"])]
+    assert found == ["layers.0", "layers.0", "layers.01.wo"]
 
 
 def test_what_runs_between_the_phases_is_no_part_of_the_step() -> None:
