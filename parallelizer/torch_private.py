@@ -485,21 +485,40 @@ def _is_running(frame: types.FrameType) -> bool:
     return running is not None
 
 
-def costly_operators() -> list[Any]:
-    """Operators whose results selective checkpointing keeps: matrix products, attention, and what came over
-    the wire. Their overloads are reached through `torch.ops`, which has no public list.
-    """
-    aten, c10d = torch.ops.aten, torch.ops._c10d_functional
-    return [
-        aten.mm.default,
-        aten.bmm.default,
-        aten.addmm.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        c10d.reduce_scatter_tensor.default,
-        c10d.all_reduce.default,
-    ]
+# The names of the operators whose results selective checkpointing keeps: matrix products, attention, and collectives whose
+# results are no larger than the tensors that a rank gives. A name that this torch does not have matches nothing.
+# `all_gather` is left out: checkpointing would keep the whole stream that sequence parallelism divides. Operators that
+# write into their arguments, as those of `c10d` do, are left out because torch cannot keep their results.
+# Waits for a public list; torch's own is in `torch._functorch.partitioners`.
+COSTLY_OPERATORS = (
+    "aten::mm",
+    "aten::bmm",
+    "aten::addmm",
+    "aten::baddbmm",
+    "aten::linear",
+    "aten::convolution",
+    "aten::_scaled_mm",
+    "aten::_scaled_mm_v2",
+    "aten::_grouped_mm",
+    "aten::_scaled_grouped_mm",
+    "aten::_scaled_dot_product_attention_math",
+    "aten::_scaled_dot_product_attention_math_for_mps",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention.quantized",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_cudnn_attention_forward",
+    "aten::_efficient_attention_forward",
+    "aten::_flash_attention_forward",
+    "aten::_flash_attention_forward.quantized",
+    "_c10d_functional::reduce_scatter_tensor",
+    "_c10d_functional::all_reduce",
+    "_c10d_functional::all_to_all_single",
+    "_dtensor::shard_dim_alltoall",
+    "flex_attention",  # a higher-order operator
+)
 
 
 def fake_store() -> Any:

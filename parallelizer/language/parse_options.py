@@ -20,7 +20,8 @@ _WORD = re.compile(r"(\w+)\s*(?:[(\[{]\s*([0-9]*)\s*[)\]}])?")
 
 _ARGUMENT_SIZE = re.compile(r"(\w+)\.shape\[(-?[0-9])\]")
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPES = ("float32", "bfloat16", "float64")
+"""The dtypes that parameters and gradients may have. `float16` is not one of them: see `gradient-underflow`."""
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,2}(_[0-9]{3}){1,5}|[1-9][0-9]{0,17}")
 
@@ -120,6 +121,13 @@ def _choice(declared: OptionKind, node: Node, findings: Findings) -> str | None:
 
 
 def _dtype(declared: OptionKind, node: Node, findings: Findings) -> str | None:
+    if isinstance(node, Scalar) and node.text == "float16":
+        # A step scales losses by a constant below 1, so that sums do not overflow. The gradients of single tokens
+        # are then below the smallest number of float16, and no inf or NaN shows it.
+        message = "float16 rounds small gradients to zero, and there is no loss scaling"
+        help_text = "write bfloat16, which has the range of float32"
+        findings.error("gradient-underflow", message, node.span, help_text)
+        return None
     return _one_of(node, DTYPES, "unknown-value", "dtype", findings)
 
 

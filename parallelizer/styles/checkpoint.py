@@ -44,11 +44,11 @@ def export(application: Application, exporting: Exporting) -> Iterator[Statement
     yield calls(recompute, *(["KEPT"] if _is_selective(application) else []))
 
 
-def kept_operators() -> list[str]:
+def kept_operators() -> tuple[str, ...]:
     """The names of the operators whose results selective checkpointing keeps."""
     from parallelizer import torch_private
 
-    return [operator.name() for operator in torch_private.costly_operators()]
+    return torch_private.COSTLY_OPERATORS
 
 
 def recompute(module: nn.Module, keep: Collection[str] = ()) -> None:

@@ -30,8 +30,10 @@ def rowwise(target: Target) -> Sharding:
     from torch.distributed.tensor.parallel import RowwiseParallel
 
     from parallelizer.styles.linears import known_feature_dims, linear, one_input, one_output
+    from parallelizer.styles.own_rows import RowwiseEmbedding
 
     features = known_feature_dims(target)
     dims = {"weight": features.inputs, "bias": None}
     arrives = one_input(target, REPLICATE if features.rows else shard(-1))
-    return linear(target, dims, arrives, one_output(target, REPLICATE), RowwiseParallel)
+    torch_class = RowwiseEmbedding if features.rows else RowwiseParallel
+    return linear(target, dims, arrives, one_output(target, REPLICATE), torch_class)

@@ -10,8 +10,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from parallelizer.styles.application import Application, Exporting, Live
 from parallelizer.styles.context_parallel.split_sequence import SplitSequence
 from parallelizer.styles.layouts import PrepareIO, lay_out_statement
+from parallelizer.styles.own_rows import RowwiseEmbedding, look_up_own_rows
 from parallelizer.styles.placed_parameters import ShardParams
-from parallelizer.styles.statements import Statement
+from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.torch_styles import native_statement, prepare_statement
 
 
@@ -36,7 +37,7 @@ def tensor_style_statements(application: Application, exporting: Exporting) -> S
         return ()
     native = native_statement(act)
     if native is not None:
-        return [native]
+        return [native] if type(act) is not RowwiseEmbedding else [native, calls(look_up_own_rows)]
     if type(act) is SplitSequence:
         return [act.statement()]
     if type(act) is PrepareIO:

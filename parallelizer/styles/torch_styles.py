@@ -18,30 +18,38 @@ from parallelizer.language.placement import to_torch
 from parallelizer.language.plan import REPLICATE, Flow
 from parallelizer.styles.application import ModuleCall
 from parallelizer.styles.layouts import Layouts, makes_partial
+from parallelizer.styles.own_rows import RowwiseEmbedding
 from parallelizer.styles.statements import Statement, dict_text, placement_text, tuple_text
 
 
 def native_statement(act: ParallelStyle) -> Statement | None:
-    """The call that makes one of torch's three styles; None for any other, and for a class that builds on them."""
-    if type(act) is ColwiseParallel or type(act) is RowwiseParallel:
-        defaults: tuple[Any, ...] = (
-            (Replicate(), Shard(-1), True) if type(act) is ColwiseParallel else (Shard(-1), Replicate(), True)
-        )
-        (arrives,), (leaves,) = act.input_layouts, act.output_layouts
-        given = zip(
-            ("input_layouts", "output_layouts", "use_local_output"),
-            (arrives, leaves, act.use_local_output),
-            defaults,
-            strict=True,
-        )
-        arguments = tuple(f"{k}={placement_text(v)}" for k, v, default in given if v != default)
-        return Statement(type(act).__name__, arguments, parallel_style=True)
+    """The call that makes one of torch's three styles; None for any other, and for a class of the user's that builds on
+    them. For a RowwiseEmbedding it is the call of torch's class.
+    """
+    if type(act) is ColwiseParallel:
+        return _features_statement("ColwiseParallel", act, (Replicate(), Shard(-1), True))
+    if type(act) is RowwiseParallel or type(act) is RowwiseEmbedding:
+        return _features_statement("RowwiseParallel", act, (Shard(-1), Replicate(), True))
     if type(act) is SequenceParallel:
         (sharding,) = act.sequence_sharding
         dim = () if sharding.dim == 1 else (f"sequence_dim={sharding.dim}",)
         local = ("use_local_output=True",) if act.use_local_output else ()
         return Statement("SequenceParallel", (*dim, *local), parallel_style=True)
     return None
+
+
+def _features_statement(
+    name: str, act: ColwiseParallel | RowwiseParallel, defaults: tuple[Any, ...]
+) -> Statement:
+    (arrives,), (leaves,) = act.input_layouts, act.output_layouts
+    given = zip(
+        ("input_layouts", "output_layouts", "use_local_output"),
+        (arrives, leaves, act.use_local_output),
+        defaults,
+        strict=True,
+    )
+    arguments = tuple(f"{k}={placement_text(v)}" for k, v, default in given if v != default)
+    return Statement(name, arguments, parallel_style=True)
 
 
 def prepare_statement(layouts: Layouts, call: ModuleCall | None) -> Statement | None:

@@ -26,7 +26,8 @@ def wrap_forward(module: nn.Module, around: Around) -> None:
         # Attributes that other code set on the function are not copied.
         @functools.wraps(function, updated=())
         def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return around(self, MethodType(function, self), args, kwargs)
+            # A partial, because torch.compile does not trace the making of a method.
+            return around(self, functools.partial(function, self), args, kwargs)
 
         module.forward = MethodType(method, module)
     else:

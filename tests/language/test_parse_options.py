@@ -118,6 +118,15 @@ def test_other_digits_are_no_whole_number(text: str) -> None:
     assert options.whole_number(Scalar(text, True, node_of("x").span)) is None
 
 
+def test_float16_is_refused_as_a_dtype_of_gradients() -> None:
+    _, findings = parse("dtype", "float16")
+    [found] = findings.items
+    assert found.code == "gradient-underflow" and "bfloat16" in (found.help or "")
+    assert found.span.line == 1
+    [found] = parse("dtype", "float17")[1].items
+    assert found.code == "unknown-value" and " float16" not in (found.help or "")
+
+
 def test_an_unknown_axis_is_told_from_a_parameter() -> None:
     [found] = parse("params", "{weight: {pt: shard(0)}}")[1].items
     assert found.code == "unknown-axis" and all(axis in (found.help or "") for axis in AXES)

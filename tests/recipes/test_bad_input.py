@@ -48,6 +48,7 @@ CASES: dict[str, tuple[list[str], str, str, str]] = {
     "warm-up": (["optim.warmup=long"], "wrong-type", "optim.warmup=long", "whole number"),
     "learning rate": (["optim.lr=abc"], "wrong-type", "optim.lr=abc", "number"),
     "dtype": (["train.dtype=float3"], "unknown-value", "train.dtype=float3", "float32"),
+    "float16": (["train.dtype=float16"], "gradient-underflow", "train.dtype=float16", "bfloat16"),
     "device": (["device=tpu"], "unknown-value", "device=tpu", "cpu"),
     "more ranks than a machine is given": (
         ["parallel=fsdp1024_cp2_tp8", "device=cpu", "train.batch_size=1024"],

@@ -152,3 +152,10 @@ def test_the_peak_is_the_first_of_the_highest_points() -> None:
     found = usage(dict.fromkeys(CATEGORIES, 0), changes)
     assert (found.peak, found.phase, found.module) == (5, "forward", "a")
     assert found.at_peak["activations"] == 5 and found.at_peak["gradients"] == 0
+
+
+def test_a_rowwise_embedding_makes_no_gradient_of_the_whole_vocabulary() -> None:
+    memory = traced(llama("parallel=tp4", "model.vocab_size=16384", "train.batch_size=2")).memory
+    rows = 16384 // 4 * 64 * 4  # of one rank, in float32
+    backward = [p for p in memory.course if p.module == "tok_embeddings" and p.phase == "backward"]
+    assert backward and max(p.by_category["temporaries"] for p in backward) < rows
