@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
+from parallelizer.child import cuda_use
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.launch.failures import Failure as Failure
 from parallelizer.runtime.launch.failures import LaunchError, failure_of
@@ -62,6 +63,9 @@ def run_rank(job: Launch) -> None:
     pickled result) or `failed` (why). A rank that fails ends here, with exit code 1 or the worker's own.
     """
     rank = int(os.environ["RANK"])
+    if job.device == "cpu":
+        # Else its first backward starts a thread for every GPU.
+        cuda_use.hide_gpus()
     _end_with(job.parent)
     _quiet_signals()
     # It logs the traceback of an exception that is raised all the same.

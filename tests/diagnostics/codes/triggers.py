@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from parallelizer.child import new_process
 from parallelizer.commands import plan, verify
 from parallelizer.commands.explain import codes
 from parallelizer.configuration.compose import compose_config
@@ -221,6 +222,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
     "prompt-invalid": lambda here: raised(lambda: tokens_of("longer", BYTES, 256, 4)),
+    "cuda-in-use": lambda here: raised(lambda: new_process.pickled(lambda: None, "a loss")),
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
