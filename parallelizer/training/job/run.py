@@ -30,6 +30,7 @@ from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
+from parallelizer.runtime.object_group import object_group
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
@@ -183,7 +184,7 @@ def joined(train: Train, job: Job) -> Result:
     saved there already; the others learn of it.
     """
     chosen = [str(job.folder), job.settings.save]
-    dist.broadcast_object_list(chosen, src=0)
+    dist.broadcast_object_list(chosen, src=0, group=object_group())
     folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
     with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
         return started(train, replace(job, folder=folder, settings=settings))
