@@ -6,6 +6,7 @@ or joins them under torchrun and Slurm, and each rank calls the recipe's functio
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -176,7 +177,17 @@ def _announced(job: Job, model: nn.Module, looked: Looked, *, alone: bool) -> Jo
 
 def started(train: Train, job: Job) -> Result:
     """One of the ranks that this command has started."""
+    if job.settings.deterministic:
+        use_deterministic_kernels()
     return train(job)
+
+
+def use_deterministic_kernels() -> None:
+    """Let torch raise an error at an operator without a kernel that always gives the same result."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read before the first product of matrices
+    torch.use_deterministic_algorithms(True)
+    # By default torch then also fills new memory, to find operators that read it: that costs time, and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def joined(train: Train, job: Job) -> Result:

@@ -43,6 +43,7 @@ from parallelizer.report.export.export import export
 from parallelizer.report.html import page as html
 from parallelizer.runtime.guards import agreement, drift, nonfinite
 from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.runtime.step import Step
@@ -223,6 +224,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "parameters-added": lambda here: added(),
     "prompt-invalid": lambda here: raised(lambda: tokens_of("longer", BYTES, 256, 4)),
     "cuda-in-use": lambda here: raised(lambda: new_process.pickled(lambda: None, "a loss")),
+    "one-gpu-seen": lambda here: [outside._alone(8)],
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
