@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,8 @@ def assert_equivalent(
     a step's seed to such tensors, or described by a `workload`. `loss(output, batch)` returns the sum of the
     losses and what they weigh, the number of tokens, say.
 
-    The process forks, so it must have no process group. Returns the proof. Raises AssertionError with the
+    The process forks, so it must have no process group; one that has used CUDA starts new processes
+    instead, for which all arguments must pickle. Returns the proof. Raises AssertionError with the
     report when the runs differ; PlanError when the plan is refused, unless `force`, when the unsharded run
     gives no numbers, or a module's forward fails on a rank; LaunchError when a rank fails otherwise;
     ValueError when no batch is given, or its rows cannot be dealt out.
@@ -84,8 +86,11 @@ def assert_equivalent(
 
 def _as_built(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Built once: forked processes have the same values then, however `build` draws them."""
-    model = build()
-    return lambda: model
+    return functools.partial(_same, build())
+
+
+def _same(model: nn.Module) -> nn.Module:
+    return model
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -101,15 +106,23 @@ def _batches(
             raise ValueError("assert_equivalent needs a batch or a workload")
         from parallelizer.proof.tiny import proof_batch
 
-        return lambda s: proof_batch(workload, s), workload.batch_size, workload.seq_len
+        return functools.partial(proof_batch, workload), workload.batch_size, workload.seq_len
     if callable(batch):
         function = batch
         first = next(iter(function(seed).values()))
-        return lambda s: dict(function(s)), first.shape[0], first.shape[1] if first.ndim > 1 else 1
+        return functools.partial(_called, function), first.shape[0], first.shape[1] if first.ndim > 1 else 1
     fixed = dict(batch)
     first = next(iter(fixed.values()))
     return (
-        lambda s: {k: v.roll(s - seed, 0) for k, v in fixed.items()},
+        functools.partial(_rolled, fixed, seed),
         first.shape[0],
         first.shape[1] if first.ndim > 1 else 1,
     )
+
+
+def _called(function: Callable[[int], Batch], seed: int) -> dict[str, torch.Tensor]:
+    return dict(function(seed))
+
+
+def _rolled(batch: Batch, first: int, seed: int) -> dict[str, torch.Tensor]:
+    return {name: tensor.roll(seed - first, 0) for name, tensor in batch.items()}

@@ -338,8 +338,8 @@ class FlexCalls:
     def __init__(
         self,
         answer: Callable[[FlexCall], FlexAnswer],
-        begin: Callable[[torch.Tensor, torch.Tensor, _flex.BlockMask | None], None] = lambda *_: None,
-        whole: Callable[[int], int] = lambda rows: rows,
+        begin: Callable[[torch.Tensor, torch.Tensor, _flex.BlockMask | None], None] | None = None,
+        whole: Callable[[int], int] | None = None,
     ) -> None:
         self._answer, self._begin, self._whole = answer, begin, whole
         self._through = ExitStack()
@@ -376,7 +376,8 @@ class FlexCalls:
             if tensor.is_nested:  # torch refuses it, and says why
                 return NOT_FLEX
         passed = asking.f_back.f_locals
-        self._begin(passed["query"], passed["key"], passed["block_mask"])
+        if self._begin is not None:
+            self._begin(passed["query"], passed["key"], passed["block_mask"])
         self._frame = asking.f_back
         self._call_through()
         self._hushed = _ADVICE not in _flex._WARNINGS_SHOWN
@@ -394,7 +395,7 @@ class FlexCalls:
                 return args[0].is_nested
         value = func(*args, **kwargs)
         if func is torch.Tensor.size and code is _flex.flex_attention.__code__ and args[1:] == (-2,):
-            return self._whole(value)
+            return value if self._whole is None else self._whole(value)
         return value
 
     def _call_through(self) -> None:
@@ -581,6 +582,36 @@ def set_group_timeout(timeout: timedelta) -> None:
     module.default_pg_timeout = timeout
     if module.default_pg_nccl_timeout is not None:
         module.default_pg_nccl_timeout = timeout
+
+
+class _OwnGenerators:
+    """What DTensor asks before a random operator, if ranks draw from their own generators: nothing is done."""
+
+    distribute_region_enabled = False
+
+    @contextmanager
+    def _distribute_region(self, spec: Any, generator: torch.Generator | None = None) -> Iterator[None]:
+        yield
+
+
+def draw_from_own_generators() -> None:
+    """From now on random operators on DTensors draw from each rank's default generator, on GPUs as on CPUs.
+
+    Without this the first such operator on GPUs makes an `OffsetBasedRNGTracker`, which broadcasts rank 0's generator to the
+    whole world, whatever the ranks were seeded with, and then reads the generator's state at each operator. torch keeps the
+    tracker in a module's variable, which it makes only if there is none. `distribute_region_enabled` is the switch that
+    torch's own tracker has; reaching it needs this variable too. Waits for a public way to switch the tracker off.
+    """
+    from torch.distributed.tensor import _random
+
+    _random._rng_tracker = _OwnGenerators()  # type: ignore[assignment]
+
+
+def forked_after_cuda() -> bool:
+    """Whether this process was forked from one that had initialised CUDA. The name is private, and the documentation of
+    torch.multiprocessing describes the state. Waits for a public question.
+    """
+    return torch.cuda._is_in_bad_fork()
 
 
 def group_ranks(name: str) -> tuple[int, ...]:

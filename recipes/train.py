@@ -56,14 +56,17 @@ def train(job: training.Job) -> training.Result:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
             parts = batches.training(samples)  # this rank's rows and tokens, in `train.accumulate` parts
+            # A signal that one rank was sent reaches all of them with the step, so that they stop behind the same one.
+            words = guards.words(step, samples, stop=asked.signal)
             with report.step(model, optimizer, parts):
-                taken = pz.train_step(model, parts, loss, optimizer, setup.clip, skip_nonfinite=True)
+                taken = pz.train_step(
+                    model, parts, loss, optimizer, setup.clip, skip_nonfinite=True, words=words
+                )
             samples += setup.workload.batch_size
             measured = report.measured(taken, learning_rate)
 
-            # Raises at a step that is not finite, and where ranks have drifted apart. A signal that one rank was
-            # sent comes back on all of them, so that they stop behind the same step.
-            stopped = guards.after(step, taken, parts, samples=samples, stop=asked.signal)
+            # Raises at a step that is not finite, and where ranks have drifted apart.
+            stopped = guards.after(step, taken, parts)
             if step == settings.steps or (settings.eval_every and step % settings.eval_every == 0):
                 report.doing("evaluation")
                 measured["validation_loss"] = pz.evaluate(model, batches.validation(), loss).item()

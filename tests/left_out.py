@@ -281,7 +281,15 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_presets_go_on_from_each_other",
         "test_damage_of_any_kind_is_found",
     ),
-    "tests/test_child.py": ("test_a_child_computes_alone_whatever_threads_its_parent_has_used",),
+    "tests/child/test_children.py": ("test_a_child_computes_alone_whatever_threads_its_parent_has_used",),
+    # New processes import torch anew. `test_a_new_process_answers_as_a_forked_one` stays.
+    "tests/child/test_cuda_use.py": (
+        "test_the_trace_and_the_findings_are_the_same",
+        "test_the_verdict_is_the_same",
+        "test_a_users_own_model_is_proven",
+        "test_a_script_without_a_guard_is_told_of_it",
+        "test_commands_and_the_recipe_ask_by_nvml_before_they_fork[plan]",
+    ),
     "tests/test_mesh.py": ("test_a_foreign_mesh_trains_as_one_of_ours",),
     "tests/training/job/test_recipe_file.py": ("test_another_process_imports_it_from_its_module",),
     # A run that goes on to the bit stays; what is passed over, named and compared is in tests/runtime/checkpoint.
@@ -330,7 +338,7 @@ FIRST: dict[str, dict[str, int]] = {
     "tests/simulate/test_validate.py": {"test_what_fake_tensors_cannot_do_is_no_mistake": 2},
     "tests/proof/test_prove.py": {"test_biases_and_packed_parts_are_proven": 1},
     "tests/configuration/test_compose.py": {"test_rules_are_added_on_the_command_line": 4},
-    "tests/test_child.py": {"test_a_model_is_left_as_it_was_though_layers_are_folded": 1},
+    "tests/child/test_children.py": {"test_a_model_is_left_as_it_was_though_layers_are_folded": 1},
     "tests/simulate/checks/test_varying_gradient.py": {"test_the_right_kind_of_gradient_is_accepted": 1},
     "tests/recipes/test_generate.py": {"test_what_cannot_be_is_refused_before_a_rank_starts": 5},
     "tests/configuration/test_override_mistakes.py": {

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 import parallelizer as pz
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.language.plan import AXES, Mesh, folded_name
 from parallelizer.mesh import (
     batch_rank,

@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.proofs.cells import Cell, Row
 from benchmarks.proofs.markdown import around, replace_between
-from parallelizer.child import WorldError
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup

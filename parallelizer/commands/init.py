@@ -174,7 +174,7 @@ def _left(facts: Facts, choice: Choice) -> list[str]:
 
 def _look(setup: Setup, model: nn.Module, deadline: Deadline) -> tuple[Facts, Carriers, str | None]:
     """What the model does, and what of it carries the sequence, from children; why nothing is known, if nothing is."""
-    from parallelizer.child import Failed, NotInTime
+    from parallelizer.child.in_time import Failed, NotInTime
     from parallelizer.proof.tiny import shrink
     from parallelizer.propose.from_forward.facts import Facts
     from parallelizer.propose.from_forward.positions import Carriers, carriers

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from parallelizer.child import cuda_use
 from parallelizer.commands import (
     export,
     generate,
@@ -67,6 +68,7 @@ COMMANDS: tuple[Command, ...] = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status."""
+    cuda_use.ask_by_nvml()
     arguments = parse(argv)
     # As `python -m` does: a model's class may live in the folder the command runs in.
     if os.getcwd() not in sys.path:

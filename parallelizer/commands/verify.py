@@ -52,7 +52,7 @@ def _seed(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Prove what the command line asks for, and print it. Returns the exit status."""
     started = time.perf_counter()
-    from parallelizer.child import WorldError
+    from parallelizer.child.children import WorldError
     from parallelizer.configuration.validate import validating
     from parallelizer.proof.certificate import certificate_of, write
     from parallelizer.proof.fingerprint import parts_of

@@ -42,7 +42,8 @@ def validate(
     The model may be on meta or not, and is unchanged. `plan` is a plan, its name or its path; `mesh` has
     the sizes of axes. With a `workload`, batch, sequence and heads are checked as well. With `loss(output,
     batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
-    shows. This forks the process, which must not have a process group. Raises ValueError for a model
+    shows. This forks the process, which must not have a process group; one
+    that has used CUDA starts new processes instead, for which the model and the loss must pickle. Raises ValueError for a model
     without a plan or a mesh.
     """
     try:

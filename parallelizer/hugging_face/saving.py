@@ -233,6 +233,8 @@ def _gather(
     """A part of a tensor, in its original order, on the writing rank; None on the others. Every rank calls it."""
     me = dist.get_rank() if dist.is_initialized() else writer
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    # Offloaded parameters lie on the CPU, and NCCL takes no tensor from there.
+    device = torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else local.device
     block = torch.empty([count for _, count in box], dtype=wire) if me == writer else None
     for rank in holders(tensor, writer):
         if me not in (rank, writer):
@@ -243,10 +245,10 @@ def _gather(
         if rank == writer:
             piece = _taken(local, own, wire)
         elif me == rank:
-            dist.send(_taken(local, own, wire).reshape(-1).view(torch.uint8), writer)
+            dist.send(_taken(local, own, wire).to(device).reshape(-1).view(torch.uint8), writer)
             continue
         else:
-            piece = torch.empty(own.shape, dtype=wire, device=local.device)
+            piece = torch.empty(own.shape, dtype=wire, device=device)
             dist.recv(piece.view(-1).view(torch.uint8), rank)
         if block is not None:
             for runs, _, beside in own.boxes():

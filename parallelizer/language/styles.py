@@ -88,6 +88,12 @@ class StyleTable(MutableMapping[str, StyleDeclaration]):
     def __delitem__(self, name: str) -> None:
         del self._declared[name]
 
+    def load(self) -> None:
+        """Import the files of this package's styles, which register what the styles do. A process that has unpickled a
+        program has not imported them.
+        """
+        self._all()
+
     def _all(self) -> dict[str, StyleDeclaration]:
         if not self._loaded:
             self._loaded = True  # before: the files that are loaded look here themselves

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.child import WorldError, in_children
+from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.running_module import Running

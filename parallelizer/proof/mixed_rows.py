@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from parallelizer import child
-from parallelizer.child import WorldError, in_children
+from parallelizer.child import children
+from parallelizer.child.children import WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.subject import Subject
@@ -71,9 +71,9 @@ class _Rows(TorchDispatchMode):
         elif self.mixed is None and self.count < len(self.seen):
             name, before = self.seen[self.count]
             if name != str(func) or [t.shape for t in before] != [t.shape for t in tensors]:
-                self.mixed = written_here(within=child.__file__)  # another course is taken
+                self.mixed = written_here(within=children.__file__)  # another course is taken
             elif any(not self._alike(a, b) for a, b in zip(before, tensors, strict=True)):
-                self.mixed = written_here(within=child.__file__)
+                self.mixed = written_here(within=children.__file__)
         self.count += 1
         return result
 

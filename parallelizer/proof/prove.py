@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from parallelizer.child import WorldError
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.certificate import Found, certificate_of, told, write

@@ -19,6 +19,10 @@ LOUD = 4.0
 """Values of several sizes take more of the branches that a forward has."""
 
 
+def _fills_itself(model: nn.Module) -> None:
+    """Nothing else needs to build the model."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """A model under a plan on a mesh, and how it is trained.
@@ -41,7 +45,7 @@ class Subject:
     accumulate: int = 1
     clip: float | None = None
     initializer: Initializer | None = None
-    whole: Callable[[nn.Module], Callable[[], nn.Module] | None] = lambda model: None
+    whole: Callable[[nn.Module], Callable[[], nn.Module] | None] = _fills_itself
     defaults: Mapping[str, StyleDefaults] = field(default_factory=dict)
     workload: Workload | None = None
     redistribute: str = "greedy"

@@ -90,8 +90,8 @@ def validate(
     A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent` does
     that). `plan` is a plan, its name or its path, `mesh` has the sizes of axes. `workload` lets batch, sequence and heads be
     checked; with `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and
-    finds what no file can tell. The process forks for that: it must have no process group. Raises ValueError for a model without
-    a plan or a mesh.
+    finds what no file can tell. The process forks for that: it must have no process group. One that has used CUDA starts new
+    processes instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
     """
     if isinstance(subject, Setup) and prove:
         return check(subject).found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from parallelizer.child import WorldError
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.origins import NOWHERE
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Findings, PlanError

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.compiler.observe.families import family_of
 from parallelizer.language.plan import full_name
+from parallelizer.language.styles import STYLES
 from parallelizer.mesh import data_groups, describe, with_shard_axis
 from parallelizer.runtime.constructor_values import look
 from parallelizer.runtime.exception_notes import add_notes
@@ -39,6 +40,7 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         mesh = with_shard_axis(mesh)
         # The logits leave as a view of a DTensor's local tensor, which nothing changes in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    STYLES.load()
     look(model)
     modules = dict(model.named_modules())
     tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.runtime.object_group import object_group
 from parallelizer.runtime.state import every_group
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ def gathered(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     if ranks == 1:
         return [value]
     everyone: list[Any] = [None] * ranks
-    dist.all_gather_object(everyone, value, group)
+    dist.all_gather_object(everyone, value, object_group() if group is None else group)
     return everyone
 
 
@@ -54,8 +55,7 @@ def gathered_over_model(model: nn.Module, mine: T) -> list[T]:
     """What every rank of the model has, in no particular order; it must pickle. Collective over all ranks of the model."""
     everyone: list[T] = [mine]
     for group in every_group(model):
-        lists: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(lists, everyone, group=group)
+        lists = gathered(everyone, None if group is dist.group.WORLD else group)
         everyone = [one for some in lists for one in some]
     return everyone
 

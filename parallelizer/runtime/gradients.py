@@ -43,11 +43,14 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """
     squares: dict[frozenset[Axis], list[torch.Tensor]] = {}
     groups: dict[Axis, dist.ProcessGroup] = {}
+    device: torch.device | None = None
     for param in parameters:
         gradient = param.grad
         if gradient is None and not isinstance(param, DTensor):
             continue
         over = _sharding_groups(param if gradient is None else gradient)
+        if device is None and isinstance(param, DTensor):
+            device = torch.device(param.device_mesh.device_type)
         groups.update(over)
         local = _local(param.detach()).new_empty(0) if gradient is None else _local(gradient)
         squares.setdefault(frozenset(over), []).append(local)
@@ -55,9 +58,9 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(())
     every = [g for gradients in squares.values() for g in gradients]
     wide = torch.float64 if any(g.dtype == torch.float64 for g in every) else torch.float32
-    device = next(
-        (g.device for g in every if g.device.type != "cpu"), every[0].device
-    )  # offloaded ones lie on the CPU
+    # Offloaded gradients lie on the CPU, and NCCL takes no tensor from there: the mesh's device is the one that counts.
+    on_device = (g.device for g in every if g.device.type != "cpu")
+    device = next(on_device, every[0].device if device is None else device)
     sums = {axes: _sum_of_squares(gradients, wide, device) for axes, gradients in squares.items()}
     for axis, group in groups.items():  # in the order of the parameters, which is the same on every rank
         # Everything still to be summed over this axis, by the axes that remain.

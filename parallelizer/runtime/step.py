@@ -54,12 +54,14 @@ class Skipped:
 class Step:
     """What a step computed: scalar tensors, the same on every rank; read them when you log.
 
-    `skipped` is None unless the optimizer was not stepped: see `train_step`.
+    `skipped` is None unless the optimizer was not stepped, and `words` are the greatest of all ranks' numbers: see
+    `train_step`.
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     skipped: Skipped | None = None
+    words: tuple[int, ...] | None = None
 
 
 def train_step(
@@ -70,6 +72,7 @@ def train_step(
     clip: float | None = None,
     *,
     skip_nonfinite: bool = False,
+    words: torch.Tensor | None = None,
 ) -> Step:
     """Forward, backward, clipping and one optimizer step, without reading a value back to the host.
 
@@ -85,10 +88,14 @@ def train_step(
     is set. The gradients are those of backward, times `SCALE`, neither clipped nor divided. Random states
     have advanced. This costs one all-reduce of a number over the model's ranks, one host read, and a copy
     of the persistent buffers.
+
+    `words`, whole numbers that ranks tell each other, travel with this all-reduce: `Step.words` has the
+    greatest of each over all ranks. It is None without `skip_nonfinite`, and where the model does not have
+    the whole world.
     """
     parts: Sequence[Batch] = [batch] if isinstance(batch, Mapping) else batch
     with redistribute(_redistribution(model)):
-        return _train_step(model, parts, loss, optimizer, clip, skip_nonfinite)
+        return _train_step(model, parts, loss, optimizer, clip, skip_nonfinite, words)
 
 
 def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Tensor:
@@ -119,6 +126,7 @@ def _train_step(
     optimizer: torch.optim.Optimizer,
     clip: float | None,
     skip_nonfinite: bool,
+    words: torch.Tensor | None,
 ) -> Step:
     refuse_added_parameters(model)
     groups = data_groups(model)
@@ -136,31 +144,43 @@ def _train_step(
         mean = totals[0] / totals[1]
         correction = 1.0 / (SCALE * totals[1])
         norm = grad_norm(parameters) * correction
+    said: tuple[int, ...] | None = None
     if skip_nonfinite:
-        finite = _finite_everywhere(model, mean, norm)
+        finite, said = _finite_everywhere(model, mean, norm, words=words)
         if not all(finite):
             put_back()
             mean, norm = map(_unless, finite, (mean, norm))
-            return Step(mean, norm, Skipped(local, random))
+            return Step(mean, norm, Skipped(local, random), said)
     with phase("clip"):
         scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
     with phase("optimizer"):
         optimizer.step()
     restore_buffers(model)
-    return Step(mean, norm)
+    return Step(mean, norm, words=said)
 
 
-def _finite_everywhere(model: nn.Module, *numbers: torch.Tensor) -> list[bool]:
-    """Whether each number is finite on all ranks of the model: a host read.
+def _finite_everywhere(
+    model: nn.Module, *numbers: torch.Tensor, words: torch.Tensor | None
+) -> tuple[list[bool], tuple[int, ...] | None]:
+    """Whether each number is finite on all ranks of the model, and the greatest of all ranks' words: a host read.
 
     Every rank's word counts. The numbers are sums over the axes that deal out tokens and parameters; what all ranks of
     a tensor axis compute alike, the loss above all, one of them may have wrong alone.
     """
     device = device_of(model)  # gradients of offloaded parameters, and their norm, lie on the CPU
-    bad = torch.stack([(~torch.isfinite(n)).to(device) for n in numbers]).float()
-    for group in every_group(model):
-        dist.all_reduce(bad, dist.ReduceOp.MAX, group=group)
-    return [not one for one in bad.tolist()]
+    groups = every_group(model)
+    bad = torch.stack([(~torch.isfinite(n)).to(device) for n in numbers])
+    told = bad.float()
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if words is not None and world > 1 and groups != (dist.group.WORLD,):
+        words = None
+    if words is not None:
+        told = torch.cat([bad.to(words.dtype), words.to(device)])
+    for group in groups:
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
+    every = told.tolist()
+    finite = [not one for one in every[: len(numbers)]]
+    return finite, None if words is None else tuple(map(int, every[len(numbers) :]))
 
 
 def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from parallelizer.child import Children, WorldError, in_children
+from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing

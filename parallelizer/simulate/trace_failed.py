@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from parallelizer.child import WorldError
+from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.simulate.fake_world import remedy

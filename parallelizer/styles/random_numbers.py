@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from parallelizer import torch_private
 from parallelizer.mesh import batch_rank, describe, rename_axes
 from parallelizer.styles.context_parallel.dropout import draw_seed
 from parallelizer.styles.wrap_forward import wrap_forward
@@ -36,9 +37,14 @@ def seed_ranks(mesh: DeviceMesh, seed: int, *, axes: Mapping[str, str] | None = 
     On one rank, and if no axis distributes tokens, this is `torch.manual_seed(seed)`. Call it once, on
     every rank, before training. `axes` renames the axes of a DeviceMesh with other names, as in
     `rename_axes`. Raises ValueError for axes whose names are not ours.
+
+    On GPUs, random operators on DTensors draw from these generators too from now on. By itself DTensor would give every rank
+    rank 0's generator.
     """
     mesh = rename_axes(mesh, axes)
     sizes, place = describe(mesh).sizes, batch_rank(mesh)[0]
+    if mesh.device_type != "cpu":  # DTensor draws from a CPU's default generator already
+        torch_private.draw_from_own_generators()
     part = mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0
     torch.manual_seed(seed if place == part == 0 else derived_seed(seed, f"tokens of {place}, part {part}"))
 

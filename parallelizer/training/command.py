@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from parallelizer.child import cuda_use
 from parallelizer.diagnostics import interrupts
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def run(train: Callable[[Job], Result], *, config: str = "train") -> None:
     If there is an error, ends the process with the exit status of docs/stable.md; otherwise returns.
     """
     interrupts.end_at_once()
+    cuda_use.ask_by_nvml()
     from parallelizer.training.job.run import main
 
     interrupts.raise_again()
@@ -39,6 +41,7 @@ def run_sampling(generate: Callable[[SamplingJob], list[list[int]]], *, config: 
     function writes the text to stdout; all other output goes to stderr. No output folder is made.
     """
     interrupts.end_at_once()
+    cuda_use.ask_by_nvml()
     from parallelizer.training.sampling.run import main
 
     interrupts.raise_again()

@@ -16,6 +16,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.runtime.guards.agreement import Agreement, out_of_step
 from parallelizer.runtime.guards.drift import find_drift, ranks_drifted
 from parallelizer.runtime.guards.nonfinite import find_nonfinite, nonfinite
+from parallelizer.runtime.state import device_of
 from parallelizer.runtime.step import Loss, Step
 from parallelizer.training.settings import Settings
 
@@ -46,6 +47,12 @@ class Guards:
         self.in_a_row = 0
         self.told: tuple[object, ...] = ()
 
+    def words(self, step: int, samples: int, *, stop: int = 0) -> torch.Tensor:
+        """What this rank tells the others in the step of this number, for `train_step`: the position of the run in
+        the data before it, and the signal that asked this rank to `stop`, or 0.
+        """
+        return self.agreement.words(step, stop=stop, position=samples)
+
     def after(
         self,
         step: int,
@@ -56,14 +63,18 @@ class Guards:
         stop: int = 0,
     ) -> int:
         """Check the step of this number, from 1, and its parts of the batch. `samples` is the position of
-        the run in the data.
+        the run in the data. If `train_step` was given `words`, ranks have told each other these already, and
+        `samples` and `stop` are not read.
 
         Returns the signal that asked some rank to `stop`, or 0: the same on every rank. Raises PlanError on
         all ranks: `out-of-step`, `nonfinite` and `ranks-drifted`, as the settings say. Parameters and
         optimizer are then those of the last applied step. Collective.
         """
-        self.agreement.tell(step, stop=stop, position=samples)
-        verdict = self.agreement.heard()
+        if done.words is None:
+            self.agreement.tell(step, stop=stop, position=samples)
+            verdict = self.agreement.heard()
+        else:
+            verdict = self.agreement.read(done.words)
         # First of all: what follows is collective, and would meet another step's.
         apart = out_of_step(verdict)
         if apart is not None:
@@ -85,7 +96,9 @@ class Guards:
     def compare(self, step: int) -> None:
         """Compare what ranks hold alike, now. Raises PlanError `ranks-drifted`, or warns of it. Collective."""
         drifts = find_drift(self.model, self.optimizer)
-        warns = self.settings.on_drift == "warn"
+        on_drift = self.settings.on_drift
+        # On GPUs kernels without a fixed order of summation give ranks other last bits, which the steps amplify.
+        warns = on_drift == "warn" or (on_drift == "auto" and device_of(self.model).type != "cpu")
         if drifts and not warns:
             raise PlanError([ranks_drifted(step, drifts)])
         which = tuple((one.name, one.state, one.ranks) for one in drifts)

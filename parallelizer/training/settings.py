@@ -133,9 +133,12 @@ class Settings:
         "auto: the newest checkpoint in checkpoint_dir, if there is one; never; or a folder: a checkpoint, or a run's")
     check_every: int = train(100, whole(0), "steps between checks that ranks hold the same values where they should; 0: none")
     on_drift: str = train(
-        "stop", one_of("stop", "warn"), "what to do when these values differ: stop, or warn and continue")
+        "auto", one_of("auto", "stop", "warn"),
+        "what to do when these values differ: stop, or warn and continue; auto: stop on CPUs and warn on GPUs")
     on_nonfinite: str = train("stop", one_of("stop", "skip"),
         "what to do at a step whose loss or gradients are not finite: stop, or skip it with a warning")
+    deterministic: bool = train(False, defaulted(truth),
+        "let torch use only kernels that always give the same result, which are slower on GPUs; others raise an error")
     compare: bool = train(
         True, optional(truth), "compare the first step with the dry run: collectives, and the peak of memory")
     prove: str = train("auto", one_of("auto", "always", "never"),

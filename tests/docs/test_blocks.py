@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 import parallelizer
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.language.load import load_plan
 from parallelizer.language.parse_plan import KEYS
 from tests.chosen import chosen

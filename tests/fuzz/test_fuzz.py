@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.commands import main as cli
 from parallelizer.language import parse_plan as parse
 from tests.fuzz import drive

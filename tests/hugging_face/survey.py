@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh

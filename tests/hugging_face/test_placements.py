@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import parallelizer as pz
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.language.plan import Mesh
 from parallelizer.propose.from_transformers.imported import parsed
 from parallelizer.propose.from_transformers.proposal import propose

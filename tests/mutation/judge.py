@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import parallelizer
-from parallelizer.child import WorldError
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.language.plan import Mesh
 from parallelizer.runtime.state import state_of
 from parallelizer.simulate.fake_world import enter_fake_world

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import _redistribute as torch_planner
 
 import parallelizer as pz
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
 from parallelizer.runtime.redistribution import Hop, Move, redistribute, sent, watched
 from parallelizer.runtime.state import state_of

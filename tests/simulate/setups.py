@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, _dispatch, _random
 
 import parallelizer as pz
+from parallelizer import torch_private
 from parallelizer.language.plan import Mesh
+from parallelizer.styles import random_numbers
 from tests.parity import VOCAB, plan, token_batch, token_loss
 from tests.ranks import run_ranks
 
@@ -123,3 +131,56 @@ def test_the_default_generators_stay_equal_behind_it() -> None:
         assert torch.equal(one, other)
 
     run_ranks(worker, 2)
+
+
+class AsOnGpus:
+    """Stands in for the tracker that DTensor makes on GPUs: it gives every rank the state of rank 0."""
+
+    distribute_region_enabled = True
+
+    def __init__(self, mesh: object, run_state_sync: bool = True) -> None:
+        state = torch.get_rng_state()
+        dist.broadcast(state, 0)
+        torch.set_rng_state(state)
+
+    @contextmanager
+    def _distribute_region(self, spec: object, generator: torch.Generator | None = None) -> Iterator[None]:
+        yield
+
+
+def dropped_on_dtensors(ours: bool) -> list[bool]:
+    mesh = pz.build_mesh(Mesh({"dp_shard": 2}), "cpu")
+    with (
+        mock.patch.object(_random, "OffsetBasedRNGTracker", AsOnGpus),
+        mock.patch.object(_dispatch, "is_rng_supported_mesh", lambda mesh: True),
+    ):
+        pz.seed_ranks(mesh, 7)  # as of GPUs: a mesh of CPUs installs nothing
+        if ours:
+            torch_private.draw_from_own_generators()
+        expected = F.dropout(torch.ones(64), 0.5)
+        pz.seed_ranks(mesh, 7)
+        found = F.dropout(DTensor.from_local(torch.ones(64), mesh, [Replicate()]), 0.5).to_local()
+        if ours:
+            assert torch.equal(found, expected)
+        return (found != 0).tolist()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("ours", [True, False])
+def test_dtensors_draw_from_each_ranks_own_generator_on_gpus_too(ours: bool) -> None:
+    """Data ranks hold other tokens. Under DTensor's own tracker they would drop the same elements of them."""
+    first, second = run_ranks(dropped_on_dtensors, 2, ours)
+    assert (first != second) is ours
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_seeding_ranks_of_gpus_keeps_dtensor_from_making_its_tracker(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh: Any = SimpleNamespace(device_type=device)
+    monkeypatch.setattr(_random, "_rng_tracker", None)
+    monkeypatch.setattr(random_numbers, "rename_axes", lambda mesh, axes: mesh)
+    monkeypatch.setattr(random_numbers, "describe", lambda mesh: Mesh({"dp_shard": 2}))
+    monkeypatch.setattr(random_numbers, "batch_rank", lambda mesh: (1, 2))
+    pz.seed_ranks(mesh, 7)
+    assert (_random._rng_tracker is not None) is (device == "cuda")

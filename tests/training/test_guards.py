@@ -15,7 +15,9 @@ from torch import Tensor, nn
 import parallelizer as pz
 from parallelizer.configuration.compose import compose_config
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.runtime.guards.drift import Drift
 from parallelizer.runtime.step import Batch
+from parallelizer.training import guards
 from parallelizer.training.guards import MOST_SKIPPED, Guards
 from parallelizer.training.settings import Settings, read_settings
 from tests.parity import token_loss
@@ -162,3 +164,26 @@ def test_one_process_is_guarded_too() -> None:
     run = Run(Llama(**SIZES), [token_batch()], check_every=1)
     run.spoilt = {2}
     assert run.go(1, stop=10) == ([10], "") and run.ends(1)[0] == "nonfinite"
+
+
+@pytest.mark.parametrize(
+    ("on_drift", "device", "raises"),
+    [
+        ("auto", "cpu", True),
+        ("auto", "cuda", False),
+        ("stop", "cuda", True),
+        ("warn", "cpu", False),
+    ],
+)
+def test_drift_stops_a_run_on_cpus_and_is_a_warning_on_gpus(
+    on_drift: str, device: str, raises: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drift = Drift("weight", "", (1,), (0, 1), 1e-3)
+    monkeypatch.setattr(guards, "find_drift", lambda model, optimizer: (drift,))
+    monkeypatch.setattr(guards, "device_of", lambda model: torch.device(device))
+    model = nn.Linear(1, 1)
+    run = Guards(
+        dataclasses.replace(SETTINGS, on_drift=on_drift), model, adam(model), token_loss, leads=False
+    )
+    with pytest.raises(PlanError, match="ranks-drifted") if raises else contextlib.nullcontext():
+        run.compare(3)

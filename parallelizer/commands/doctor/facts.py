@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from parallelizer.child import Failed, NotInTime, in_time
+from parallelizer.child.in_time import Failed, NotInTime, in_time
 from parallelizer.diagnostics.units import size
 
 DISTRIBUTION = "torch-parallelizer"
@@ -97,7 +97,7 @@ def _free(path: str) -> str:
 def devices() -> Iterator[tuple[str, str]]:
     """What torch was built for and which devices it sees, asked in a child."""
     try:
-        yield from in_time(_seen_by_torch, 60).items()
+        yield from in_time(_seen_by_torch, 60, sees_gpus=True).items()
     except (Failed, NotInTime) as error:
         yield "torch", f"cannot be asked: {error}"
 

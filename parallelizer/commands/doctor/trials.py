@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from parallelizer.child import Failed, NotInTime, in_time
+from parallelizer.child.in_time import Failed, NotInTime, in_time
 from parallelizer.commands.import_torch import import_torch
 
 State = Literal["works", "broken", "absent"]
@@ -66,11 +66,17 @@ def all_trials() -> Iterator[Trial]:
 
 
 def attempt(
-    name: str, function: Callable[[], str], seconds: float, help: str, *, needed: bool = False
+    name: str,
+    function: Callable[[], str],
+    seconds: float,
+    help: str,
+    *,
+    needed: bool = False,
+    sees_gpus: bool = False,
 ) -> Trial:
     """Try one thing in a child; `function` returns what to say of it when it works."""
     try:
-        return Trial(name, "works", in_time(function, seconds), needed=needed)
+        return Trial(name, "works", in_time(function, seconds, sees_gpus=sees_gpus), needed=needed)
     except (Failed, NotInTime) as error:
         return Trial(name, "broken", " ".join(str(error).split())[:200], help, needed)
 
@@ -199,12 +205,13 @@ def _compiles() -> str:
 def _cuda() -> Trial:
     name = "CUDA and NCCL"
     try:
-        devices = in_time(_cuda_devices, 60)
+        devices = in_time(_cuda_devices, 60, sees_gpus=True)
     except (Failed, NotInTime) as error:
         return Trial(name, "broken", str(error), "do without: device=cpu")
     if not devices:
         return Trial(name, "absent", "no GPU that torch sees", "ranks run on CPUs: device=cpu")
-    return attempt(name, _nccl, 120, "see that driver and torch's CUDA fit: nvidia-smi; or device=cpu")
+    advice = "see that driver and torch's CUDA fit: nvidia-smi; or device=cpu"
+    return attempt(name, _nccl, 120, advice, sees_gpus=True)
 
 
 def _cuda_devices() -> int:

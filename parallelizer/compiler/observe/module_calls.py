@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from parallelizer.child import WorldError, in_children
+from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, shortened_copy
 from parallelizer.compiler.observe.running_module import Running

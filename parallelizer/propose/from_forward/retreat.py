@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from parallelizer.child import NotInTime
+from parallelizer.child.in_time import NotInTime
 from parallelizer.propose.from_forward import counted
 from parallelizer.propose.from_forward.facts import Facts
 from parallelizer.propose.from_forward.rules import Choice, key, may_shard_logits, units

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from parallelizer.child import Failed, NotInTime, WorldError, in_time
+from parallelizer.child.children import WorldError
+from parallelizer.child.in_time import Failed, NotInTime, in_time
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError

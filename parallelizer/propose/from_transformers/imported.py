@@ -59,7 +59,7 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
 
 def _met(setup: Setup, model: nn.Module) -> dict[str, int]:
     """The parameters that meet heads or features which can be split, with the dimension along which, as a forward shows."""
-    from parallelizer.child import WorldError, in_children
+    from parallelizer.child.children import WorldError, in_children
 
     try:
         (found,) = in_children([(_watched, model, setup.workload)])

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from parallelizer.runtime.checkpoint.contents import (
 from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.planning import Piece, Writing
 from parallelizer.runtime.fail_together import gathered
+from parallelizer.runtime.object_group import background_group, lend
 from parallelizer.runtime.state import state_of
 from parallelizer.runtime.state_dict import state_tensors
 
@@ -84,10 +84,7 @@ class Checkpoints:
         if self.leads:
             with suppress(OSError):
                 names.tidy(self.folder)
-        self._group: dist.ProcessGroup | None = None
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            # Of its own: its collectives run beside the training's, and pass no GPU.
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        self._group = background_group(timeout)  # its collectives run beside the training's, and pass no GPU
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
         self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
@@ -121,7 +118,7 @@ class Checkpoints:
         self._thread = threading.Thread(
             target=self._write, args=(step, pieces, about, threads), name=f"checkpoint {step}", daemon=True
         )
-        self._thread.start()
+        lend(self._thread)
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written."""

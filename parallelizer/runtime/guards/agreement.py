@@ -1,9 +1,10 @@
 """An exchange between all ranks once a step: requests to stop, the step of each rank, and its position in the
 data.
 
-It is one all-reduce of five numbers over a group of its own, on the CPU, so that it neither waits for a GPU
-nor mixes with the collectives of the step. It starts before its result is needed. Only ranks that disagree
-exchange more.
+It is five numbers, whose greatest over all ranks say it. `train_step` reduces them with its own check of the step:
+`Agreement.words` makes them, and `Agreement.read` reads them. In another loop `tell` and `heard` reduce them over a group of
+their own, on the CPU, which neither waits for a GPU nor mixes with the collectives of the step. Only ranks that
+disagree exchange more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.runtime.fail_together import gathered
 from parallelizer.runtime.guards.checksum import digest
 from parallelizer.runtime.guards.wording import ranks_named
 from parallelizer.runtime.launch.failures import LaunchError
@@ -38,7 +40,7 @@ class Verdict:
 
 class Agreement:
     """One exchange a step between all ranks of the world; with one rank nothing is sent. Collective: every rank makes
-    it, and calls `tell` and `heard` in turns.
+    it, and calls `words` and `read`, or `tell` and `heard`, in turns.
 
     `timeout`, in seconds, is how long `heard` waits for the last rank to tell. That rank may be computing, so it is
     to be longer than a step; a watchdog is who says that a rank is stuck.
@@ -47,13 +49,24 @@ class Agreement:
     def __init__(self, timeout: float = 600.0) -> None:
         self.timeout = timeout
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._group = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) if self.ranks > 1 else None
-        )
+        self._group: dist.ProcessGroup | None = None
         self._told: torch.Tensor | None = None
         self._mine: tuple[int, int] = (0, 0)
-        self._stop = 0
         self._work: dist.Work | None = None
+
+    def words(self, step: int, *, stop: int = 0, position: object = None) -> torch.Tensor:
+        """What this rank says of a step, for `train_step`; the arguments are those of `tell`."""
+        self._mine = (step, 0 if position is None else digest(position))
+        step, place = self._mine
+        # The least is the greatest of the opposites: one reduction finds both.
+        return torch.tensor([stop, step, -step, place, -place])
+
+    def read(self, greatest: Sequence[int]) -> Verdict:
+        """What the greatest of all ranks' words say; the same on all of them. Collective where they disagree."""
+        stop, step, less_step, place, less_place = greatest
+        if step == -less_step and place == -less_place:
+            return Verdict(stop)
+        return self._named(stop)
 
     def tell(self, step: int, *, stop: int = 0, position: object = None) -> None:
         """Say which step this is, and start to listen. Does not wait.
@@ -63,11 +76,10 @@ class Agreement:
         """
         if self._told is not None:
             raise RuntimeError("tell was called twice, with no heard in between")
-        self._mine, self._stop = (step, 0 if position is None else digest(position)), stop
-        step, place = self._mine
-        # The least is the greatest of the opposites: one reduction finds both.
-        self._told = torch.tensor([stop, step, -step, place, -place])
-        if self._group is not None:
+        self._told = self.words(step, stop=stop, position=position)
+        if self.ranks > 1:
+            if self._group is None:
+                self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.timeout))
             self._work = dist.all_reduce(self._told, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def heard(self) -> Verdict:
@@ -77,10 +89,7 @@ class Agreement:
         try:
             if self._work is not None:
                 self._work.wait()
-            stop, step, less_step, place, less_place = self._told.tolist()
-            if step == -less_step and place == -less_place:
-                return Verdict(stop)
-            return self._named(stop)
+            return self.read(self._told.tolist())
         except RuntimeError as error:
             message = f"no rank can agree with all others after step {self._mine[0]}: {_first_line(error)}"
             help = "one of them has ended, or took longer than launch.collective_timeout: see its log"
@@ -90,9 +99,7 @@ class Agreement:
 
     def _named(self, stop: int) -> Verdict:
         """The second exchange: who said what."""
-        every = [torch.empty(2, dtype=torch.int64) for _ in range(self.ranks)]
-        dist.all_gather(every, torch.tensor(self._mine), group=self._group)
-        said = [(int(step), int(place)) for step, place in (one.tolist() for one in every)]
+        said = gathered(self._mine, self._group)
         steps, places = zip(*said, strict=True)
         return Verdict(stop, minority(said), steps, places)
 

@@ -2,7 +2,7 @@
 end.
 
 On CPU the ranks are forked. They have torch and everything else imported already, and neither the worker nor
-its arguments are pickled. On CUDA they are spawned, because a process that has used CUDA cannot be forked.
+its arguments are pickled. On CUDA, and where this process has used CUDA and cannot fork, they are spawned.
 There the worker must be importable by name, and its arguments must pickle. Results are pickled on both.
 
 The parent runs the elastic agent in one thread and a watcher in a second thread. When the ranks must end (a
@@ -25,13 +25,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from parallelizer.child import cuda_use, new_process
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.runtime.launch import lone_rendezvous
 from parallelizer.runtime.launch.ends import has_obeyed, what_happened, who_ended
@@ -45,6 +46,7 @@ from parallelizer.runtime.launch.watch import PERIOD, Watch, end, keep_watch
 __all__ = ["LaunchError", "OutsideRanks", "join", "leave", "outside_ranks", "start"]
 
 T = TypeVar("T")
+StartMethod = Literal["fork", "spawn"]
 
 _LOST = 10.0
 """Seconds after the end of the last rank in which the elastic agent must have noticed."""
@@ -90,7 +92,8 @@ def start(
     - KeyboardInterrupt on SIGINT, SystemExit(128 + n) on SIGTERM and SIGHUP, once the ranks have ended. In a
       thread other than the main one, signals are left to the main thread.
     """
-    _check_startable(ranks, device)
+    method = _start_method(worker, args, device)
+    _check_startable(ranks, method)
     restarts = Restarts(max_restarts)
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
@@ -110,17 +113,30 @@ def start(
                     graceful=graceful,
                     stuck_after=stuck_after,
                 )
-                ended = _attempt(job, start_timeout, got)
+                ended = _attempt(job, method, start_timeout, got)
             if isinstance(ended, list):
                 return [pickle.loads(result) for result in ended]
             restarts.again(ended[1], ended[0])
     raise AssertionError("an attempt succeeds, or the restarts come to an end")
 
 
-def _check_startable(ranks: int, device: Device) -> None:
+def _start_method(worker: Callable[..., object], args: tuple, device: Device) -> StartMethod:
+    if device == "cuda":
+        return "spawn"
+    if not cuda_use.must_not_fork():
+        return "fork"
+    try:
+        new_process.pickled((worker, args), getattr(worker, "__qualname__", str(worker)))
+    except PlanError as error:
+        found = error.diagnostics[0]
+        raise LaunchError(found.message, found.help) from error
+    return "spawn"
+
+
+def _check_startable(ranks: int, method: StartMethod) -> None:
     if ranks < 1:
         raise LaunchError(f"{ranks} ranks cannot be started: it takes one at least")
-    if device == "cuda":
+    if method == "spawn":
         return
     if "fork" not in multiprocessing.get_all_start_methods():
         raise LaunchError("this system cannot fork processes", "use Linux (on Windows: WSL), or torchrun")
@@ -131,7 +147,9 @@ def _check_startable(ranks: int, device: Device) -> None:
         )
 
 
-def _attempt(job: Launch, start_timeout: float, got: Signals) -> list[bytes] | tuple[LaunchError, End]:
+def _attempt(
+    job: Launch, method: StartMethod, start_timeout: float, got: Signals
+) -> list[bytes] | tuple[LaunchError, End]:
     """The pickled results, in order of rank, of one start; or why there are none, if it may be started again.
 
     No rank is left afterwards, whatever happens.
@@ -140,7 +158,7 @@ def _attempt(job: Launch, start_timeout: float, got: Signals) -> list[bytes] | t
     watch.beats()  # makes their file
     over = threading.Event()
     watcher = threading.Thread(target=keep_watch, args=(watch, start_timeout, got, over), daemon=True)
-    agent = _Agent(job)
+    agent = _Agent(job, method)
     watcher.start()
     try:
         with _quietly():
@@ -179,9 +197,9 @@ class _Agent(threading.Thread):
     stays until `leave` is set.
     """
 
-    def __init__(self, job: Launch) -> None:
+    def __init__(self, job: Launch, method: StartMethod) -> None:
         super().__init__(name="elastic agent", daemon=True)
-        self._job = job
+        self._job, self._method = job, method
         self.trouble: Exception | None = None
         """What the agent raised: it knows of one rank; the notes tell of all."""
         self.done, self.leave = threading.Event(), threading.Event()
@@ -197,7 +215,7 @@ class _Agent(threading.Thread):
             local_addr="127.0.0.1",
             max_restarts=0,
             monitor_interval=PERIOD,
-            start_method="fork" if self._job.device == "cpu" else "spawn",
+            start_method=self._method,
             logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
             signals_to_handle="",  # they are ours, see noted_signals
         )

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.runtime.launch import interfaces, slurm_step
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.own_watch import own_watch
@@ -206,3 +208,15 @@ def _check_gpu(ranks: OutsideRanks) -> None:
             f"rank {ranks.rank} is number {ranks.local_rank + 1} on its node and sees {seen} GPUs there",
             "start as many ranks on each node as it has GPUs",
         )
+    if seen == 1 and ranks.rank == 0 and ranks.launcher == "slurm" and ranks.nodes and ranks.nodes[0] > 1:
+        show_diagnostics.write([_alone(ranks.nodes[0])], sys.stderr, summary=False)
+
+
+def _alone(local_ranks: int) -> Diagnostic:
+    return Diagnostic(
+        "one-gpu-seen",
+        f"each of {local_ranks} ranks on a node sees one GPU only: NCCL cannot use NVLink between them",
+        None,
+        "let every rank see all GPUs of its node: sbatch with --gpus-per-node, not with --gpus-per-task",
+        "warning",
+    )

@@ -24,11 +24,14 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
+from parallelizer.child import cuda_use
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.launch.failures import Failure as Failure
 from parallelizer.runtime.launch.failures import LaunchError, failure_of
+from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank, record_collectives_in
 from parallelizer.runtime.launch.stacks import answer_requests
 from parallelizer.runtime.launch.stopping import stop_signals
+from parallelizer.runtime.object_group import object_group
 
 Device = Literal["cpu", "cuda"]
 
@@ -62,6 +65,9 @@ def run_rank(job: Launch) -> None:
     pickled result) or `failed` (why). A rank that fails ends here, with exit code 1 or the worker's own.
     """
     rank = int(os.environ["RANK"])
+    if job.device == "cpu":
+        # Else its first backward starts a thread for every GPU.
+        cuda_use.hide_gpus()
     _end_with(job.parent)
     _quiet_signals()
     # It logs the traceback of an exception that is raised all the same.
@@ -96,6 +102,8 @@ def _enter(job: Launch, rank: int) -> None:
     # all interfaces, resolves host names, and is gone as soon as rank 0 has finished.
     store = dist.FileStore(str(job.folder / "store"), job.ranks)
     store.set_timeout(timedelta(seconds=job.collective_timeout))
+    if job.device == "cuda" and job.log_dir is not None:
+        record_collectives_in(job.log_dir)
     enter_group(job.device, rank, job.collective_timeout, store, rank, job.ranks)
 
 
@@ -160,22 +168,18 @@ def enter_group(
 
     Without a `store` the group is found through torchrun's environment variables. A CPU rank has one torch
     thread: ranks share the cores, and a forked rank must not wait for OpenMP threads that only its parent
-    has. On CUDA the rank takes the GPU of its `local_rank`, or the only one that its launcher lets it see;
-    tensors on the CPU go over gloo. `collective_timeout` is that of every group made later, too.
+    has. On CUDA the rank takes the GPU of its `local_rank`, or the only one that its launcher lets it see. Its groups
+    are of NCCL, and one of gloo carries objects: see `object_group`. `collective_timeout` is that of every group made
+    later, too.
     """
     timeout = timedelta(seconds=collective_timeout)
     torch_private.set_group_timeout(timeout)
     if device == "cuda":
-        place = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
-        torch.cuda.set_device(place)
+        place = prepare_gpu_rank(local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl",
-            timeout=timeout,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            device_id=place,
+            "nccl", timeout=timeout, store=store, rank=rank, world_size=world_size, device_id=place
         )
+        object_group()  # made while every rank is here
     else:
         place = torch.device("cpu")
         torch.set_num_threads(1)

@@ -23,6 +23,11 @@ _COLLECTIVES = (
     "torch/distributed/_functional_collectives.py",
     "torch/distributed/rendezvous.py",
 )
+_WAITS = re.compile(r"\.(wait|tolist|item)\(|synchronize\(")
+"""Calls that wait: for a collective (`work.wait()` has no frame of its own), or for everything that a GPU still has to do.
+NCCL's collectives run on the GPU, so that a rank passes them, and stops where it reads a value back.
+"""
+
 _THROUGH = (
     "torch/_ops.py",
     "torch/_library/autograd.py",
@@ -59,10 +64,11 @@ class Stack:
     @property
     def waits(self) -> bool:
         """Whether it waits for other ranks, as far as can be told: it stands inside one of torch's collectives,
-        or at a line that waits for one (`work.wait()` has no frame of its own).
+        or at a line that waits for one, or for the GPU.
         """
         inner = next((f for f in self.frames if not f.file.endswith(_THROUGH)), self.frames[0])
-        return inner.file.endswith(_COLLECTIVES) or ".wait(" in linecache.getline(inner.file, inner.line)
+        line = linecache.getline(inner.file, inner.line)
+        return inner.file.endswith(_COLLECTIVES) or _WAITS.search(line) is not None
 
     def __str__(self) -> str:
         """What a person wants to see: down to the worker, and without what torch puts around each module."""

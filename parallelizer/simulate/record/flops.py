@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from parallelizer import torch_private
-from parallelizer.child import WorldError, in_children
+from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.initialize import allocate

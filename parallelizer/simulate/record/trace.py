@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
-from parallelizer.child import Children, WorldError, in_children
+from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
 from parallelizer.compiler.observe.flex_attention import FlexAttention
 from parallelizer.compiler.observe.running_module import Running

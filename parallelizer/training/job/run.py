@@ -6,6 +6,7 @@ or joins them under torchrun and Slurm, and each rank calls the recipe's functio
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
 from parallelizer.runtime.launch import launcher as launch
+from parallelizer.runtime.object_group import object_group
 from parallelizer.training.job import outcome, run_name, slurm_jobs, slurm_launcher
 from parallelizer.training.job.job import Job
 from parallelizer.training.job.prepare import prepare
@@ -175,7 +177,17 @@ def _announced(job: Job, model: nn.Module, looked: Looked, *, alone: bool) -> Jo
 
 def started(train: Train, job: Job) -> Result:
     """One of the ranks that this command has started."""
+    if job.settings.deterministic:
+        use_deterministic_kernels()
     return train(job)
+
+
+def use_deterministic_kernels() -> None:
+    """Let torch raise an error at an operator without a kernel that always gives the same result."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read before the first product of matrices
+    torch.use_deterministic_algorithms(True)
+    # By default torch then also fills new memory, to find operators that read it: that costs time, and changes no result.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def joined(train: Train, job: Job) -> Result:
@@ -183,7 +195,7 @@ def joined(train: Train, job: Job) -> Result:
     saved there already; the others learn of it.
     """
     chosen = [str(job.folder), job.settings.save]
-    dist.broadcast_object_list(chosen, src=0)
+    dist.broadcast_object_list(chosen, src=0, group=object_group())
     folder, settings = Path(str(chosen[0])), replace(job.settings, save=chosen[1])
     with outcome.rank_reported(dist.get_rank(), dist.get_world_size(), folder):
         return started(train, replace(job, folder=folder, settings=settings))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from parallelizer.configuration.setup import Setup
@@ -12,6 +13,7 @@ from parallelizer.simulate.record.planned import Planned, planned_of
 from parallelizer.simulate.validate import Validation
 from parallelizer.styles.application import Program
 from parallelizer.training.settings import Settings
+from parallelizer.training.watch.peak import peak_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,13 @@ class Forecast:
             return None
         return self.flops / (seconds * self.peak_flops)
 
+    def of_devices(self, device: torch.device, ranks: int) -> Forecast:
+        """With the peak of so many GPUs like this one, by its name, if no hardware was configured."""
+        if not self.flops or self.peak_flops or device.type != "cuda":
+            return self
+        peak = peak_of(torch.cuda.get_device_name(device))
+        return replace(self, peak_flops=None if peak is None else peak * ranks)
+
 
 def forecast_of(
     setup: Setup, program: Program, model: nn.Module, settings: Settings, validation: Validation
@@ -49,7 +58,9 @@ def forecast_of(
         planned = planned_of(validation.trace)
     else:
         reason = next((d.message for d in validation.found if d.code == "trace-failed"), "it was not traced")
-    flops = step_flops(program, model, setup.workload, loss) if peak else None
+    # A GPU that no configuration names tells its name to the rank: see `of_devices`.
+    counted = peak is not None or setup.device == "cuda"
+    flops = step_flops(program, model, setup.workload, loss) if counted else None
     return Forecast(planned, reason, flops, peak)
 
 

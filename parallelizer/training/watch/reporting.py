@@ -60,7 +60,8 @@ class Reporting:
         *,
         done: int,
     ) -> None:
-        self.data, self.forecast, self.folder, self.device = data, forecast, folder, device
+        self.data, self.folder, self.device = data, folder, device
+        self.forecast = forecast = forecast.of_devices(device, setup.mesh.world_size)
         self.checkpoints, self.first, self.number = checkpoints, done, done
         self.leads = dist.get_rank() == 0
         self.units = setup.workload.batch_size * data.units(setup.workload.seq_len)

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from parallelizer.child import new_process
 from parallelizer.commands import plan, verify
 from parallelizer.commands.explain import codes
 from parallelizer.configuration.compose import compose_config
@@ -42,6 +43,7 @@ from parallelizer.report.export.export import export
 from parallelizer.report.html import page as html
 from parallelizer.runtime.guards import agreement, drift, nonfinite
 from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.runtime.step import Step
@@ -221,6 +223,8 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "out-of-step": lambda here: apart(),
     "parameters-added": lambda here: added(),
     "prompt-invalid": lambda here: raised(lambda: tokens_of("longer", BYTES, 256, 4)),
+    "cuda-in-use": lambda here: raised(lambda: new_process.pickled(lambda: None, "a loss")),
+    "one-gpu-seen": lambda here: [outside._alone(8)],
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from parallelizer.child import NotInTime
+from parallelizer.child.in_time import NotInTime
 from parallelizer.propose.from_forward.retreat import Retreat
 from parallelizer.propose.from_forward.rules import Choice, units
 from parallelizer.propose.from_forward.write_plan import write_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.child import NotInTime
+from parallelizer.child.in_time import NotInTime
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.propose.from_forward.trial import Deadline, Trials

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.configuration.compose import compose_config

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.launch.heartbeat import beat
 from parallelizer.runtime.launch.outside import OutsideRanks, join, outside_ranks
@@ -253,3 +254,16 @@ def test_a_joined_rank_that_stands_still_says_where(tmp_path: Path, env: pytest.
     first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
     assert first.startswith("warning: rank 0 of 2: no progress for 0 s in step 3; it stands here\n")
     assert "dist.barrier()" in first and "time.sleep(1)" in second
+
+
+@pytest.mark.parametrize(
+    ("seen", "launcher", "told"), [(1, "slurm", True), (8, "slurm", False), (1, "torchrun", False)]
+)
+def test_ranks_that_see_one_gpu_of_several_are_warned_of_nvlink(
+    seen: int, launcher: str, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(outside.torch.cuda, "device_count", lambda: seen)
+    for rank in (0, 1):
+        outside._check_gpu(OutsideRanks(rank, 16, rank, launcher, "head", 29500, (8, 8)))  # type: ignore[arg-type]
+    outside._check_gpu(OutsideRanks(0, 2, 0, launcher, "head", 29500, (1, 1)))  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("warning[one-gpu-seen]") == told

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.language.plan import Mesh
 from parallelizer.mesh import build_mesh
 from parallelizer.simulate.collectives import axes_by_ranks

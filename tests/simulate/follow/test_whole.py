@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.simulate.all_checks import check_followed

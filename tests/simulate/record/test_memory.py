@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.memory_truth import Case, cases, compare
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.simulate.record.memory import CATEGORIES, MemoryTracker, settled, usage
 from tests.chosen import chosen

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
 from parallelizer import torch_private
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.styles.context_parallel import balance
 from parallelizer.styles.context_parallel.attention import context_attention

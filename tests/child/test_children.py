@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.child import WorldError, in_children
+from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe import phase
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.simulate.fake_world import enter_fake_world
@@ -100,7 +100,7 @@ def test_what_a_child_prints_goes_to_stderr_and_exit_handlers_do_not_run(tmp_pat
     script = tmp_path / "script.py"
     script.write_text(
         "import atexit, os, sys\n"
-        "from parallelizer.child import in_children\n"
+        "from parallelizer.child.children import in_children\n"
         "atexit.register(lambda: print('left', file=sys.stderr))\n"
         "def child():\n"
         "    print('python')\n"
@@ -110,7 +110,7 @@ def test_what_a_child_prints_goes_to_stderr_and_exit_handlers_do_not_run(tmp_pat
         "in_children([(child,)])\n"
         "print('after')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
     )
@@ -211,7 +211,8 @@ def test_a_child_computes_alone_whatever_threads_its_parent_has_used(tmp_path: P
     script = tmp_path / "script.py"
     script.write_text(
         "import torch\n"
-        "from parallelizer.child import in_children, in_time\n"
+        "from parallelizer.child.children import in_children\n"
+        "from parallelizer.child.in_time import in_time\n"
         "def compute():\n"
         "    x = torch.randn(1000, 1000, requires_grad=True)\n"
         "    (x @ x).softmax(1).sum().backward()\n"
@@ -220,7 +221,7 @@ def test_a_child_computes_alone_whatever_threads_its_parent_has_used(tmp_path: P
         "assert compute() == 2\n"
         "print(in_children([(compute,)]), in_time(compute, 20), torch.get_num_threads())\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, env=environment, timeout=60
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.child import Failed, NotInTime, in_time
+from parallelizer.child.in_time import Failed, NotInTime, in_time
 
 
 def test_the_result_comes_back_however_large() -> None:

@@ -1,0 +1,51 @@
+"""What a rank on a GPU sets before it uses CUDA: its device, its threads, and torch's variables of the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The names of the allocator's settings, the second that of older releases of torch."""
+
+_RECORD = {
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+}
+"""Let NCCL's groups remember so many collectives, and write them to a file if one exceeds its timeout."""
+
+
+def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
+    """Make this process a rank on a GPU, and return its device: the GPU of its `local_rank`, or the only one that its
+    launcher lets it see.
+
+    Variables that the user has set keep their values.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        # Segments that grow leave fewer gaps. It is read when CUDA is initialised.
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
+    for name, value in _RECORD.items():
+        os.environ.setdefault(name, value)
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads(local_ranks))
+    # Backward runs in this thread, whose stack tells where a rank stands. By default every GPU has a thread for it.
+    torch.autograd.set_multithreading_enabled(False)
+    place = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
+    torch.cuda.set_device(place)
+    return place
+
+
+def threads(local_ranks: int) -> int:
+    """A rank's share of the cores. A new process would take all of them, as would its neighbours."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, local_ranks))
+
+
+def record_collectives_in(folder: Path) -> None:
+    """Let ranks write what they remember of their collectives to `folder/collectives_rank<k>`, unless the user has named
+    another place.
+    """
+    if not {"TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"} & set(os.environ):
+        prefix = str(folder / "collectives_rank")
+        os.environ["TORCH_FR_DUMP_TEMP_FILE"] = os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] = prefix
