@@ -2,7 +2,7 @@
 
 Whatever would leave something behind in a process runs in a child: a step on a fake world, a model that is watched, an
 attempt that may never end. A child has one torch thread, however many its parent has: OpenMP's threads do not live on
-in a forked process, which would wait for them forever. A child sees no GPU.
+in a forked process, which would wait for them forever. A child sees no GPU, unless it is started to use one.
 
 A child is forked. It has everything that is imported already, and nothing is pickled on its way there. A process that
 has used CUDA cannot fork: its children are new processes (`new_process.py`), and the functions and their arguments
@@ -52,14 +52,14 @@ class Children:
     no caller has taken.
     """
 
-    def __init__(self, calls: Calls) -> None:
+    def __init__(self, calls: Calls, *, sees_gpus: bool = False) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         start = _start_new if calls and cuda_use.must_not_fork() else _start
         self._children: list[_Child] = []
         try:
             for function, *args in calls:
-                self._children.append(start(function, args))
+                self._children.append(start(function, args, sees_gpus))
         except BaseException:
             self.__exit__()
             raise
@@ -92,9 +92,11 @@ def _kill(children: Sequence[_Child]) -> None:
         child.kill()
 
 
-def in_children(calls: Calls) -> list[Any]:
-    """Run each call in a child of its own, side by side, and return what they return: see `Children.results`."""
-    return Children(calls).results()
+def in_children(calls: Calls, *, sees_gpus: bool = False) -> list[Any]:
+    """Run each call in a child of its own, side by side, and return what they return: see `Children.results`. With `sees_gpus`
+    they may use this machine's GPUs.
+    """
+    return Children(calls, sees_gpus=sees_gpus).results()
 
 
 @dataclass(frozen=True)
@@ -117,18 +119,18 @@ class _Forked:
         self.stream.close()
 
 
-def _start(function: Callable[..., Any], args: Sequence[Any]) -> _Child:
+def _start(function: Callable[..., Any], args: Sequence[Any], sees_gpus: bool) -> _Child:
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(receive)
-        _child(send, function, args)
+        _child(send, function, args, sees_gpus)
     os.close(send)
     return _Forked(pid, os.fdopen(receive, "rb"))
 
 
-def _start_new(function: Callable[..., Any], args: Sequence[Any]) -> _Child:
-    return new_process.start(_new_child, function, args)
+def _start_new(function: Callable[..., Any], args: Sequence[Any], sees_gpus: bool) -> _Child:
+    return new_process.start(_new_child, function, args, sees_gpus=sees_gpus)
 
 
 def _result(data: bytes, code: int) -> Any:
@@ -150,11 +152,12 @@ def _ending(code: int) -> str:
     )
 
 
-def _child(send: int, function: Callable[..., Any], args: Sequence[Any]) -> None:
+def _child(send: int, function: Callable[..., Any], args: Sequence[Any], sees_gpus: bool) -> None:
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 1
     try:
-        cuda_use.hide_gpus()
+        if not sees_gpus:
+            cuda_use.hide_gpus()
         gc.freeze()  # what the parent has made outlives the child: it is never collected, and its pages stay shared
         status = _send(send, lambda: _answer(function, args))
     finally:

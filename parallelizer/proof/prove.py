@@ -332,6 +332,7 @@ def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) ->
             device="cpu",
             start_timeout=START_TIMEOUT,
             collective_timeout=COLLECTIVE_TIMEOUT,
+            sees_gpus=subject.device == "cuda",
         )
         return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
 

@@ -64,6 +64,7 @@ def start(
     max_restarts: int = 0,
     stuck_after: float = 300.0,
     graceful: float = 0.0,
+    sees_gpus: bool = False,
 ) -> list[T]:
     """Run `worker(*args)` on `ranks` processes of this machine and return what they return, in order of rank.
 
@@ -84,6 +85,9 @@ def start(
     With `graceful` above 0, SIGTERM and SIGUSR1 are passed on to the ranks, which get so many seconds to return
     (see `stopping.stop_requests`): then their results are returned. Those left after that, and all at a second
     signal, are ended.
+
+    With `sees_gpus` ranks of `device` cpu may use this machine's GPUs beside their group, which is gloo's; otherwise they see
+    none.
 
     When it returns or raises, no rank is left, and signal handlers and environment are as they were. Raises
     - LaunchError when a rank raises, is killed or does not get going, after `max_restarts` further attempts, or
@@ -112,6 +116,7 @@ def start(
                     parent=os.getpid(),
                     graceful=graceful,
                     stuck_after=stuck_after,
+                    sees_gpus=sees_gpus,
                 )
                 ended = _attempt(job, method, start_timeout, got)
             if isinstance(ended, list):

@@ -56,6 +56,7 @@ class Launch:
     graceful: float = 0.0
     """Seconds that ranks get to save and end by themselves; 0 where they are ended at once."""
     stuck_after: float = 0.0
+    sees_gpus: bool = False
 
 
 def run_rank(job: Launch) -> None:
@@ -65,7 +66,7 @@ def run_rank(job: Launch) -> None:
     pickled result) or `failed` (why). A rank that fails ends here, with exit code 1 or the worker's own.
     """
     rank = int(os.environ["RANK"])
-    if job.device == "cpu":
+    if job.device == "cpu" and not job.sees_gpus:
         # Else its first backward starts a thread for every GPU.
         cuda_use.hide_gpus()
     _end_with(job.parent)

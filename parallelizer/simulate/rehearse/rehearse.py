@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from parallelizer import torch_private
-from parallelizer.child import in_children
+from parallelizer.child.children import in_children
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import Initializer, materialize
@@ -71,7 +71,8 @@ def rehearse(
     term. The order of collectives between ranks, links and overlap with them cannot be seen. Raises WorldError where the child
     ends without a result, for want of memory for example.
     """
-    (found,) = in_children([(_rehearsed, program, model, recipe, rank, device, steps, seed, initializer)])
+    call = (_rehearsed, program, model, recipe, rank, device, steps, seed, initializer)
+    (found,) = in_children([call], sees_gpus=device == "cuda")
     result: Rehearsal = found
     return result
 
