@@ -232,7 +232,12 @@ _LSE_ROWS = 32
 
 
 def efficient_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, bias: torch.Tensor | None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse by the memory-efficient kernels of CUDA: any float dtype but float64, one key head for each query head, a
     bias of q's dtype that is added to the scores.
@@ -768,6 +773,14 @@ def redistributed_to() -> tuple[str, ...]:
     names = there.mesh.mesh_dim_names or ()
     pairs = zip(names, here.placements, there.placements, strict=False)
     return tuple(name for name, a, b in pairs if a != b and not (a.is_partial() or b.is_replicate()))
+
+
+def propagates_shapes() -> bool:
+    """Whether DTensor runs an operator on fake tensors right now, to learn the shapes of its results. It keeps what it has
+    learnt, but in torch 2.11 not of operators on lists of tensors. Told from the running frames: to a mode such a tensor is
+    one of the step. Waits for a propagation that leaves other modes out.
+    """
+    return _caller("_propagate_tensor_meta_non_cached", 24) is not None
 
 
 _TO_LOCAL = _ToTorchTensor.forward.__code__

@@ -31,12 +31,27 @@ PARTS: dict[int, tuple[Case, ...]] = {
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the parts; returns 1 where a case failed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", type=int, action="append", choices=sorted(PARTS), help="a part; may be repeated; all of them if left out")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains one of these, separated by commas")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--part",
+        type=int,
+        action="append",
+        choices=sorted(PARTS),
+        help="a part; may be repeated; all of them if left out",
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="only cases whose name contains one of these, separated by commas",
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="minutes that a part may take")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--output", type=Path, default=Path("gpu"), metavar="DIR", help="folder of the tables and logs")
+    parser.add_argument(
+        "--output", type=Path, default=Path("gpu"), metavar="DIR", help="folder of the tables and logs"
+    )
     said = parser.parse_args(words)
     failed = False
     for part in said.part or sorted(PARTS):
@@ -47,9 +62,17 @@ def main(words: Sequence[str] | None = None) -> int:
                 continue
             left = ends - time.perf_counter()
             if left < 5:
-                outcomes.append(Outcome(case.name, failure=f"not started: the {said.minutes:g} minutes of the part are over"))
+                outcomes.append(
+                    Outcome(
+                        case.name, failure=f"not started: the {said.minutes:g} minutes of the part are over"
+                    )
+                )
                 continue
-            where = Where(said.device, said.device == "cpu", said.output / f"part{part}" / case.name.replace(" ", "_").replace("/", "_"))
+            where = Where(
+                said.device,
+                said.device == "cpu",
+                said.output / f"part{part}" / case.name.replace(" ", "_").replace("/", "_"),
+            )
             outcomes.append(run(case, where, min(case.limit, left)))
             print(_text(outcomes[-1]), flush=True)
         failed = failed or any(outcome.failure for outcome in outcomes)
@@ -58,7 +81,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _write(folder: Path, part: int, outcomes: Sequence[Outcome]) -> None:
-    (folder / f"part{part}.json").write_text(json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1) + "\n")
+    (folder / f"part{part}.json").write_text(
+        json.dumps([dataclasses.asdict(o) for o in outcomes], indent=1) + "\n"
+    )
     (folder / f"part{part}.md").write_text("\n\n".join(map(_text, outcomes)) + "\n")
 
 
@@ -70,7 +95,11 @@ def _text(outcome: Outcome) -> str:
         if tuple(row) != columns:
             columns = tuple(row)
             lines += ["", "| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-        lines.append("| " + " | ".join(str(value).replace("|", "/").replace("\n", " ") for value in row.values()) + " |")
+        lines.append(
+            "| "
+            + " | ".join(str(value).replace("|", "/").replace("\n", " ") for value in row.values())
+            + " |"
+        )
     if outcome.failure:
         lines += ["", f"**Failed**: {outcome.failure}"]
     return "\n".join(lines)

@@ -21,8 +21,12 @@ def blocks(where: Where) -> Iterator[Row]:
     """Outputs, log-sum-exp and gradients of one block, and of two merged ones, over dtypes, head sizes, groups and masks."""
     rows = 64 if where.small else 512
     heads, sizes = (2, (16, 40)) if where.small else (8, (64, 80, 96, 128, 192, 256))
-    for dtype, size, groups, kind in itertools.product(DTYPES, sizes, (1, 4), ("full", "causal", "mask", "empty row")):
-        yield _compared(where.device, dtype, heads * groups if where.small else heads, groups, rows, size, kind)
+    for dtype, size, groups, kind in itertools.product(
+        DTYPES, sizes, (1, 4), ("full", "causal", "mask", "empty row")
+    ):
+        yield _compared(
+            where.device, dtype, heads * groups if where.small else heads, groups, rows, size, kind
+        )
 
 
 def _compared(device: str, dtype: str, heads: int, groups: int, rows: int, size: int, kind: str) -> Row:
@@ -53,7 +57,14 @@ def _compared(device: str, dtype: str, heads: int, groups: int, rows: int, size:
     pairs = [(out, right), (lse, right_lse), *zip(grads, (t.grad for t in wide), strict=True)]
     if not causal:
         parts = [
-            block_forward(q, k[:, :, s], v[:, :, s], is_causal=False, scale=scale, mask=None if seen is None else seen[i])
+            block_forward(
+                q,
+                k[:, :, s],
+                v[:, :, s],
+                is_causal=False,
+                scale=scale,
+                mask=None if seen is None else seen[i],
+            )
             for i, s in enumerate((slice(0, half), slice(half, None)))
         ]
         both, both_lse = merge(*parts[0], *parts[1])
@@ -62,7 +73,9 @@ def _compared(device: str, dtype: str, heads: int, groups: int, rows: int, size:
     return found | {"worst": f"{worst:.1e}", "within": worst <= BOUNDS[dtype]}
 
 
-def _written_out(q: Any, k: Any, v: Any, causal: bool, scale: float, mask: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _written_out(
+    q: Any, k: Any, v: Any, causal: bool, scale: float, mask: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     groups = q.size(1) // k.size(1)
     k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
@@ -81,7 +94,11 @@ def _error(found: torch.Tensor, right: torch.Tensor | None) -> float:
     if bool((found.isinf() != right.isinf()).any()):
         return float("inf")
     found, right = (t.masked_fill(right.isinf(), 0) for t in (found, right))
-    return float((found - right).norm() / right.norm().clamp(min=1e-30)) if bool(found.isfinite().all()) else float("inf")
+    return (
+        float((found - right).norm() / right.norm().clamp(min=1e-30))
+        if bool(found.isfinite().all())
+        else float("inf")
+    )
 
 
 def chosen(where: Where) -> Iterator[Row]:
@@ -92,13 +109,38 @@ def chosen(where: Where) -> Iterator[Row]:
     kinds = ("full", "causal", "mask")
     for dtype, size, groups, kind in itertools.product(DTYPES, (64, 128, 192, 256), (1, 4), kinds):
         q = torch.randn(1, 8, rows, size, device=where.device, dtype=DTYPES[dtype], requires_grad=True)
-        k, v = (torch.randn(1, 8 // groups, rows, size, device=where.device, dtype=DTYPES[dtype], requires_grad=True) for _ in range(2))
-        mask = torch.ones(1, 1, rows, rows, dtype=torch.bool, device=where.device).tril() if kind == "mask" else None
+        k, v = (
+            torch.randn(
+                1, 8 // groups, rows, size, device=where.device, dtype=DTYPES[dtype], requires_grad=True
+            )
+            for _ in range(2)
+        )
+        mask = (
+            torch.ones(1, 1, rows, rows, dtype=torch.bool, device=where.device).tril()
+            if kind == "mask"
+            else None
+        )
         with profile(activities=[ProfilerActivity.CPU]) as seen:
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=kind == "causal", enable_gqa=groups > 1)
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=kind == "causal", enable_gqa=groups > 1
+            )
             out.sum().backward()
-        names = sorted({e.name.removeprefix("aten::") for e in seen.events() if e.name.startswith(("aten::_scaled_dot", "aten::_flash", "aten::_cudnn", "aten::_efficient"))})
-        yield {"dtype": dtype, "head": size, "groups": groups, "kind": kind, "operators": ", ".join(n for n in names if n.startswith("_scaled_dot"))}
+        names = sorted(
+            {
+                e.name.removeprefix("aten::")
+                for e in seen.events()
+                if e.name.startswith(
+                    ("aten::_scaled_dot", "aten::_flash", "aten::_cudnn", "aten::_efficient")
+                )
+            }
+        )
+        yield {
+            "dtype": dtype,
+            "head": size,
+            "groups": groups,
+            "kind": kind,
+            "operators": ", ".join(n for n in names if n.startswith("_scaled_dot")),
+        }
 
 
 def times(where: Where) -> Iterator[Row]:
@@ -107,7 +149,10 @@ def times(where: Where) -> Iterator[Row]:
     for rows in lengths:
         dtype = torch.float32 if where.device == "cpu" else torch.bfloat16
         q = torch.randn(1, 2 if where.small else 32, rows, 128, device=where.device, dtype=dtype)
-        k, v = (torch.randn(1, 2 if where.small else 8, rows, 128, device=where.device, dtype=dtype) for _ in range(2))
+        k, v = (
+            torch.randn(1, 2 if where.small else 8, rows, 128, device=where.device, dtype=dtype)
+            for _ in range(2)
+        )
         grad = torch.randn_like(q)
         repeats = 3 if rows > 40000 else 10
 
@@ -118,12 +163,19 @@ def times(where: Where) -> Iterator[Row]:
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
 
         def usual() -> None:
-            torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True).backward(grad)  # noqa: B023
+            torch.nn.functional.scaled_dot_product_attention(
+                *leaves, is_causal=True, enable_gqa=True
+            ).backward(grad)  # noqa: B023
 
         work = 3.5 * 4 * q.size(1) * rows * rows * 128 / 2
         for name, call in (("block", block), ("torch's choice", usual)):
             seconds = seconds_of(call, where.device, repeats)
-            yield {"rows": rows, "kernel": name, "ms": round(seconds * 1e3, 2), "TFLOP/s": round(work / seconds / 1e12, 1)}
+            yield {
+                "rows": rows,
+                "kernel": name,
+                "ms": round(seconds * 1e3, 2),
+                "TFLOP/s": round(work / seconds / 1e12, 1),
+            }
 
 
 CASES = (

@@ -56,7 +56,15 @@ def run(case: Case, where: Where, limit: float) -> Outcome:
     rows, log = where.folder / "rows.jsonl", where.folder / "log"
     rows.write_text("")
     told = json.dumps([case.function.__module__, case.function.__name__, list(case.arguments)])
-    call = [sys.executable, "-m", "benchmarks.gpu.cases", told, where.device, str(int(where.small)), str(where.folder)]
+    call = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu.cases",
+        told,
+        where.device,
+        str(int(where.small)),
+        str(where.folder),
+    ]
     started = time.perf_counter()
     with log.open("w") as out:
         process = subprocess.Popen(call, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

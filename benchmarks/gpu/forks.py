@@ -50,7 +50,13 @@ def after(where: Where) -> Iterator[Row]:
                 hide = "os.environ['CUDA_VISIBLE_DEVICES'] = ''" if hidden else "pass"
                 text = PROGRAM.format(asked=question, does=work, hidden=hide)
                 try:
-                    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=30, env=dict(os.environ))
+                    done = subprocess.run(
+                        [sys.executable, "-c", text],
+                        capture_output=True,
+                        text=True,
+                        timeout=30,
+                        env=dict(os.environ),
+                    )
                     said = " ".join((done.stdout + done.stderr).split())[-200:]
                 except subprocess.TimeoutExpired:
                     said = "hangs"

@@ -14,15 +14,32 @@ GIB = 2**30
 
 def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
     """One rank, predicted and rehearsed."""
-    small = ("model.n_layers=2", "model.dim=256", "model.hidden_dim=512", "model.vocab_size=512", "train.seq_len=128") if where.small else ()
-    setup = from_overrides([*words, *small, f"device={where.device}", *(() if where.small else ("train.dtype=bfloat16",))])
+    small = (
+        (
+            "model.n_layers=2",
+            "model.dim=256",
+            "model.hidden_dim=512",
+            "model.vocab_size=512",
+            "train.seq_len=128",
+        )
+        if where.small
+        else ()
+    )
+    setup = from_overrides(
+        [*words, *small, f"device={where.device}", *(() if where.small else ("train.dtype=bfloat16",))]
+    )
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()
     planned = plan_step(program, model, recipe, rank)
     found = rehearse(program, model, recipe, rank=rank, device=where.device, steps=3)
     peak = found.peak
     highest = max(peak.phases, key=lambda name: peak.phases[name]) if peak.phases else ""
-    ledger = "not seen" if found.ledger is None else "; ".join(map(str, differences(planned.ledger, found.ledger))) or f"{len(found.ledger)} as planned"
+    ledger = (
+        "not seen"
+        if found.ledger is None
+        else "; ".join(map(str, differences(planned.ledger, found.ledger)))
+        or f"{len(found.ledger)} as planned"
+    )
     everything = sum(found.kernels.seconds.values()) or 1.0
     yield {
         "rank": f"{rank} of {found.ranks}",
@@ -36,7 +53,9 @@ def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
         "host s": round(found.host_seconds, 4),
         "busy": f"{found.kernels.busy:.0%}",
         "kernels": found.kernels.count,
-        "shares": ", ".join(f"{k} {v / everything:.0%}" for k, v in sorted(found.kernels.seconds.items(), key=lambda i: -i[1])),
+        "shares": ", ".join(
+            f"{k} {v / everything:.0%}" for k, v in sorted(found.kernels.seconds.items(), key=lambda i: -i[1])
+        ),
         "host reads": sum(found.host_reads.values()),
         "graphs": f"{found.graphs[0]}+{found.graphs[1]}",
         "collectives": ledger[:300],
@@ -56,7 +75,10 @@ B8, B70, B405 = "model=llama3_8b", "model=llama3_70b", "model=llama3_405b"
 FSDP8, TP8 = "parallel.mesh.dp_shard=8", "parallel.mesh.tp=8"
 LONG = "train.seq_len=8192"
 CUT = "model.n_layers=8"
-CHECKPOINT, SELECTIVE = 'rules=["layers.*: checkpoint"]', 'rules=["layers.*: {style: checkpoint, mode: selective}"]'
+CHECKPOINT, SELECTIVE = (
+    'rules=["layers.*: checkpoint"]',
+    'rules=["layers.*: {style: checkpoint, mode: selective}"]',
+)
 
 
 def _inner(method: str) -> str:
@@ -73,11 +95,48 @@ CASES = (
     _case("8B fsdp8 selective", B8, FSDP8, LONG, "train.batch_size=8", SELECTIVE),
     _case("8B cp2_tp8 8 layers", B8, "parallel.mesh.cp=2", TP8, LONG, "train.batch_size=1", CUT),
     _case("8B cp4 ring 8 layers", B8, "parallel.mesh.cp=4", LONG, "train.batch_size=1", CUT, _inner("ring")),
-    _case("8B cp4 ulysses 8 layers", B8, "parallel.mesh.cp=4", LONG, "train.batch_size=1", CUT, _inner("ulysses")),
+    _case(
+        "8B cp4 ulysses 8 layers",
+        B8,
+        "parallel.mesh.cp=4",
+        LONG,
+        "train.batch_size=1",
+        CUT,
+        _inner("ulysses"),
+    ),
     _case("8B hsdp2x16_tp8", B8, "parallel=hsdp2x16_tp8", LONG, "train.batch_size=32"),
-    _case("70B fsdp64_tp8 16 layers", B70, "parallel.mesh.dp_shard=64", TP8, LONG, "train.batch_size=64", "model.n_layers=16"),
-    _case("405B fsdp1024_cp2_tp8 rank 16,032", B405, "parallel=fsdp1024_cp2_tp8", LONG, "train.batch_size=1024", rank=16032),
-    _case("8B fsdp8 float32 2 layers", B8, FSDP8, "train.seq_len=4096", "train.batch_size=8", "model.n_layers=2", "train.dtype=float32"),
+    _case(
+        "70B fsdp64_tp8 16 layers",
+        B70,
+        "parallel.mesh.dp_shard=64",
+        TP8,
+        LONG,
+        "train.batch_size=64",
+        "model.n_layers=16",
+    ),
+    _case(
+        "405B fsdp1024_cp2_tp8 rank 16,032",
+        B405,
+        "parallel=fsdp1024_cp2_tp8",
+        LONG,
+        "train.batch_size=1024",
+        rank=16032,
+    ),
+    _case(
+        "8B fsdp8 float32 2 layers",
+        B8,
+        FSDP8,
+        "train.seq_len=4096",
+        "train.batch_size=8",
+        "model.n_layers=2",
+        "train.dtype=float32",
+    ),
     _case("8B fsdp8 accumulate 2", B8, FSDP8, LONG, "train.batch_size=16", "train.accumulate=2", CUT),
-    _case("packed documents cp2 4 layers", "model=llama_packed", "parallel.mesh.cp=2", "train.seq_len=2048", "train.batch_size=2"),
+    _case(
+        "packed documents cp2 4 layers",
+        "model=llama_packed",
+        "parallel.mesh.cp=2",
+        "train.seq_len=2048",
+        "train.batch_size=2",
+    ),
 )

@@ -28,16 +28,32 @@ def resumed(where: Where) -> Iterator[Row]:
     yield _row(where, "killed", words, kill_after=6)
     alone, killed = (_losses(where.folder / name) for name in ("alone", "killed"))
     apart = [abs(a - b) / abs(a) for a, b in zip(alone, killed, strict=False)]
-    yield {"steps": len(killed), "losses that are the same": sum(a == 0 for a in apart), "worst relative": f"{max(apart):.1e}"}
-    told = _run([sys.executable, "-m", "recipes.generate", f"run={where.folder / 'killed'}", f"device={where.device}"])
-    yield {"generate": told.returncode, "said": " ".join(told.stdout.split())[-160:] or " ".join(told.stderr.split())[-300:]}
+    yield {
+        "steps": len(killed),
+        "losses that are the same": sum(a == 0 for a in apart),
+        "worst relative": f"{max(apart):.1e}",
+    }
+    told = _run(
+        [sys.executable, "-m", "recipes.generate", f"run={where.folder / 'killed'}", f"device={where.device}"]
+    )
+    yield {
+        "generate": told.returncode,
+        "said": " ".join(told.stdout.split())[-160:] or " ".join(told.stderr.split())[-300:],
+    }
 
 
 def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> Row:
     folder = where.folder / name
     size = ("train.seq_len=128",) if where.small else ()
     command = [
-        *(sys.executable, "-m", "recipes.train", "parallel=single", f"device={where.device}", f"train.steps={STEPS}"),
+        *(
+            sys.executable,
+            "-m",
+            "recipes.train",
+            "parallel=single",
+            f"device={where.device}",
+            f"train.steps={STEPS}",
+        ),
         *(f"hydra.run.dir={folder}", *size, *words),
     ]
     started = time.perf_counter()
@@ -57,12 +73,18 @@ def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> 
     }
 
 
-def _run(command: Sequence[str], metrics: Path | None = None, kill_after: int = 0) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str], metrics: Path | None = None, kill_after: int = 0
+) -> subprocess.CompletedProcess[str]:
     """Run a command; once its metrics have so many lines, kill the process that trains."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
     while kill_after and process.poll() is None and metrics is not None:
         if metrics.exists() and len(metrics.read_text().splitlines()) >= kill_after:
-            ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+            ranks = subprocess.run(
+                ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+            ).stdout.split()
             for rank in ranks:
                 os.kill(int(rank), signal.SIGKILL)
             break
@@ -87,5 +109,10 @@ CASES = (
     Case("recipe bfloat16", trained, ("train.dtype=bfloat16", "train.profile=4:5"), limit=150),
     Case("recipe killed and resumed", resumed, limit=240),
     Case("recipe compiled", trained, ("train.dtype=bfloat16", 'rules=["layers.*: compile"]'), limit=200),
-    Case("recipe checkpointed", trained, ("train.dtype=bfloat16", 'rules=["layers.*: {style: checkpoint, mode: selective}"]'), limit=120),
+    Case(
+        "recipe checkpointed",
+        trained,
+        ("train.dtype=bfloat16", 'rules=["layers.*: {style: checkpoint, mode: selective}"]'),
+        limit=120,
+    ),
 )

@@ -11,7 +11,15 @@ from benchmarks.gpu.cases import Case, Row, Where
 
 def verified(where: Where, *words: str) -> Iterator[Row]:
     """One proof: its verdict, the figures nearest to their bounds, and what it said otherwise."""
-    command = [sys.executable, "-m", "parallelizer", "verify", f"device={where.device}", f"--proofs={where.folder}", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "parallelizer",
+        "verify",
+        f"device={where.device}",
+        f"--proofs={where.folder}",
+        *words,
+    ]
     told = subprocess.run(command, capture_output=True, text=True)
     (where.folder / "said.txt").write_text(told.stdout + told.stderr)
     lines = [line.strip() for line in (told.stdout + told.stderr).splitlines() if line.strip()]
@@ -24,10 +32,30 @@ MESHES = ("tp2", "fsdp2", "cp2", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2", "hsdp2
 
 CASES = (
     *(Case(f"verify {mesh}", verified, (f"parallel={mesh}",), limit=90) for mesh in MESHES),
-    Case("verify cp2 ring", verified, ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'), limit=90),
-    Case("verify cp2 ulysses", verified, ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ulysses}"]'), limit=90),
+    Case(
+        "verify cp2 ring",
+        verified,
+        ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'),
+        limit=90,
+    ),
+    Case(
+        "verify cp2 ulysses",
+        verified,
+        ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ulysses}"]'),
+        limit=90,
+    ),
     Case("verify tp2 vocabulary-parallel", verified, ("parallel=tp2", "plan=llama_tp"), limit=90),
     Case("verify vit tp2", verified, ("parallel=tp2", "model=vit_tiny"), limit=90),
-    Case("verify compiled fsdp2_tp2", verified, ("parallel=fsdp2_tp2", 'rules=["layers.*: compile"]'), limit=120),
-    Case("verify checkpointed fsdp2", verified, ("parallel=fsdp2", 'rules=["layers.*: {style: checkpoint, mode: selective}"]'), limit=90),
+    Case(
+        "verify compiled fsdp2_tp2",
+        verified,
+        ("parallel=fsdp2_tp2", 'rules=["layers.*: compile"]'),
+        limit=120,
+    ),
+    Case(
+        "verify checkpointed fsdp2",
+        verified,
+        ("parallel=fsdp2", 'rules=["layers.*: {style: checkpoint, mode: selective}"]'),
+        limit=90,
+    ),
 )

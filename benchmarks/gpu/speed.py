@@ -19,6 +19,14 @@ CASES = (
     _case("8B fsdp8 12 layers compiled", B8, FSDP8, LONG, "train.batch_size=8", TWELVE, COMPILE),
     _case("8B tp8 12 layers eager", B8, TP8, LONG, "train.batch_size=1", TWELVE),
     _case("8B tp8 12 layers compiled", B8, TP8, LONG, "train.batch_size=1", TWELVE, COMPILE),
-    _case("8B fsdp8_tp8 12 layers compiled", B8, "parallel=fsdp8_tp8", LONG, "train.batch_size=8", TWELVE, COMPILE),
+    _case(
+        "8B fsdp8_tp8 12 layers compiled",
+        B8,
+        "parallel=fsdp8_tp8",
+        LONG,
+        "train.batch_size=8",
+        TWELVE,
+        COMPILE,
+    ),
     _case("8B cp2 8 layers eager", B8, "parallel.mesh.cp=2", LONG, "train.batch_size=1", CUT, CHECKPOINT),
 )

@@ -145,7 +145,7 @@ class Setup:
         """The inputs of a dry run of one step, in addition to the program."""
         from parallelizer.simulate.record.trace import Recipe
 
-        return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip)
+        return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip, self.device)
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
         """Compile the plan for the model. Raises PlanError; with `force`, only if no program can be made."""

@@ -277,7 +277,9 @@ def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:
                 for a, c, p in zip(axes, coordinate, param.placements, strict=True)
                 if not isinstance(p, Replicate)
             ]
-        bits = hashlib.sha256(local.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+        bits = hashlib.sha256(
+            local.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()
+        ).hexdigest()
         found[" ".join([name, *where])] = bits
     return found
 

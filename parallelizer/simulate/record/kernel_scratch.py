@@ -55,7 +55,8 @@ class Scratch:
                 tuple(map(_described, args)),
                 tuple((k, _described(v)) for k, v in kwargs.items()),
             )
-            if call not in self.watched:
+            # DTensor's own questions for shapes may multiply dtypes that no kernel takes.
+            if call not in self.watched and not torch_private.propagates_shapes():
                 self.unknown[call] = func
             return self.watched.get(call, 0)
         kernel = KERNELS.get(name)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
+from parallelizer.simulate.record.cuda_attention import CudaAttention
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import (
     MemoryChange,
@@ -49,14 +50,15 @@ OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step needs beside the program: what is fed, the loss, the optimizer, and the bound of the
-    gradient norm.
+    """What a step needs beside the program: what is fed, the loss, the optimizer, the bound of the gradient norm, and the
+    device whose kernels it is for, cpu or cuda.
     """
 
     workload: Workload
     loss: Loss
     optimizer: OptimizerFactory
     clip: float | None
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         for part in parts:
             memory.adopt(part.values(), "batch")
     with explained(program, running, lambda: memory.reached), counted_random_states(memory):
-        with FlexAttention(), fake, memory:
+        with FlexAttention(), attention_of(recipe.device), fake, memory:
             train_step(model, parts, loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
@@ -205,6 +207,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
             FlexAttention(),
+            attention_of(recipe.device),
             fake,
             ledger,
             memory,
@@ -213,6 +216,11 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
     return Recording(tuple(ledger.entries), before, tuple(changes), tuple(moves))
+
+
+def attention_of(device: str) -> AbstractContextManager[object]:
+    """Inside, attention is what it is on the device."""
+    return CudaAttention() if device == "cuda" else nullcontext()
 
 
 def not_compiled(program: Program) -> Program:

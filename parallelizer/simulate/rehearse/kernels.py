@@ -12,7 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 KINDS = {
     "attention": re.compile(r"flash|fmha|attention|sdpa|mha_", re.I),
-    "matrix products": re.compile(r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitk|::mm$|::bmm$|::addmm$|::linear$", re.I),
+    "matrix products": re.compile(
+        r"gemm|nvjet|cutlass|xmma|cublas|gemv|splitk|::mm$|::bmm$|::addmm$|::linear$", re.I
+    ),
     "copies": re.compile(r"memcpy|memset|copy|cat|chunk", re.I),
 }
 """By the names of kernels, or of operators on a CPU; the first that fits."""

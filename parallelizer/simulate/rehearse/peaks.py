@@ -27,7 +27,11 @@ class Peak:
 
 
 def peak_of(
-    step: Callable[[], object], device: str, model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Batch]
+    step: Callable[[], object],
+    device: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[Batch],
 ) -> Peak:
     """The peak of one call of `step`."""
     if device == "cuda":

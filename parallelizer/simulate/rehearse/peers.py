@@ -90,7 +90,9 @@ def _reduce_scatter(outs: Tensors, ins: list[Tensors], group: Any, *rest: Any) -
     return outs, torch_private.finished_work()
 
 
-def _reduce_scatter_base(out: torch.Tensor, whole: torch.Tensor, group: Any, *rest: Any) -> tuple[torch.Tensor, Any]:
+def _reduce_scatter_base(
+    out: torch.Tensor, whole: torch.Tensor, group: Any, *rest: Any
+) -> tuple[torch.Tensor, Any]:
     _filled(out, _part(whole, group))
     return out, torch_private.finished_work()
 

@@ -1,0 +1,87 @@
+"""Attention as a step on CUDA would choose it, in a step that is followed on fake tensors of the CPU.
+
+`F.scaled_dot_product_attention` chooses its kernel by the device. In 16 bits CUDA has fused kernels for grouped heads and masks,
+which store queries, keys, values, the result and its log-sum-exp; the CPU of torch 2.11 writes grouped heads out, with all
+scores. In float32 it is the other way around: CUDA writes grouped heads out. Seen on an H100: docs/gpu.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+
+from parallelizer import torch_private
+from parallelizer.compiler.observe.function_mode import FunctionMode
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class CudaAttention(FunctionMode):
+    """Runs what has the shapes, and stores what the kernels of CUDA store. Dropout and DTensors are left to torch."""
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func is not F.scaled_dot_product_attention:
+            return super().call(func, args, kwargs)
+        return _attend(*args, **kwargs)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    q, k, v = query, key, value
+    rest: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    plain = not any(isinstance(t, DTensor) for t in (q, k, v)) and not dropout_p and q.ndim == 4
+    if (
+        not plain
+        or q.dtype not in (*HALF, torch.float32)
+        or (attn_mask is not None and attn_mask.requires_grad)
+    ):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
+    if q.dtype == torch.float32 and q.size(1) != k.size(1):
+        return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=True)[0]  # fmt: skip
+    if q.size(-1) != v.size(-1):  # no fused kernel of the CPU has the shapes
+        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
+    added = None if attn_mask is None else _added(attn_mask, q.dtype)
+    return _Fused.apply(q, k, v, added, is_causal, q.size(-1) ** -0.5 if scale is None else scale)
+
+
+def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The mask as CUDA's kernels take it, made anew in each call."""
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
+        out, lse = torch_private.flash_attention_cpu(q, k, v, causal, scale, mask)
+        ctx.save_for_backward(q, k, v, out, lse, mask)
+        ctx.options = causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        q, k, v, out, lse, mask = ctx.saved_tensors
+        found = torch_private.flash_attention_cpu_backward(
+            gradients[0], q, k, v, out, lse, *ctx.options, mask
+        )
+        return (*found, None, None, None)
