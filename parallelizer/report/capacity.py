@@ -11,8 +11,21 @@ from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.record.trace_classes import worst
 
 NOT_COUNTED = (
-    "Not counted: the allocator's fragmentation, kernels' workspaces, NCCL's buffers, the CUDA context."
+    "Not counted: the CUDA context (0.5 GiB), NCCL's buffers (1 to 2.5 GiB), workspaces of cuBLAS and cuDNN "
+    "(0.1 to 0.3 GiB), and the allocator's fragmentation."
 )
+"""What a process needs besides its tensors. The sources of these numbers are in docs/commands.md."""
+
+COMFORTABLE = 0.9
+"""The share of a device's memory up to which a peak leaves room for what is not counted."""
+
+
+VERDICTS = ("fits", "tight", "does not fit")
+
+
+def verdict(peak: int, total: int) -> str:
+    """One of VERDICTS; `tight`: what is not counted may not fit beside the peak."""
+    return VERDICTS[(peak > COMFORTABLE * total) + (peak > total)]
 
 
 @dataclass(frozen=True)
@@ -28,12 +41,13 @@ class Capacity:
 
     @property
     def fits(self) -> bool:
+        """Whether the counted peak is not above the memory; it may be tight."""
         return self.margin >= 0
 
     @property
     def verdict(self) -> str:
-        """`fits` or `does not fit`."""
-        return "fits" if self.fits else "does not fit"
+        """`fits`, `tight` or `does not fit`."""
+        return verdict(self.total - self.margin, self.total)
 
     @property
     def rest(self) -> str:
@@ -51,7 +65,7 @@ def capacity(trace: Trace, hardware: Mapping[str, Any]) -> Capacity | None:
     """What a step leaves of the memory of `hardware` on the rank that needs most; None if it is not known."""
     if not hardware.get("memory_gib"):
         return None
-    total = int(hardware["memory_gib"]) << 30
+    total = int(float(hardware["memory_gib"]) * 2**30)
     peak, top = worst(trace)
     where = f" on rank {top.rank}" if top is not None and peak > trace.memory.peak else ""
     return Capacity(str(hardware.get("name") or "the device"), total, total - peak, where)

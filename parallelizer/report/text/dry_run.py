@@ -14,7 +14,7 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.proof.certificate import find, told
-from parallelizer.report.capacity import Capacity, capacity
+from parallelizer.report.capacity import COMFORTABLE, VERDICTS, Capacity, capacity, verdict
 from parallelizer.report.text import plan as show_plan
 from parallelizer.report.text import step as show_step
 from parallelizer.report.what_would_fit import Alternative, what_would_fit
@@ -38,7 +38,8 @@ def write(
         room = capacity(step, setup.hardware)
         if room is not None and not room.fits:
             sys.stdout.flush()  # the figures of other settings take their time
-            _would_fit(what_would_fit(setup, program, model, step, room.total), room, sys.stdout)
+            enough = int(COMFORTABLE * room.total)
+            _would_fit(what_would_fit(setup, program, model, step, enough), room, sys.stdout)
         if setup.mesh.world_size > 1:
             sys.stdout.write(f"proof: {told(find(setup, model))}\n")
     sys.stdout.flush()
@@ -50,7 +51,7 @@ def _would_fit(found: Sequence[Alternative], room: Capacity, stream: TextIO) -> 
         return
     stream.write(f"what would fit {size(room.total)}: the peak with\n")
     width = max(len(one.change) for one in found)
-    for one in sorted(found, key=lambda one: one.peak > room.total):
-        verdict = "fits" if one.peak <= room.total else "does not fit"
-        stream.write(f"  {one.change:<{width}}  {size(one.peak):>10}  {verdict}\n")
+    for one in sorted(found, key=lambda one: VERDICTS.index(verdict(one.peak, room.total))):
+        said = verdict(one.peak, room.total)
+        stream.write(f"  {one.change:<{width}}  {size(one.peak):>10}  {said}\n")
     stream.write("\n")

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
-from parallelizer.report.capacity import NOT_COUNTED, capacity
+from parallelizer.report.capacity import NOT_COUNTED, VERDICTS, capacity
 from parallelizer.report.rows.collectives import collective_rows
 from parallelizer.report.rows.memory import memory_rows
 from parallelizer.report.text import classes
@@ -101,7 +101,7 @@ def _fits(trace: Trace, hardware: Mapping[str, Any], console: Console) -> None:
     found = capacity(trace, hardware)
     if found is None:
         return
-    style = "green" if found.fits else "bold red"
+    style = dict(zip(VERDICTS, ("green", "yellow", "bold red"), strict=True))[found.verdict]
     said = f"  {found.device}, {size(found.total)}: "
     console.print(Text.assemble(said, (found.verdict, style), f", {found.rest}"))
 

@@ -107,7 +107,7 @@ def test_bars_are_drawn_with_what_the_stream_can_write() -> None:
     ("gib", "words"),
     [
         (8, "fits, 4.0 GiB (50%) to spare"),
-        (4, "fits, 0 B (0%) to spare"),
+        (4, "tight, 0 B (0%) to spare"),
         (3, "does not fit, 1.0 GiB too much"),
     ],
 )
