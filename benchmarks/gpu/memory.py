@@ -68,7 +68,7 @@ def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
 
 
 def _case(name: str, *words: str, rank: int = 0) -> Case:
-    return Case(f"memory {name}", rehearsed, (rank, *words), limit=100)
+    return Case(f"memory {name}", rehearsed, (rank, *words), limit=280 if "405B" in name else 100)
 
 
 B8, B70, B405 = "model=llama3_8b", "model=llama3_70b", "model=llama3_405b"

@@ -46,7 +46,7 @@ def kernels_of(step: Callable[[], object], device: str) -> Kernels:
         ran = [
             (e.name, e.time_range.start, e.time_range.end)
             for e in seen.events()
-            if e.device_type == torch.autograd.DeviceType.CUDA
+            if e.device_type == torch.autograd.DeviceType.CUDA and not e.is_user_annotation
         ]
         spans = [(start, end) for _, start, end in ran]
         times = [(name, end - start) for name, start, end in ran]

@@ -16,6 +16,7 @@ from parallelizer.child.children import in_children
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import Initializer, materialize
+from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
 from parallelizer.runtime.step import Batch, Step, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective
@@ -88,7 +89,10 @@ def _rehearsed(
     initializer: Initializer | None,
 ) -> Rehearsal:
     warnings.simplefilter("ignore")
-    torch.autograd.set_multithreading_enabled(False)
+    if device == "cuda":
+        prepare_gpu_rank(0, 1)
+    else:
+        torch.autograd.set_multithreading_enabled(False)
     enter_fake_world(program.mesh.world_size, rank)
     stand_in_for_peers(device)
     mesh = build_mesh(program.mesh, device)
