@@ -200,11 +200,18 @@ def flash_attention_cuda_backward(
 
 
 def cudnn_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: bool,
+    scale: float,
+    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse by cuDNN, which torch itself prefers on Hopper: float16 or bfloat16, grouped heads, v's head size of its own."""
+    """out and lse by cuDNN, which torch itself prefers on Hopper: float16 or bfloat16, grouped heads, a head size of v's own, a
+    bias of q's dtype that is added to the scores.
+    """
     op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    out, lse, *_ = op(q, k, v, None, True, 0.0, is_causal, False, scale=scale)
+    out, lse, *_ = op(q, k, v, bias, True, 0.0, is_causal, False, scale=scale)
     return out, lse.squeeze(-1)
 
 
@@ -217,13 +224,14 @@ def cudnn_attention_backward(
     lse: torch.Tensor,
     is_causal: bool,
     scale: float,
+    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v. `grad_out` has the strides of `out`, or torch copies it with a warning."""
     # There was no dropout, so that the state of its random numbers is not read.
     seed, offset = (torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2))
     op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     lengths = (q.size(2), k.size(2))
-    given = (grad_out, q, k, v, out, lse.unsqueeze(-1), seed, offset, None, None, None, *lengths)
+    given = (grad_out, q, k, v, out, lse.unsqueeze(-1), seed, offset, bias, None, None, *lengths)
     return op(*given, 0.0, is_causal, scale=scale)
 
 

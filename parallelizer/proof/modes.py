@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
 
+from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.function_mode import FunctionMode
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
@@ -26,7 +27,9 @@ class Float64(FunctionMode):
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
-        if kwargs.get("dtype") in _LOW:
+        # A fused optimizer counts its steps in a float32, and its CUDA kernel reads nothing else.
+        counter = func is torch.zeros and phase.current() == "optimizer"
+        if kwargs.get("dtype") in _LOW and not counter:
             kwargs["dtype"] = torch.float64
         if func in (torch.Tensor.to, torch.Tensor.type):
             args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _LOW else a for a in args)

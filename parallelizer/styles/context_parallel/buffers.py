@@ -156,6 +156,7 @@ class LocalBuffers:
         names = [n for n, _ in model.named_buffers()]
         self.dims = {n: b.dim or 0 for g, b in plan.buffers.items() for n in parse_glob(g).select(names)}
         self.whole: dict[str, Tensor] = {}
+        self._there: tuple[Order, int, Tensor] | None = None
         self.sequence = sequence or CurrentOrder(static_order(plan.balance, self.ranks))
         if self.dims and self.ranks > 1:
             model.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
@@ -168,7 +169,7 @@ class LocalBuffers:
         self.restore()
         length = self._local_length(args, kwargs) * self.ranks
         order = self.sequence.order
-        positions = order.positions(length, self.rank)
+        positions = self._positions(order, length)
         if positions.ndim > 1:
             raise ValueError(
                 f"the model's buffers {', '.join(self.dims)} have one order for all rows of the batch, and "
@@ -187,6 +188,15 @@ class LocalBuffers:
             if order.length is not None:  # what padding reads does not matter
                 positions = positions.clamp(max=whole.size(dim) - 1)
             setattr(owner, leaf, whole.index_select(dim, positions.to(whole.device)))
+
+    def _positions(self, order: Order, length: int) -> Tensor:
+        """The positions of this rank's tokens, on the model's device. Those of the last step stay there: a copy to a GPU
+        would make the host wait in every step.
+        """
+        if self._there is None or self._there[0] is not order or self._there[1] != length:
+            device = next((b.device for n, b in self.model.named_buffers() if n in self.dims), None)
+            self._there = order, length, order.positions(length, self.rank).to(device)
+        return self._there[2]
 
     def _local_length(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         bound = self.signature.bind(*args, **kwargs).arguments

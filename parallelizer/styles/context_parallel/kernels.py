@@ -36,7 +36,7 @@ def block_forward(
     if kernel == "plain":
         return _plain_forward(q, k, v, is_causal, scale, mask)
     if kernel == "cudnn":
-        return torch_private.cudnn_attention(q, k, v, is_causal, scale)
+        return torch_private.cudnn_attention(q, k, v, is_causal, scale, None)
     if kernel == "flash":
         return torch_private.flash_attention_cuda(q, k, v, is_causal, scale)
     added = None if mask is None else _added(mask, q.dtype)
@@ -83,7 +83,7 @@ def block_backward(
         if grad_out.stride() != out.stride():
             grad_out = torch.empty_like(out).copy_(grad_out)
         return torch_private.cudnn_attention_backward(
-            grad_out, q, k, v, out, lse.contiguous(), is_causal, scale
+            grad_out, q, k, v, out, lse.contiguous(), is_causal, scale, None
         )
     if kernel == "flash":
         return torch_private.flash_attention_cuda_backward(
