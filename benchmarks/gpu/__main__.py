@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -53,6 +54,8 @@ def main(words: Sequence[str] | None = None) -> int:
         "--output", type=Path, default=Path("gpu"), metavar="DIR", help="folder of the tables and logs"
     )
     said = parser.parse_args(words)
+    # So that a case that runs is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     failed = False
     for part in said.part or sorted(PARTS):
         outcomes = []

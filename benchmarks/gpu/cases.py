@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +54,8 @@ def run(case: Case, where: Where, limit: float) -> Outcome:
 
     Rows that it had yielded before it failed, or before its time was up, are kept.
     """
-    where.folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(where.folder, ignore_errors=True)  # a run would go on where the last one ended
+    where.folder.mkdir(parents=True)
     rows, log = where.folder / "rows.jsonl", where.folder / "log"
     rows.write_text("")
     told = json.dumps([case.function.__module__, case.function.__name__, list(case.arguments)])
@@ -81,10 +84,8 @@ def run(case: Case, where: Where, limit: float) -> Outcome:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The process and what it started, which shares its session unless it made one of its own."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

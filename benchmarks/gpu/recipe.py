@@ -34,7 +34,7 @@ def resumed(where: Where) -> Iterator[Row]:
         "worst relative": f"{max(apart):.1e}",
     }
     told = _run(
-        [sys.executable, "-m", "recipes.generate", f"run={where.folder / 'killed'}", f"device={where.device}"]
+        [sys.executable, "-m", "recipes.generate", f"checkpoint={where.folder / 'killed'}", f"device={where.device}"]
     )
     yield {
         "generate": told.returncode,
@@ -44,7 +44,8 @@ def resumed(where: Where) -> Iterator[Row]:
 
 def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> Row:
     folder = where.folder / name
-    size = ("train.seq_len=128",) if where.small else ()
+    # A CPU may have no fast products in 16 bits.
+    size = ("train.seq_len=64", "train.batch_size=4", "train.dtype=float32") if where.small else ()
     command = [
         *(
             sys.executable,
@@ -54,7 +55,7 @@ def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> 
             f"device={where.device}",
             f"train.steps={STEPS}",
         ),
-        *(f"hydra.run.dir={folder}", *size, *words),
+        *(f"hydra.run.dir={folder}", *words, *size),
     ]
     started = time.perf_counter()
     told = _run(command, folder / "metrics.jsonl", kill_after)

@@ -26,6 +26,8 @@ def verified(where: Where, *words: str) -> Iterator[Row]:
     wanted = ("proven", "error", "NOT", "bound", "fails", "Error")
     said = [line for line in lines if any(w in line for w in wanted)] or lines[-3:]
     yield {"verify": " ".join(words), "status": told.returncode, "said": " // ".join(said)[:500]}
+    if told.returncode:
+        raise RuntimeError("not proven")
 
 
 MESHES = ("tp2", "fsdp2", "cp2", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2", "hsdp2x2")
