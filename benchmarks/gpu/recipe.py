@@ -18,14 +18,16 @@ STEPS = 12
 
 def trained(where: Where, *words: str) -> Iterator[Row]:
     """One run to its end: what it printed of proof, plan and first step, its losses and its speed."""
-    yield _row(where, "run", words)
+    yield (row := _row(where, "run", words))
+    if row["status"]:
+        raise RuntimeError("the run failed")
 
 
 def resumed(where: Where) -> Iterator[Row]:
     """A run whose rank is killed after its checkpoint, beside one that is left alone: it goes on, and its losses are the same."""
     words = ("train.checkpoint_every=4", "train.dtype=bfloat16")
-    yield _row(where, "alone", words)
-    yield _row(where, "killed", words, kill_after=6)
+    yield (first := _row(where, "alone", words))
+    yield (second := _row(where, "killed", words, kill_after=6))
     alone, killed = (_losses(where.folder / name) for name in ("alone", "killed"))
     apart = [abs(a - b) / abs(a) for a, b in zip(alone, killed, strict=False)]
     yield {
@@ -36,10 +38,10 @@ def resumed(where: Where) -> Iterator[Row]:
     told = _run(
         [sys.executable, "-m", "recipes.generate", f"checkpoint={where.folder / 'killed'}", f"device={where.device}"]
     )
-    yield {
-        "generate": told.returncode,
-        "said": " ".join(told.stdout.split())[-160:] or " ".join(told.stderr.split())[-300:],
-    }
+    said = told.stdout if told.returncode == 0 else told.stderr
+    yield {"generate": told.returncode, "said": " ".join(said.split())[-200:]}
+    if first["status"] or second["status"] or told.returncode or any(apart):
+        raise RuntimeError("a command failed, or the resumed run is another one")
 
 
 def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> Row:
