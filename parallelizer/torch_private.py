@@ -199,19 +199,28 @@ def flash_attention_cuda_backward(
     return op(grad_out, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, seed, offset, scale=scale)
 
 
-def cudnn_attention(
+def attention_written_out(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    mask: torch.Tensor | None,
     is_causal: bool,
-    scale: float,
-    bias: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse by cuDNN, which torch itself prefers on Hopper: float16 or bfloat16, grouped heads, a head size of v's own, a
-    bias of q's dtype that is added to the scores.
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention with grouped heads in single operators, as torch's attention falls back to where no kernel fits. The
+    public way is a choice of backends for a whole process or thread, which a model may have made for itself.
     """
+    op = torch.ops.aten._scaled_dot_product_attention_math.default
+    out: torch.Tensor = op(q, k, v, mask, 0.0, is_causal, None, scale=scale, enable_gqa=True)[0]
+    return out
+
+
+def cudnn_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse by cuDNN, which torch itself prefers on Hopper: float16 or bfloat16, grouped heads, any size of v's heads."""
     op = torch.ops.aten._scaled_dot_product_cudnn_attention.default
-    out, lse, *_ = op(q, k, v, bias, True, 0.0, is_causal, False, scale=scale)
+    out, lse, *_ = op(q, k, v, None, True, 0.0, is_causal, False, scale=scale)
     return out, lse.squeeze(-1)
 
 
@@ -224,14 +233,13 @@ def cudnn_attention_backward(
     lse: torch.Tensor,
     is_causal: bool,
     scale: float,
-    bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of q, k and v. `grad_out` has the strides of `out`, or torch copies it with a warning."""
     # There was no dropout, so that the state of its random numbers is not read.
     seed, offset = (torch.empty((), dtype=torch.int64, device=q.device) for _ in range(2))
     op = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
     lengths = (q.size(2), k.size(2))
-    given = (grad_out, q, k, v, out, lse.unsqueeze(-1), seed, offset, bias, None, None, *lengths)
+    given = (grad_out, q, k, v, out, lse.unsqueeze(-1), seed, offset, None, None, None, *lengths)
     return op(*given, 0.0, is_causal, scale=scale)
 
 
@@ -247,8 +255,8 @@ def efficient_attention(
     scale: float,
     bias: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse by the memory-efficient kernels of CUDA: any float dtype but float64, one key head for each query head, a
-    bias of q's dtype that is added to the scores.
+    """out and lse by the memory-efficient kernels of CUDA in float32: one key head for each query head, a float32 bias that is
+    added to the scores.
     """
     op = torch.ops.aten._scaled_dot_product_efficient_attention.default
     out, lse, *_ = op(q, k, v, bias, True, 0.0, is_causal, scale=scale)

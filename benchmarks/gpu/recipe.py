@@ -36,7 +36,13 @@ def resumed(where: Where) -> Iterator[Row]:
         "worst relative": f"{max(apart):.1e}",
     }
     told = _run(
-        [sys.executable, "-m", "recipes.generate", f"checkpoint={where.folder / 'killed'}", f"device={where.device}"]
+        [
+            sys.executable,
+            "-m",
+            "recipes.generate",
+            f"checkpoint={where.folder / 'killed'}",
+            f"device={where.device}",
+        ]
     )
     said = told.stdout if told.returncode == 0 else told.stderr
     yield {"generate": told.returncode, "said": " ".join(said.split())[-200:]}

@@ -48,7 +48,7 @@ def _attend(
     ):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
     if q.dtype == torch.float32 and q.size(1) != k.size(1):
-        return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, attn_mask, 0.0, is_causal, None, scale=scale, enable_gqa=True)[0]  # fmt: skip
+        return torch_private.attention_written_out(q, k, v, attn_mask, is_causal, scale)
     if q.size(-1) != v.size(-1):  # no fused kernel of the CPU has the shapes
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
     added = None if attn_mask is None else _added(attn_mask, q.dtype)
@@ -81,7 +81,7 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         q, k, v, out, lse, mask = ctx.saved_tensors
-        found = torch_private.flash_attention_cpu_backward(
-            gradients[0], q, k, v, out, lse, *ctx.options, mask
-        )
+        causal, scale = ctx.options
+        grad = gradients[0]
+        found = torch_private.flash_attention_cpu_backward(grad, q, k, v, out, lse, causal, scale, mask)
         return (*found, None, None, None)

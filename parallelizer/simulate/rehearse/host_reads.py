@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from parallelizer.torch_private import TorchDispatchMode
 
@@ -22,10 +23,11 @@ def host_reads(step: Callable[[], object], device: str) -> Mapping[str, int]:
     CPU, where nothing has to be waited for, the operators are counted that would.
     """
     if device != "cuda":
-        with _Counted() as counted:
+        places = Counter[str]()
+        with _Lists(places), _Operators(places):
             step()
-        return dict(counted.places)
-    places: Counter[str] = Counter()
+        return dict(places)
+    places = Counter()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -38,10 +40,23 @@ def host_reads(step: Callable[[], object], device: str) -> Mapping[str, int]:
     return dict(places)
 
 
-class _Counted(TorchDispatchMode):
-    def __init__(self) -> None:
+class _Lists(TorchFunctionMode):
+    """`tolist`, which reads the CPU's memory without an operator."""
+
+    def __init__(self, places: Counter[str]) -> None:
         super().__init__()
-        self.places: Counter[str] = Counter()
+        self.places = places
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.tolist:
+            self.places[_caller()] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, places: Counter[str]) -> None:
+        super().__init__()
+        self.places = places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "aten" and func._schema.name.split("::")[1] in READS:

@@ -15,7 +15,7 @@ from parallelizer import torch_private
 from parallelizer.child.children import in_children
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
-from parallelizer.runtime.initialize import Initializer, materialize
+from parallelizer.runtime.initialize import allocate, materialize
 from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
 from parallelizer.runtime.step import Batch, Step, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
@@ -64,15 +64,16 @@ def rehearse(
     device: str = "cpu",
     steps: int = 6,
     seed: int = 0,
-    initializer: Initializer | None = None,
+    whole: Callable[[], nn.Module] | None = None,
 ) -> Rehearsal:
     """Run the program as `rank` on `device`, in a child of this process. `model` is on meta and left as it is.
 
-    Six steps are run besides the `steps` that are timed. Values are finite and mean nothing: a sum over ranks is this rank's
+    Five steps are run besides the `steps` that are timed, six on CUDA. `whole` builds a model that only its constructor can
+    fill, whose buffers a state dict does not have. Values are finite and mean nothing: a sum over ranks is this rank's
     term. The order of collectives between ranks, links and overlap with them cannot be seen. Raises WorldError where the child
     ends without a result, for want of memory for example.
     """
-    call = (_rehearsed, program, model, recipe, rank, device, steps, seed, initializer)
+    call = (_rehearsed, program, model, recipe, rank, device, steps, seed, whole)
     (found,) = in_children([call], sees_gpus=device == "cuda")
     result: Rehearsal = found
     return result
@@ -86,7 +87,7 @@ def _rehearsed(
     device: str,
     steps: int,
     seed: int,
-    initializer: Initializer | None,
+    whole: Callable[[], nn.Module] | None,
 ) -> Rehearsal:
     warnings.simplefilter("ignore")
     if device == "cuda":
@@ -97,8 +98,10 @@ def _rehearsed(
     stand_in_for_peers(device)
     mesh = build_mesh(program.mesh, device)
     apply(program, model, mesh)
-    # Only what no draw can stand for is computed as a run does: buffers that a state dict does not have.
-    materialize(model, device=device, seed=seed, initializer=initializer, skip_saved=True)
+    if any(_computed(module) for module in model.modules()):
+        materialize(model, device=device, seed=seed, whole=whole, skip_saved=True)
+    else:
+        allocate(model, device)
     _draw(model, seed)
     optimizer = recipe.optimizer(model)
     parts = [_moved(part, device) for part in local_parts(recipe.workload, program, mesh)]
@@ -136,6 +139,13 @@ def _rehearsed(
         kernels,
         (graphs, torch_private.compiled_graphs() - graphs),
     )
+
+
+def _computed(module: nn.Module) -> bool:
+    """Whether a module has buffers that no draw can stand for, such as the tables of a rotary embedding: those that a state
+    dict does not have.
+    """
+    return any(not torch_private.is_persistent(module, n) for n, _ in module.named_buffers(recurse=False))
 
 
 @torch.no_grad()

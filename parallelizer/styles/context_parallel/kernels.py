@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from parallelizer import torch_private
+from parallelizer.styles.context_parallel import efficient
 
 Tensor = torch.Tensor
 
@@ -36,15 +37,14 @@ def block_forward(
     if kernel == "plain":
         return _plain_forward(q, k, v, is_causal, scale, mask)
     if kernel == "cudnn":
-        return torch_private.cudnn_attention(q, k, v, is_causal, scale, None)
+        return torch_private.cudnn_attention(q, k, v, is_causal, scale)
     if kernel == "flash":
         return torch_private.flash_attention_cuda(q, k, v, is_causal, scale)
     added = None if mask is None else _added(mask, q.dtype)
     if kernel == "cpu":
         out, lse = torch_private.flash_attention_cpu(q, k, v, is_causal, scale, added)
     else:
-        heads = _a_head_each(q, k), _a_head_each(q, v)
-        out, lse = torch_private.efficient_attention(q, *heads, is_causal, scale, _aligned(added, q, k))
+        out, lse = efficient.forward(q, k, v, is_causal, scale, added)
     if added is None:
         return out, lse
     # Of a row that sees nothing a kernel says 0, or no number.
@@ -83,7 +83,7 @@ def block_backward(
         if grad_out.stride() != out.stride():
             grad_out = torch.empty_like(out).copy_(grad_out)
         return torch_private.cudnn_attention_backward(
-            grad_out, q, k, v, out, lse.contiguous(), is_causal, scale, None
+            grad_out, q, k, v, out, lse.contiguous(), is_causal, scale
         )
     if kernel == "flash":
         return torch_private.flash_attention_cuda_backward(
@@ -94,11 +94,7 @@ def block_backward(
         return torch_private.flash_attention_cpu_backward(
             grad_out, q, k, v, out, lse, is_causal, scale, added
         )
-    heads = _a_head_each(q, k), _a_head_each(q, v)
-    grad_q, grad_k, grad_v = torch_private.efficient_attention_backward(
-        grad_out, q, *heads, out, lse, is_causal, scale, _aligned(added, q, k)
-    )
-    return grad_q, _summed_heads(grad_k, k), _summed_heads(grad_v, v)
+    return efficient.backward(grad_out, q, k, v, out, lse, is_causal, scale, added)
 
 
 def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,36 +146,12 @@ def _masked_kernel(q: Tensor, v: Tensor) -> Kernel:
     # Meta tensors take the CPU's: the same shapes as any other kernel, without a matrix of scores.
     if q.device.type in ("cpu", "meta") and q.size(-1) == v.size(-1):
         return "cpu"
-    aligned = 4 if q.dtype == torch.float32 else 8
-    # A torch that was built without CUDA does not even know the shapes of this one.
-    if q.device.type == "cuda" and q.dtype in (*_HALF, torch.float32) and torch.backends.cuda.is_built():
-        if q.size(-1) % aligned == 0 and v.size(-1) % aligned == 0:
-            return "efficient"
-    return "plain"
+    return "efficient" if efficient.takes(q, v) else "plain"
 
 
 def _generation(device: torch.device) -> tuple[int, int]:
     """Of a CUDA device. A fake tensor on a machine without one is planned for Hopper."""
     return torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (9, 0)
-
-
-def _a_head_each(q: Tensor, k: Tensor) -> Tensor:
-    """Keys or values with a head for each query head."""
-    return k if k.size(1) == q.size(1) else k.repeat_interleave(q.size(1) // k.size(1), dim=1)
-
-
-def _summed_heads(grad: Tensor, k: Tensor) -> Tensor:
-    """The gradient of keys or values whose heads were repeated."""
-    return grad if grad.size(1) == k.size(1) else grad.unflatten(1, (k.size(1), -1)).sum(2)
-
-
-def _aligned(added: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """A mask of scores for every head, [B, H, Sq, Sk], in rows that begin where the kernel can load them."""
-    if added is None:
-        return None
-    keys = k.size(2)
-    padded = torch.nn.functional.pad(added.expand(-1, -1, -1, keys), (0, -keys % 16))[..., :keys]
-    return padded.expand(q.size(0), q.size(1), q.size(2), keys)
 
 
 def _plain_forward(

@@ -1,0 +1,99 @@
+"""`rehearse`: one rank's real step on the device that is here, with stand-ins for its peers.
+
+Exit status 0 when the step ran and sent what was planned, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
+from parallelizer.commands.setup_options import add_setup_options, read_setup
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+
+NAME = "rehearse"
+DOC = "run one rank of any mesh on this machine's device, its peers not there"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The setup's options, `--json`, the ranks, and the steps."""
+    add_setup_options(parser)
+    add_json_option(parser)
+    parser.add_argument(
+        "--rank",
+        type=_ranks,
+        default=(0,),
+        metavar="RANKS",
+        help="the ranks, one after the other: 0 or 0,7 (0)",
+    )
+    parser.add_argument("--steps", type=_steps, default=6, help="the steps that are timed (6)")
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks such as 0,7") from None
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Rehearse what the command line asks for, and print it. Returns the exit status."""
+    import_torch()
+    from parallelizer.child.children import WorldError
+    from parallelizer.proof.unsure import compile_unsure
+    from parallelizer.report.diff import check_rank
+    from parallelizer.report.rows.rehearsal import Compared
+    from parallelizer.report.text import rehearsal as show
+    from parallelizer.simulate.record.planned import plan_step
+    from parallelizer.simulate.rehearse.links import link_seconds
+    from parallelizer.simulate.rehearse.rehearse import rehearse
+
+    compared: list[Compared] = []
+    try:
+        setup = read_setup(arguments)
+        model = setup.build_model()
+        program, recipe = compile_unsure(setup, model), setup.recipe()
+        for rank in arguments.rank:
+            check_rank(rank, setup.mesh)
+        whole = setup.whole_model(model)
+        for rank in arguments.rank:
+            planned = plan_step(program, model, recipe, rank)
+            found = rehearse(
+                program, model, recipe, rank=rank, device=setup.device, steps=arguments.steps, whole=whole
+            )
+            links = (
+                link_seconds(planned.ledger, setup.mesh, setup.hardware) if found.device != "cpu" else None
+            )
+            compared.append(Compared(planned, found, links))
+    except PlanError as error:
+        print_refusal(error.diagnostics, arguments.json)
+        return 1
+    except WorldError as error:
+        last = (str(error).strip().splitlines() or ["no reason was given"])[-1]
+        print_refusal([_failed(last, arguments.rank[len(compared)])], arguments.json)
+        return 1
+    if arguments.json:
+        print_json({"world_size": setup.mesh.world_size, "ranks": [one.as_json() for one in compared]})
+    else:
+        show_diagnostics.write(program.diagnostics, sys.stderr)
+        show.write(compared, sys.stdout)
+    return 0 if all(one.as_planned is not False for one in compared) else 1
+
+
+def _failed(reason: str, rank: int) -> Diagnostic:
+    memory = "OutOfMemoryError" in reason
+    advice = (
+        "`python -m parallelizer plan` says what the step needs, and what would fit"
+        if memory
+        else "`python -m parallelizer verify` runs a small form of it on CPU ranks"
+    )
+    return Diagnostic("rehearsal-failed", f"rank {rank} cannot be rehearsed: {reason}", None, advice)
