@@ -252,9 +252,8 @@ class _About:
         if use.style == "fsdp":
             if self.setup.mesh.size("dp_replicate", "dp_shard", "cp") > 1:
                 least = options.get("min_params")
-                return "it has no parameters left to shard" + (
-                    f", or fewer than min_params={least.value:,}: the unit around takes them" if least else ""
-                )
+                fewer = f", fewer than min_params={least.value:,}" if least else ""
+                return f"it has no parameters left to shard{fewer}, or shares them all: the unit around takes them"
             return "dp_replicate, dp_shard and cp are 1, and neither dtype nor place changes"
         axes = [options["axis"].value] if "axis" in options else [STYLES[use.style].axis or ""]
         if "params" in use.options:

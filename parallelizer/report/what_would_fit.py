@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ def what_would_fit(
     are tried together.
     """
     rank = top.rank if (top := worst(step)[1]) is not None else step.rank
-    blocks = next((a.rule.key for a in program.of_slot("fsdp") if a.module), None)
+    units = Counter(a.rule.key for a in program.of_slot("fsdp") if a.module)
+    blocks = units.most_common(1)[0][0] if units else None
     checkpointed = _with_checkpoints(setup, blocks) if blocks and not program.of_slot("checkpoint") else None
     found: list[Alternative] = []
     if checkpointed is not None:

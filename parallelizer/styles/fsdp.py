@@ -67,16 +67,23 @@ def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[st
     """Which parameters each FSDP unit gathers, by the unit's path, innermost unit first.
 
     `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit
-    around it, unless there is none.
+    around it, unless there is none. So is a module that shares all its parameters with modules outside of it, such as an
+    embedding and an output layer of one weight: one unit gathers a parameter for all modules that use it.
     """
+    from parallelizer.styles.tied_parameters import tied_names
+
     # Stable: modules of one depth stay in the model's order.
     paths = sorted((name for name, _ in model.named_modules() if name in options), key=_depth, reverse=True)
     owned: dict[str, list[str]] = {}
     taken: set[str] = set()
     sizes = {name: p.numel() for name, p in model.named_parameters()}
+    first_names = {name: group[0] for group in tied_names(model) for name in group}
     for path in paths:
-        inside = [n for n in sizes if n not in taken and (path == "" or n.startswith(path + "."))]
-        if sum(sizes[n] for n in inside) < options[path].get("min_params", 0) and _enclosed(path, paths):
+        inside = [n for n in sizes if n not in taken and _is_in(n, path)]
+        outside = {first for name, first in first_names.items() if not _is_in(name, path)}
+        shared = {first for name, first in first_names.items() if _is_in(name, path)} & outside
+        small = sum(sizes[n] for n in inside) < options[path].get("min_params", 0)
+        if (small or (shared and shared.issuperset(inside))) and _enclosed(path, paths):
             continue
         owned[path] = inside
         taken.update(inside)
@@ -290,4 +297,9 @@ def _depth(path: str) -> int:
 
 
 def _enclosed(path: str, paths: Sequence[str]) -> bool:
-    return any(other != path and (other == "" or path.startswith(other + ".")) for other in paths)
+    return any(other != path and _is_in(path, other) for other in paths)
+
+
+def _is_in(name: str, path: str) -> bool:
+    """Whether a module or a parameter of that name is inside the module of that path."""
+    return path == "" or name.startswith(path + ".")

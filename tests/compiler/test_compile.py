@@ -40,6 +40,8 @@ def test_applications_come_in_the_order_in_which_they_are_applied() -> None:
         "layers.1.attention",
         "layers.0",
         "layers.1",
+        "tok_embeddings",
+        "output",
         "",
     ]
     assert len(program) == len(list(program)) == len(slots)

@@ -119,8 +119,8 @@ LLAMA = "extends: llama"
 
 def test_units_are_drawn_innermost_first() -> None:
     found = units(LLAMA, mesh_of(dp_shard=2))
-    assert list(found) == ["layers.0", "layers.1", ""]
-    assert list(found[""].params) == ["tok_embeddings.weight", "norm.weight", "output.weight"]
+    assert list(found) == ["layers.0", "layers.1", "tok_embeddings", "output", ""]
+    assert list(found[""].params) == ["norm.weight"]
     assert "attention.wq.weight" in found["layers.0"].params
 
 
@@ -145,8 +145,9 @@ def test_units_stand_on_the_data_axes_folded(
 def test_a_single_rank_has_units_only_for_precision_and_offload() -> None:
     assert units(LLAMA, Mesh({})) == {}
     assert units(LLAMA, Mesh({}), param_dtype="float32") == {}
-    assert list(units(LLAMA, Mesh({}), param_dtype="bfloat16")) == ["layers.0", "layers.1", ""]
-    assert list(units(LLAMA, mesh_of(tp=2), cpu_offload=True)) == ["layers.0", "layers.1", ""]
+    every = ["layers.0", "layers.1", "tok_embeddings", "output", ""]
+    assert list(units(LLAMA, Mesh({}), param_dtype="bfloat16")) == every
+    assert list(units(LLAMA, mesh_of(tp=2), cpu_offload=True)) == every
 
 
 def test_the_dimension_is_chosen_after_tensor_styles() -> None:

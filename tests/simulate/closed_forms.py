@@ -129,13 +129,19 @@ def _context_parallel(c: Case, size: int) -> Iterator[tuple[str, str, str, int, 
 
 def _data_parallel(c: Case, size: int) -> Iterator[tuple[str, str, str, int, int, int]]:
     ranks, axis = c.shard * c.cp, _folded(c)
-    layer, root = _padded(c, _layer(c)), _padded(c, _root(c))
-    for count, elements in ((c.accumulate * c.layers, layer), (c.accumulate, root)):
+    layer, norm, table = (_padded(c, params) for params in (_layer(c), [(WIDTH, 1)], _table(c)))
+    # The root has the last norm; the embedding and the output are units of one table each.
+    for count, elements in (
+        (c.accumulate * c.layers, layer),
+        (c.accumulate, norm),
+        (2 * c.accumulate, table),
+    ):
         yield "forward", axis, "all_gather", count, elements * size, ranks
         yield "backward", axis, "reduce_scatter", count, elements * 4, ranks
         yield "backward", "dp_replicate", "all_reduce", count, elements * 4 // ranks, c.replicate
-    if c.reshard:  # the root stays gathered in any case
+    if c.reshard:  # the root and the output stay gathered in any case
         yield "backward", axis, "all_gather", c.accumulate * c.layers, layer * size, ranks
+        yield "backward", axis, "all_gather", c.accumulate, table * size, ranks
 
 
 def _sums(c: Case) -> Iterator[tuple[str, str, str, int, int, int]]:
@@ -166,8 +172,9 @@ def _layer(c: Case) -> list[tuple[int, int]]:
     return [(r // c.tp, n) for r, n in colwise] + [(r, n // c.tp) for r, n in rowwise] + [(WIDTH, 1)] * 2
 
 
-def _root(c: Case) -> list[tuple[int, int]]:
-    return [(VOCABULARY // c.tp, WIDTH)] * 2 + [(WIDTH, 1)]
+def _table(c: Case) -> list[tuple[int, int]]:
+    """The rows of the embedding or of the output that tp leaves to a rank."""
+    return [(VOCABULARY // c.tp, WIDTH)]
 
 
 def _padded(c: Case, parameters: list[tuple[int, int]]) -> int:

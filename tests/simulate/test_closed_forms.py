@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from parallelizer.report.rows.collectives import collective_rows
 from parallelizer.simulate.record.ledger import Collective
-from tests.simulate.closed_forms import HEAD, KV_HEADS, WIDTH, Case, Sums, expected
+from tests.simulate.closed_forms import HEAD, KV_HEADS, VOCABULARY, WIDTH, Case, Sums, expected
 from tests.simulate.setups import setup_of, traced
 
 
@@ -58,7 +58,7 @@ def test_tensor_and_sequence_parallelism(layers: int, tp: int, checkpoint: bool)
 
 
 def bytes_of(case: Case) -> tuple[int, int]:
-    """The float32 bytes of one layer and of the root's own parameters, from the model itself."""
+    """The float32 bytes of one layer and of all other parameters, from the model itself."""
     model = setup_of(*case.overrides()).build_model()
     sizes = {name: 4 * p.numel() for name, p in model.named_parameters()}
     layer = sum(n for name, n in sizes.items() if name.startswith("layers.0."))
@@ -67,19 +67,21 @@ def bytes_of(case: Case) -> tuple[int, int]:
 
 def test_fsdp_and_hsdp() -> None:
     case = Case(layers=3, shard=4)
-    layers, (layer, root) = case.layers, bytes_of(case)
+    layers, (layer, others) = case.layers, bytes_of(case)
+    table = 4 * VOCABULARY * WIDTH
     sharded = ledger(case)
     gathers, scatters = of(sharded, kind="all_gather"), of(sharded, kind="reduce_scatter")
-    assert len(gathers) == 2 * layers + 1 and len(scatters) == layers + 1
-    assert sum(e.payload_bytes for e in gathers) == root + 2 * layers * layer
-    assert sum(e.payload_bytes for e in scatters) == root + layers * layer
+    # The embedding, the output and the last norm are a unit each; backward gathers the embedding again.
+    assert len(gathers) == 2 * layers + 4 and len(scatters) == layers + 3
+    assert sum(e.payload_bytes for e in gathers) == others + table + 2 * layers * layer
+    assert sum(e.payload_bytes for e in scatters) == others + layers * layer
     assert len(sharded) == len(gathers) + len(scatters) + 2  # the loss, the gradient norm
 
     hybrid = ledger(dataclasses.replace(case, replicate=3))
     assert tuple(e for e in hybrid if e.axis != "dp_replicate") == sharded
     more = of(hybrid, axis="dp_replicate", phase="backward")
-    assert len(more) == layers + 1 == len(of(tuple(more), kind="all_reduce", ranks=3))
-    assert sum(e.payload_bytes for e in more) == (root + layers * layer) // 4
+    assert len(more) == layers + 3 == len(of(tuple(more), kind="all_reduce", ranks=3))
+    assert sum(e.payload_bytes for e in more) == (others + layers * layer) // 4
     assert len(hybrid) == len(sharded) + len(more) + 1  # and the loss over dp_replicate
 
 
@@ -100,14 +102,14 @@ def test_context_parallelism(keep_gathered: bool) -> None:
 def test_rows_that_do_not_divide_are_filled_up() -> None:
     # 64 rows of a weight over 48 ranks are two to a rank and 96 in all; of the closed form's P, FSDP sends more.
     case = Case(layers=1, shard=48)
-    layer, root = bytes_of(case)
+    layer, others = bytes_of(case)
     sent = sum(e.payload_bytes for e in of(ledger(case), kind="all_gather"))
     assert (
         sent
         == expected(case)["forward", "dp_shard", "all_gather"][1]
         + expected(case)["backward", "dp_shard", "all_gather"][1]
     )
-    assert sent > root + 2 * layer
+    assert sent > others + 4 * VOCABULARY * WIDTH + 2 * layer
 
 
 cases = st.builds(

@@ -19,5 +19,5 @@ def test_a_program_prints_as_a_table_of_its_rules() -> None:
         "layers.*.attention.w[qkv]",
         "llama.yaml:10",
     ] in cells
-    assert ["(root)", "fsdp", "dp_shard", '""', "llama.yaml:18"] in cells
+    assert ["(root)", "fsdp", "dp_shard", '""', "llama.yaml:20"] in cells
     assert len(rows) < 14 and max(map(len, rows)) < 150

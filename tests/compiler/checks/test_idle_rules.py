@@ -21,7 +21,8 @@ def test_the_rules_of_a_plan_are_told_of_in_one_line() -> None:
     [found] = idle("parallel=single")
     assert (found.code, found.severity) == ("idle-rule", "note")
     assert found.message == (
-        "these rules have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1); "
+        "these rules have no effect on this mesh: `tok_embeddings` and 1 more (dp_replicate=1, dp_shard=1, cp=1, tp=1); "
+        "`layers.*.{attention_norm,ffn_norm}` and 6 more (tp=1); `layers.*.attention.inner` (cp=1); "
         "`layers.*` and 1 more (dp_replicate=1, dp_shard=1, cp=1)"
     )
     assert found.span is None and found.help is None  # one line
@@ -34,9 +35,10 @@ def test_the_rules_of_a_plan_are_told_of_in_one_line() -> None:
         ("tp8_cp2", None),
         (
             "hsdp2x2",
-            "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)",
+            "have no effect on this mesh: `layers.*.{attention_norm,ffn_norm}` and 6 more (tp=1); "
+            "`layers.*.attention.inner` (cp=1)",
         ),
-        ("cp2", "have no effect on this mesh: `tok_embeddings` and 8 more (tp=1)"),
+        ("cp2", "have no effect on this mesh: `layers.*.{attention_norm,ffn_norm}` and 6 more (tp=1)"),
     ],
 )
 def test_a_rule_with_something_to_do_is_not_told_of(preset: str, message: str | None) -> None:
@@ -69,7 +71,8 @@ def test_a_mesh_without_data_or_context_parallelism_is_nothing_to_tell_of(preset
 def test_precision_and_styles_without_an_axis_are_something_to_do() -> None:
     overrides = ["parallel=single", "train.dtype=bfloat16", 'rules=["layers.0: checkpoint"]']
     assert [d.message for d in idle(*overrides)] == [
-        "these rules have no effect on this mesh: `tok_embeddings` and 8 more (tp=1); `layers.*.attention.inner` (cp=1)"
+        "these rules have no effect on this mesh: `layers.*.{attention_norm,ffn_norm}` and 6 more (tp=1); "
+        "`layers.*.attention.inner` (cp=1)"
     ]
 
 

@@ -47,20 +47,23 @@ def backward(layer: int) -> Iterator[tuple[str, str, str]]:
 def whole_step(layers: int, checkpoint: bool) -> Iterator[Told]:
     """A step under FSDP and tensor parallelism with sequence parallelism, as one writes it down from the plan."""
     yield "forward", "dp_shard", "all_gather", "", ROOT, False
+    yield "forward", "dp_shard", "all_gather", "tok_embeddings", "tok_embeddings", False
     yield "forward", "tp", "reduce_scatter", "tok_embeddings", "tok_embeddings", False
     for layer in range(layers):
         yield "forward", "dp_shard", "all_gather", f"layers.{layer}", "layers.*", False
         for kind, module, rule in forward(layer):
             yield "forward", "tp", kind, module, rule, False
+    yield "forward", "dp_shard", "all_gather", "output", "output", False
     yield "forward", "tp", "all_gather", "output", "output", False
     for _ in ("the maxima", "the terms"):
         yield "loss", "tp", "all_reduce", "", None, False
     # FSDP gathers the layer that comes next before the one that runs: `output` runs beside the first.
     yield "backward", "dp_shard", "all_gather", f"layers.{layers - 1}", "layers.*", True
     yield "backward", "tp", "reduce_scatter", "output", "output", False
+    yield "backward", "dp_shard", "reduce_scatter", "output", "output", True
     for layer in reversed(range(layers)):
-        if layer:
-            yield "backward", "dp_shard", "all_gather", f"layers.{layer - 1}", "layers.*", True
+        before, rule = (f"layers.{layer - 1}", "layers.*") if layer else ("tok_embeddings", "tok_embeddings")
+        yield "backward", "dp_shard", "all_gather", before, rule, True
         first, *rest = backward(layer)
         yield "backward", "tp", *first, False
         if checkpoint:  # the forward again, but for the sum at its end
@@ -74,7 +77,8 @@ def whole_step(layers: int, checkpoint: bool) -> Iterator[Told]:
         yield "backward", "dp_shard", "reduce_scatter", f"layers.{layer}", "layers.*", True
     yield "backward", "tp", "all_gather", "tok_embeddings", "tok_embeddings", False
     yield "backward", "tp", "all_reduce", "norm", "norm", False
-    yield "backward", "dp_shard", "reduce_scatter", "", ROOT, False  # nothing is left to run
+    for module in (ROOT, "tok_embeddings"):  # nothing is left to run
+        yield "backward", "dp_shard", "reduce_scatter", module, module, False
     yield "loss", "dp_shard", "all_reduce", "", None, False
     for axis in ("dp_shard", "tp"):
         yield "clip", axis, "all_reduce", "", None, False
