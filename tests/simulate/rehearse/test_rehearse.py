@@ -1,4 +1,4 @@
-"""A rehearsed rank against the same rank of a real run: the same collectives, and the same peak to the byte."""
+"""A rehearsed rank against the dry run and the same rank of a real run: the same collectives, and the same peak."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.initialize import materialize
 from parallelizer.simulate.record.ledger import Collective
-from parallelizer.simulate.record.planned import differences, observing, of_the_step
+from parallelizer.simulate.record.planned import differences, observing, of_the_step, plan_step
 from parallelizer.simulate.record.trace import local_parts
 from parallelizer.simulate.rehearse import host_reads, kernels
 from parallelizer.simulate.rehearse.links import link_seconds
 from parallelizer.simulate.rehearse.peaks import peak_of
 from parallelizer.simulate.rehearse.rehearse import Rehearsal, rehearse
 from tests.ranks import run_ranks
+from tests.simulate.record.test_planned import RANDOM_STATE
 from tests.simulate.setups import CHECKPOINT, llama
 
 RING = 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'
@@ -62,14 +63,17 @@ def real(setup: Setup) -> tuple[list[Collective], int]:
 )
 def test_a_rehearsed_rank_sends_and_holds_what_the_real_one_does(case: str) -> None:
     setup = llama(*CASES[case])
-    found = rehearsed(setup)
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    planned, found = plan_step(program, model, recipe), rehearse(program, model, recipe, steps=1)
+    assert found.ledger and differences(planned.ledger, found.ledger) == []
+    # Positions stay on the device between steps, where only the dry run sees them.
+    kept = 8 * recipe.workload.seq_len // 2 if setup.mesh.sizes["cp"] > 1 else 0
+    assert found.peak.requested == planned.peak + RANDOM_STATE - kept
     collectives, peak = run_ranks(real, setup.mesh.world_size, setup)[0]
-    # A thread of gloo's may hold the buffer of a message for a moment longer than the step does.
-    for _ in range(3):
-        if peak > found.peak.requested:
-            peak = min(peak, run_ranks(real, setup.mesh.world_size, setup)[0][1])
-    assert found.ledger and differences(collectives, found.ledger) == []
-    assert found.peak.requested == peak
+    assert differences(collectives, found.ledger) == []
+    # Gloo copies the input of a reduce-scatter, and its threads hold buffers of messages for a moment longer.
+    assert 0 <= peak - found.peak.requested <= max(e.payload_bytes for e in collectives)
 
 
 def test_the_last_of_many_ranks_has_finite_values_that_are_its_own() -> None:
