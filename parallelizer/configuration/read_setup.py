@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -45,6 +46,7 @@ def from_config(config: DictConfig, origins: Origins | None = None, *, planless:
     old_paths.install()
     reading = Reading(config, origins or running_origins())
     _check_size(reading)
+    _choose_dtype(config)
     _import(reading)
     _check_preset(reading)
     mesh = read_mesh(reading)
@@ -105,6 +107,18 @@ def _check_size(reading: Reading) -> None:
         key, reason = grown
         message = f"{key} has {reason} after its interpolations are resolved"
         raise PlanError([Diagnostic("yaml-limit", message, reading.span(key), "write the value itself")])
+
+
+def _choose_dtype(config: DictConfig) -> None:
+    """Put a dtype in the place of `train.dtype: auto`, where interpolations and records of the run find it: bfloat16 on GPUs,
+    float32 on CPUs. Commands that have not imported torch do not compute.
+    """
+    if OmegaConf.select(config, "train.dtype") != "auto":
+        return
+    device = OmegaConf.select(config, "device")
+    if device == "auto" and (torch := sys.modules.get("torch")) is not None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    OmegaConf.update(config, "train.dtype", "bfloat16" if device == "cuda" else "float32")
 
 
 def _clip(reading: Reading) -> float | None:
