@@ -47,11 +47,11 @@ def _attend(
         or (attn_mask is not None and attn_mask.requires_grad)
     ):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
+    added = None if attn_mask is None else _added(attn_mask, q.dtype)
     if q.dtype == torch.float32 and q.size(1) != k.size(1):
-        return torch_private.attention_written_out(q, k, v, attn_mask, is_causal, scale)
+        return torch_private.attention_written_out(q, k, v, added, is_causal, scale)
     if q.size(-1) != v.size(-1):  # no fused kernel of the CPU has the shapes
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
-    added = None if attn_mask is None else _added(attn_mask, q.dtype)
     return _Fused.apply(q, k, v, added, is_causal, q.size(-1) ** -0.5 if scale is None else scale)
 
 

@@ -1,0 +1,60 @@
+"""The script of a GPU's first hour, with small sizes on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu.__main__ import PARTS, main
+from benchmarks.gpu.cases import Case, Row, Where, run
+
+
+def failing(where: Where) -> Iterator[Row]:
+    yield {"a": 1}
+    raise ValueError("on purpose")
+
+
+def test_a_case_that_fails_keeps_its_rows_and_says_why(tmp_path: Path) -> None:
+    found = run(Case("fails", failing), Where("cpu", True, tmp_path / "fails"), 60)
+    assert found.rows == [{"a": 1}] and "on purpose" in found.failure
+
+
+def test_a_part_writes_tables_and_what_it_had_no_time_for(tmp_path: Path) -> None:
+    assert main(["--device", "cpu", "--part", "3", "--only", "8B tp8", "--output", str(tmp_path)]) == 0
+    [case] = json.loads((tmp_path / "part3.json").read_text())
+    assert case["rows"][0]["rank"] == "0 of 8" and "as planned" in case["rows"][0]["collectives"]
+    assert "| 0 of 8 |" in (tmp_path / "part3.md").read_text()
+    assert (
+        main(
+            [
+                "--device",
+                "cpu",
+                "--part",
+                "3",
+                "--minutes",
+                "0",
+                "--only",
+                "8B tp8",
+                "--output",
+                str(tmp_path),
+            ]
+        )
+        == 1
+    )
+    assert "not started" in (tmp_path / "part3.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_a_whole_part_runs_on_a_cpu(part: int, tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--part", str(part), "--minutes", "20", "--output", str(tmp_path)]
+    main(words)
+    failed = {
+        c["name"]: c["failure"]
+        for c in json.loads((tmp_path / f"part{part}.json").read_text())
+        if c["failure"]
+    }
+    assert failed == {}
