@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from parallelizer.child import new_process
-from parallelizer.commands import plan, verify
+from parallelizer.commands import plan, rehearse, verify
 from parallelizer.commands.explain import codes
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.origins import Origins
@@ -228,6 +228,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "rank-failed": lambda here: verified(LaunchError("rank 1 failed")),
     "too-many-ranks": lambda here: raised(lambda: check_ranks(Mesh({"dp_shard": 65}))),
     "ranks-drifted": lambda here: drifted(),
+    "rehearsal-failed": lambda here: [rehearse._failed("torch.OutOfMemoryError: CUDA out of memory", 0)],
     "resume-data": lambda here: check_same_data(
         DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
     ),
