@@ -23,10 +23,14 @@ def add_setup_options(
     parser.add_argument("--config-name", metavar="NAME", default="train", help=config_name)
 
 
-def read_setup(arguments: argparse.Namespace, more: Sequence[str] = (), *, planless: bool = False) -> Setup:
-    """The setup that the arguments name, with `more` overrides. Raises PlanError and OverrideSyntaxError."""
+def read_setup(
+    arguments: argparse.Namespace, more: Sequence[str] = (), *, planless: bool = False, builds: bool = True
+) -> Setup:
+    """The setup that the arguments name, with `more` overrides; `planless` and `builds` as in `from_config`. Raises PlanError
+    and OverrideSyntaxError.
+    """
     from parallelizer.configuration.compose import compose_config
     from parallelizer.configuration.read_setup import from_config
 
     composed = compose_config([*arguments.overrides, *more], arguments.config_dir, arguments.config_name)
-    return from_config(*composed, planless=planless)
+    return from_config(*composed, planless=planless, builds=builds)

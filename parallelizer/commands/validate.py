@@ -11,7 +11,7 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json
 from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 
 if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
@@ -55,20 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
 
         return quick.run(arguments)
     import_torch()
-    from parallelizer.proof.validate import check, validate
+    from parallelizer.proof.validate import check, require_proof, validate
     from parallelizer.report.documents import validate_document
 
     setup: Setup | None = None
     proof = ""
     try:
         setup = read_setup(arguments)
-        if arguments.proven or arguments.no_proof:
+        if arguments.no_proof and not arguments.proven:
             found = validate(setup, prove=False)
         else:
-            checked = check(setup, Path(arguments.proofs))
+            ask = require_proof if arguments.proven else check
+            checked = ask(setup, Path(arguments.proofs))
             found, proof = checked.found, checked.proof
-        if arguments.proven and not has_errors(found):
-            found += _unproven(setup, Path(arguments.proofs))
     except PlanError as error:
         found = error.diagnostics
     if arguments.json:
@@ -86,11 +85,3 @@ def run(arguments: argparse.Namespace) -> int:
             if proof:
                 print(f"proof: {proof}")
     return 1 if has_errors(found) else 0
-
-
-def _unproven(setup: Setup, folder: Path) -> tuple[Diagnostic, ...]:
-    """The finding that a setup has no certificate, if it has none."""
-    from parallelizer.proof.certificate import find, missing
-
-    found = find(setup, setup.build_model(), folder)
-    return () if found.certificate is not None else (missing(found),)

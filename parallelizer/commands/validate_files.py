@@ -96,7 +96,7 @@ def check_plan(plan: Plan, defaults: Iterable[StyleDefaults] = ()) -> Iterator[D
 
 def _check_configuration(arguments: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], list[str]]:
     try:
-        read = read_setup(arguments)
+        read = read_setup(arguments, builds=False)
     except PlanError as error:
         return error.diagnostics, []
     found = in_order((*read.warnings, *check_plan(read.plan, read.defaults.values())))

@@ -19,8 +19,10 @@ INITIALIZE = ("whole", "modules")
 ENTRY_HELP = "write {shape: [batch, sequence], dtype: int64, range: [0, 256]}"
 
 
-def read_model(reading: Reading) -> dict[str, Any]:
-    """The model's config in plain Python; what it lacks is reported."""
+def read_model(reading: Reading, builds: bool = True) -> dict[str, Any]:
+    """The model's config in plain Python; what it lacks is reported. With `builds`, its batch and loss are those that a family
+    derives from the model, which it may build for that.
+    """
     before = len(reading.findings.items)
     model = reading.get("model")
     if not isinstance(model, Mapping):
@@ -38,7 +40,7 @@ def read_model(reading: Reading) -> dict[str, Any]:
         )
         reading.error("unknown-value", message, "model.initialize", help_text)
     read = {str(k): v for k, v in model.items()}
-    for family in families():
+    for family in families() if builds else ():
         read.update(family.fed(read) or {})
     return read
 

@@ -36,12 +36,16 @@ from parallelizer.language.yaml_nodes import MappingNode, SequenceNode
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def from_config(config: DictConfig, origins: Origins | None = None, *, planless: bool = False) -> Setup:
+def from_config(
+    config: DictConfig, origins: Origins | None = None, *, planless: bool = False, builds: bool = True
+) -> Setup:
     """Read a composed configuration. With `planless`, no plan is read, and the setup's plan has no rules.
 
     Without `origins`, the origins of the running `@hydra.main` are used, or else the shipped folder. Raises
     PlanError with all errors in the configuration and its plan files. The modules of `imports` and `checks`
-    are imported; no model is built.
+    are imported. A transformers model whose inputs are not tokens is built on meta, because its batch and loss
+    are derived from it. With `builds=False` no model is built, and such a setup has the batch and loss of its
+    model config, which are not those of its model.
     """
     old_paths.install()
     reading = Reading(config, origins or running_origins())
@@ -54,7 +58,7 @@ def from_config(config: DictConfig, origins: Origins | None = None, *, planless:
     layouts = parse_layouts(reading.mapping("parallel.layouts"), reading.findings)
     rules = (*_rules(reading, "parallel.rules"), *_rules(reading, "rules"))
     plan = Plan("none", "<none>") if planless else _plan(reading)
-    model = read_model(reading)
+    model = read_model(reading, builds)
     workload = read_workload(reading, model)
     device = _device(reading)
     optim, hardware = reading.get("optim"), reading.get("hardware")

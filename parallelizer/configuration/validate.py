@@ -1,7 +1,5 @@
-"""What is wrong with a setup, or with a model under a plan. Every command and the training recipe ask here.
-
-setup = pz.from_overrides(["model=llama_debug", "parallel=tp8_cp2"])
-assert not [found for found in pz.validate(setup) if found.severity == "error"]
+"""What is wrong with a setup, or with a model under a plan, without a proof. `parallelizer.proof.validate` adds the proof and
+the certificate: `pz.validate`, the command `validate` and the training recipe ask there.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def prove_quickly(
         write(certificate, folder)
     except PlanError as error:
         return Proven(f"{proven} ({worst}); {_line(error)}", passed=True)
-    return Proven(f"{proven} (certificate {certificate.name}, {worst})", True, certificate.fingerprint)
+    line = f"{proven} (certificate {certificate.name}, {worst})"
+    return Proven(line, passed=True, certificate=certificate.fingerprint)
 
 
 def _line(error: Exception) -> str:

@@ -23,7 +23,9 @@ SMALL = 2
 """What axes above it are shrunk to."""
 
 LENGTH = 24
-"""Tokens of a sequence at most."""
+"""Tokens of a sequence at most where no axis is above 2. A larger mesh, which `--full-mesh` keeps, may need more to divide
+them.
+"""
 
 
 def small_mesh(mesh: Mesh) -> Mesh:

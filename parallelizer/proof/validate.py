@@ -18,7 +18,7 @@ from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
-from parallelizer.proof.certificate import FOLDER, Found, find, told
+from parallelizer.proof.certificate import FOLDER, Found, find, missing, told
 from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.quick import prove_quickly
 from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
@@ -81,7 +81,7 @@ def validate(
     prove: bool = True,
 ) -> tuple[Diagnostic, ...]:
     """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
-    mesh, sorted by position.
+    mesh: notes, then warnings, then errors, each sorted by position.
 
     The tiny form of a setup without errors is then proven on CPU ranks, as `parallelizer verify` does, if that should take less
     than ten seconds and no certificate in `.parallelizer/proofs` shows it; `prove=False` leaves it out. A difference is an error
@@ -141,3 +141,17 @@ def check(setup: Setup, proofs: Path | None = None) -> Checked:
     elif proven.failed is not None and not looked.unsure:
         found = in_order((*found, not_equal(proven.failed)))
     return Checked(found, proven.line)
+
+
+def require_proof(setup: Setup, proofs: Path) -> Checked:
+    """Validate a setup, and look for its certificate in `proofs`: that there is none is an error. Nothing is proven."""
+    try:
+        model = setup.build_model()
+        looked = look(setup, compile_unsure(setup, model), model, proofs)
+    except PlanError as error:
+        return Checked(error.diagnostics)
+    if looked.refused:
+        return Checked(looked.found)
+    if looked.known.certificate is None:
+        return Checked(in_order((*looked.found, missing(looked.known))))
+    return Checked(looked.found, told(looked.known))

@@ -14,6 +14,9 @@ Captured = pytest.CaptureFixture[str]
 
 WRONG = "rules:\n  layers.*: fdsp\n  norm: {style: sequence, layout: straem}\nlayouts: {stream: shard(1)}\n"
 
+IMAGES = ["model=hf", "model.config={model_type: vit}", "model.auto=AutoModelForImageClassification", "plan=llama"]
+"""A model whose batch is derived from the model itself, by every command that builds it."""
+
 
 @pytest.mark.parametrize(
     ("arguments", "status"),
@@ -24,6 +27,7 @@ WRONG = "rules:\n  layers.*: fdsp\n  norm: {style: sequence, layout: straem}\nla
         (["tests/plans/bad/styles.yaml"], 1),
         (["plan=./tests/plans/bad/styles.yaml"], 1),
         (["parallel=tp22"], 1),
+        (IMAGES, 0),
         (["parallel=[tp2"], 2),
     ],
 )
@@ -31,7 +35,7 @@ def test_no_torch_is_loaded(arguments: list[str], status: int) -> None:
     code = (
         "import sys; from parallelizer.commands.main import main; "
         f"status = main(['validate', '--quick', *{arguments!r}]); "
-        "print(status, sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'numpy'}))"
+        "print(status, sorted({m.partition('.')[0] for m in sys.modules} & {'torch', 'numpy', 'transformers'}))"
     )
     ended = command("-c", code, cwd=ROOT)
     assert ended.out.splitlines()[-1] == f"{status} []", ended

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 import parallelizer as pz
-from parallelizer.proof.validate import check
+from parallelizer.commands.main import main
+from parallelizer.proof.certificate import write
+from parallelizer.proof.validate import Checked, check, require_proof
+from tests.proof.test_certificate import certificate
 
 pytestmark = pytest.mark.ranks
 
@@ -17,18 +20,21 @@ MODEL = """
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, centred: bool):
+    def __init__(self, centred: bool, flipped: bool):
         super().__init__()
         self.centred, self.embed, self.head = centred, nn.Embedding(32, 8), nn.Linear(8, 32)
+        self.flipped = flipped
 
     def forward(self, input_ids):
         x = self.embed(input_ids)
+        x = x.flip(1).flip(1) if self.flipped else x
         return self.head(x - x.mean(0) if self.centred else x)
 """
 
 CONFIG = """
 _target_: net_of_rows.Net
 centred: false
+flipped: false
 plan: net_of_rows
 loss: parallelizer.losses.cross_entropy
 batch:
@@ -36,11 +42,13 @@ batch:
   labels: {shape: [batch, sequence], dtype: int64, range: [0, 32], ignore: -100}
 """
 
+PLAN = "version: 1\nrules: {'': fsdp}\nbuffers: {batch: {input_ids: 1, labels: 1}}\n"
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "net_of_rows.py").write_text(MODEL)
-    for name, text in (("model", CONFIG), ("plans", "version: 1\nrules: {'': fsdp}\n")):
+    for name, text in (("model", CONFIG), ("plans", PLAN)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "net_of_rows.yaml").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -59,7 +67,7 @@ def test_a_forward_that_mixes_the_rows_of_a_rank_is_an_error(folder: str) -> Non
     assert not pz.validate(mixing, prove=False)
     (found,) = pz.validate(mixing)
     assert (found.code, found.severity) == ("not-equal", "error")
-    assert found.span is not None and Path(found.span.file).name == "net_of_rows.py" and found.span.line == 11
+    assert found.span is not None and Path(found.span.file).name == "net_of_rows.py" and found.span.line == 13
     assert not (Path(folder) / ".parallelizer").exists()
 
 
@@ -71,3 +79,28 @@ def test_a_proof_leaves_a_certificate_that_the_next_validation_finds(folder: str
 
 def test_on_one_rank_nothing_is_proven(folder: str) -> None:
     assert check(setup(folder, "parallel=single")).proof == "one rank: nothing to prove"
+
+
+UNSURE = ("model.flipped=true", "parallel=cp2")
+"""A check is not sure of this: a flip of a split sequence is an error to it, though another flip undoes it."""
+
+
+@pytest.mark.parametrize(("overrides", "code"), [((), None), (UNSURE, "needs-whole")])
+def test_a_certificate_is_required_and_settles_what_a_check_is_not_sure_of(
+    folder: str, overrides: tuple[str, ...], code: str | None
+) -> None:
+    words = ["validate", "--proven", "--json", "--config-dir", folder, "model=net_of_rows", "parallel=fsdp2"]
+    proven = setup(folder, *overrides)
+    assert codes(require_proof(proven, Path("proofs"))) == {"error": {"not-proven", code} - {None}}
+    write(certificate(proven), Path("proofs"))
+    checked = require_proof(proven, Path("proofs"))
+    assert codes(checked) == ({"note": {code}} if code else {})
+    assert checked.proof.startswith("proven on ")
+    assert main([*words, *overrides, "--proofs", "proofs"]) == 0
+
+
+def codes(checked: Checked) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in checked.found:
+        found.setdefault(one.severity, set()).add(one.code)
+    return found
