@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.chosen import chosen
+from tests.docs.figures import without_figures
 from tests.recipes.runs import COMMANDS, Ended, command, typed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +71,7 @@ def test_the_command_does_what_is_shown(line: str, here: Path) -> None:
     done = run(line + more, here)
     assert done.status == (1 if FAILING in line else 0), done.out + done.err
     if is_cheap(line):
-        assert (done.err + done.out).strip() == SHOWN[line].strip()
+        assert without_figures(done.err + done.out) == without_figures(SHOWN[line])
     if " verify " in line:
         assert "\nproven: the sharded run equals the unsharded one" in done.out
 
