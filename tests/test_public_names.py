@@ -36,7 +36,7 @@ TRAINING = {
 
 MADE = {
     "Batches": ("training", "validation"),
-    "Guards": ("after", "before_saving"),
+    "Guards": ("after", "before_saving", "words"),
     "Reporting": ("begin", "doing", "ended", "measured", "result", "step", "tell", "validation_loss"),
     "RunCheckpoints": ("find", "is_due", "load", "save"),
     "Sampler": ("draw",),

@@ -32,6 +32,10 @@ EXPECTED = {
         "prove that the sharded run equals the unsharded one",
         [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--proofs", "--seed"],
     ),
+    "rehearse": (
+        "run one rank of any mesh on this machine's device, its peers not there",
+        [*SETUP, "--json", "--rank", "--steps"],
+    ),
     "train": ("train under a plan, with the unchanged recipe that `new` copies", ["overrides"]),
     "generate": ("sample text from a checkpoint, with the unchanged recipe that `new` copies", ["overrides"]),
     "export": ("print the plan as plain Python on torch's public APIs", SETUP),
@@ -92,7 +96,7 @@ def test_a_module_without_what_a_command_has_cannot_be_listed(missing: str) -> N
 def test_making_the_parser_imports_nothing_slow() -> None:
     code = (
         "import sys; from parallelizer.commands.main import COMMANDS, make_parser; make_parser(COMMANDS); "
-        "print(sorted({'torch', 'numpy', 'hydra', 'omegaconf', 'rich', 'parallelizer.child'} & {*sys.modules}))"
+        "print(sorted({'torch', 'numpy', 'hydra', 'omegaconf', 'rich', 'parallelizer.child.children'} & {*sys.modules}))"
     )
     assert command("-c", code, cwd=ROOT).out == "[]\n"
 

@@ -90,6 +90,7 @@ def _rehearsed(
     whole: Callable[[], nn.Module] | None,
 ) -> Rehearsal:
     warnings.simplefilter("ignore")
+    before = torch_private.compiled_graphs()  # a forked process has its parent's count
     if device == "cuda":
         prepare_gpu_rank(0, 1)
     else:
@@ -117,7 +118,7 @@ def _rehearsed(
             first = step()
         ledger = tuple(of_the_step(seen.entries))
     loss, grad_norm = float(first.loss), float(first.grad_norm)
-    graphs = torch_private.compiled_graphs()
+    graphs = torch_private.compiled_graphs() - before
     del first
     step()
     peak = peak_of(step, device, model, optimizer, parts)
@@ -137,7 +138,7 @@ def _rehearsed(
         steps,
         reads,
         kernels,
-        (graphs, torch_private.compiled_graphs() - graphs),
+        (graphs, torch_private.compiled_graphs() - before - graphs),
     )
 
 

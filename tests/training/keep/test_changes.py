@@ -32,7 +32,7 @@ def test_each_value_is_told_with_what_it_was() -> None:
     )
     assert line is not None and line.startswith("other than then: ")
     assert "mesh tp=2 -> dp_shard=2 x tp=2" in line
-    assert "train.dtype float32 -> bfloat16" in line and "-> 0.001" in line
+    assert "train.dtype auto -> bfloat16" in line and "-> 0.001" in line
 
 
 def test_another_plan_and_another_text_of_the_same_plan() -> None:
