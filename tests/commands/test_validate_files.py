@@ -14,7 +14,12 @@ Captured = pytest.CaptureFixture[str]
 
 WRONG = "rules:\n  layers.*: fdsp\n  norm: {style: sequence, layout: straem}\nlayouts: {stream: shard(1)}\n"
 
-IMAGES = ["model=hf", "model.config={model_type: vit}", "model.auto=AutoModelForImageClassification", "plan=llama"]
+IMAGES = [
+    "model=hf",
+    "model.config={model_type: vit}",
+    "model.auto=AutoModelForImageClassification",
+    "plan=llama",
+]
 """A model whose batch is derived from the model itself, by every command that builds it."""
 
 
