@@ -21,6 +21,7 @@ _TRACED = (
     "half-sequence-parallel",
     "idle-rule",
     "large-root-unit",
+    "lost-documents",
     "layout-mismatch",
     "left-out",
     "local-attention",
@@ -35,6 +36,7 @@ _TRACED = (
     "sharded-logits",
     "small-fsdp-units",
     "tp-crosses-nodes",
+    "unused-axis",
     "varying-gradient",
     "varying-loss",
     "wrong-loss",
@@ -46,6 +48,14 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         f"test_every_example_triggers_its_code_and_no_other_error[{code}]" for code in _TRACED
     ),
     # Every axis is in the cells that stay: tp2, fsdp2_tp2 and cp2 of the families, tp2, fsdp2 and hsdp2x2 of the Llamas.
+    # Its parts have tests where the package has them.
+    "tests/benchmarks/gpu/test_gpu.py": ("test_a_part_writes_tables_and_what_it_had_no_time_for",),
+    # Plans of models with names of their own are proven in tests/commands/test_init.py, and here of experts in a list.
+    "tests/propose/from_forward/test_as_written.py": (
+        "test_nanogpt_counts_its_heads_by_the_width_of_its_input",
+    ),
+    "tests/diagnostics/test_interrupts.py": ("test_an_interrupted_import_is_no_traceback[recipes.train]",),
+    "tests/test_no_gpu_at_import.py": ("test_a_module_that_did_would_be_found",),
     "tests/benchmarks/proofs/test_families.py": (
         "test_a_cell_is_proven[hf_gpt_neox on fsdp2_cp2_tp2, whole stream]",
         "test_a_cell_is_proven[hf_gpt2 on fsdp2_cp2_tp2]",
@@ -55,9 +65,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
     "tests/benchmarks/proofs/test_matrix.py": (
         "test_a_cell_is_proven[llama_debug, llama, tied embeddings on hsdp2x16_tp8]",
-        "test_a_cell_is_proven[llama3_405b, llama_tp on fsdp1024_cp2_tp8]",
-        "test_a_cell_is_proven[llama3_405b, llama on cp2]",
-        "test_a_cell_is_proven[llama3_405b, llama on tp2]",
+        "test_a_cell_is_proven[llama3_405b",
     ),
     "tests/commands/test_import_plan.py": (
         "test_it_is_a_plan_that_validates[tp2]",
@@ -273,6 +281,9 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_window_and_a_learned_bias_are_proven",
         "test_a_mask_that_is_dropped_is_found",
     ),
+    "tests/styles/test_compiled_layers.py": (
+        "test_equal_layers_share_one_graph_in_watched_and_later_steps[tp2]",
+    ),
     "tests/styles/test_unmodified.py": ("test_over_tp_and_fsdp",),
     # The checkpoints and the launcher have tests of each part: these kill whole runs.
     "tests/survival/test_survival.py": (
@@ -289,6 +300,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_a_users_own_model_is_proven",
         "test_a_script_without_a_guard_is_told_of_it",
         "test_commands_and_the_recipe_ask_by_nvml_before_they_fork[plan]",
+        "test_commands_and_the_recipe_ask_by_nvml_before_they_fork[validate]",
+        "test_a_question_without_nvml_would_be_seen",
     ),
     "tests/test_mesh.py": ("test_a_foreign_mesh_trains_as_one_of_ours",),
     "tests/training/job/test_recipe_file.py": ("test_another_process_imports_it_from_its_module",),
@@ -380,7 +393,10 @@ FIRST: dict[str, dict[str, int]] = {
         "test_other_styles_place_and_send_the_same": 2,
     },
     "tests/report/test_rendered.py": {"test_findings_on_a_model": 7},
-    "tests/runtime/launch/test_launcher.py": {"test_a_signal_ends_every_rank_without_noise": 1},
+    "tests/runtime/launch/test_launcher.py": {
+        "test_a_signal_ends_every_rank_without_noise": 1,
+        "test_ctrl_c_while_ranks_are_being_started_leaves_none": 3,
+    },
     "tests/simulate/checks/test_followed_step.py": {
         "test_a_wrong_layout_is_refused_where_it_is_written": 2,
         "test_every_shipped_plan_is_clean_on_every_preset": 1,
@@ -393,9 +409,9 @@ FIRST: dict[str, dict[str, int]] = {
         "test_heads_that_a_forward_reads_and_nobody_divides": 1,
     },
     "tests/simulate/follow/test_whole.py": {
-        "test_behind_what_is_split_over_tp_the_sequence_is_still_split": 5,
-        "test_what_each_rank_may_do_to_its_part_is_not": 4,
-        "test_what_needs_the_whole_is_refused_at_its_line": 9,
+        "test_behind_what_is_split_over_tp_the_sequence_is_still_split": 3,
+        "test_what_each_rank_may_do_to_its_part_is_not": 3,
+        "test_what_needs_the_whole_is_refused_at_its_line": 6,
         "test_what_one_module_gathers_over_both_axes_is_whole": 1,
         "test_over_both_axes_too_what_is_right_passes": 1,
     },

@@ -1,8 +1,10 @@
-"""A table of proofs: the shipped Llamas on every preset that fits (llama), or every other shipped model (families).
+"""A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), or every
+shipped model under every pipeline schedule (pipelines).
 
-    python -m benchmarks.proofs [llama|families] [--full-mesh] [--only TEXT] [--json] [--write PAGE]
+    python -m benchmarks.proofs [llama|families|pipelines] [--full-mesh] [--only TEXT] [--json] [--write PAGE] [--cells FILE]
 
-Exit status 0: every cell is proven. 1: one is not, or the page has no place for the table.
+Exit status 0: every cell is proven, or refused with a finding by `pipelines`. 1: one is not, or the page has no place for the
+table.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proofs import families, matrix
+from benchmarks.proofs import families, matrix, pipelines
 from parallelizer.diagnostics import render
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.documents import verify_document
 
-MATRICES = ("llama", "families")
+MATRICES = ("llama", "families", "pipelines")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,14 +38,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only cells whose name contains this")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     parser.add_argument("--write", metavar="PAGE", help="the page that the table is written into")
+    parser.add_argument(
+        "--cells", metavar="FILE", help="keep the outcomes here, and run only cells that it lacks (pipelines)"
+    )
+    parser.add_argument(
+        "--kept", action="store_true", help="run nothing, and show the cells that --cells has (pipelines)"
+    )
     asked = parser.parse_args(argv)
-    if asked.full_mesh and asked.matrix == "families":
-        parser.error("families takes no --full-mesh")
+    if asked.full_mesh and asked.matrix != "llama":
+        parser.error(f"{asked.matrix} takes no --full-mesh")
+    if (asked.cells or asked.kept) and asked.matrix != "pipelines":
+        parser.error(f"{asked.matrix} takes no --cells and no --kept")
+    if asked.kept and not asked.cells:
+        parser.error("--kept takes a file of cells, --cells")
     if asked.only and asked.write:
         parser.error("--write takes a whole table, and --only makes a part of one")
     try:
         if asked.matrix == "families":
             return families.run(only=asked.only, as_json=asked.json, page=asked.write)
+        if asked.matrix == "pipelines":
+            return pipelines.run(
+                only=asked.only,
+                as_json=asked.json,
+                page=asked.write,
+                cells=asked.cells,
+                run_missing=not asked.kept,
+            )
         return matrix.run(full_mesh=asked.full_mesh, only=asked.only, as_json=asked.json, page=asked.write)
     except PlanError as error:
         if asked.json:

@@ -60,15 +60,16 @@ def models() -> list[str]:
 
 
 def presets() -> list[str]:
-    """The shipped presets."""
-    return sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
+    """The shipped presets without a pipeline. Those with one have a table of their own."""
+    return [name for name, mesh in meshes().items() if mesh.sizes["pp"] == 1]
 
 
 @cache
 def meshes() -> dict[str, Mesh]:
     """The shipped presets with their meshes, read from their files alone: to compose all of them takes seconds."""
     folder = config_folder() / "parallel"
-    return {p: Mesh({**OmegaConf.load(folder / f"{p}.yaml").get("mesh", {})}) for p in presets()}  # type: ignore[union-attr]
+    names = sorted(p.stem for p in folder.glob("*.yaml") if p.stem != "base")
+    return {p: Mesh({**OmegaConf.load(folder / f"{p}.yaml").get("mesh", {})}) for p in names}  # type: ignore[union-attr]
 
 
 def rows() -> list[Row]:
@@ -82,9 +83,11 @@ def columns(full_mesh: bool = False) -> list[str]:
     """
     if full_mesh:
         return [
-            p for p, m in meshes().items() if small_mesh(m).sizes != m.sizes and m.world_size <= FULL_RANKS
+            p
+            for p in presets()
+            if small_mesh(meshes()[p]).sizes != meshes()[p].sizes and meshes()[p].world_size <= FULL_RANKS
         ]
-    return [p for p, m in meshes().items() if small_mesh(m).world_size <= RANKS]
+    return [p for p in presets() if small_mesh(meshes()[p]).world_size <= RANKS]
 
 
 @dataclass
@@ -111,7 +114,7 @@ def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: Known | No
     chosen, known = _setup(row, preset), known or Known()
     ran = str(chosen.mesh if full_mesh else small_mesh(chosen.mesh))
     options: dict[str, Any] = {"full_mesh": full_mesh, "accumulate": row.accumulate, "seq_len": row.seq_len}
-    key = _computation(shrink(chosen, **options)[0])
+    key = computation_of(shrink(chosen, **options)[0])
     try:
         model = known.model_of(chosen)
         if key in known.cells:
@@ -129,7 +132,7 @@ def prove_cell(row: Row, preset: str, full_mesh: bool = False, known: Known | No
     return known.cells[key]
 
 
-def _computation(small: Setup) -> str:
+def computation_of(small: Setup) -> str:
     """All that a proof's figures depend on."""
     plan, work = small.plan, small.workload
     parts = (

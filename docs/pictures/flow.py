@@ -22,7 +22,7 @@ BOXES = (
     ("given", 20, 20, 180, "plan", "names, no sizes"),
     ("given", 230, 20, 180, "preset", "sizes, no names"),
     ("given", 440, 20, 180, "model", "any nn.Module"),
-    ("ours", 20, 116, 600, "compile", "look, match, resolve, shard_data, order, check"),
+    ("ours", 20, 116, 600, "compile", "look, match, resolve, divide, shard_data, order, check"),
     ("ours", 170, 200, 300, "program", "applications, each with its file and line"),
     ("does", 20, 296, 140, "apply", "train"),
     ("does", 173, 296, 140, "simulate", "validate, plan"),

@@ -13,7 +13,7 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
 from parallelizer.commands.setup_options import add_setup_options, read_setup
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,8 +54,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Follow a step of the plan, and print what it takes. Returns the exit status."""
     import_torch()
+    from parallelizer.configuration.step_time import step_time
+    from parallelizer.configuration.validate import validated
     from parallelizer.proof.certificate import FOLDER
-    from parallelizer.proof.unsure import compile_unsure
+    from parallelizer.proof.unsure import UNSURE
     from parallelizer.proof.validate import look
     from parallelizer.report.diff import check_rank
     from parallelizer.report.documents import plan_document
@@ -71,19 +73,22 @@ def run(arguments: argparse.Namespace) -> int:
             read_lock(arguments.locked)
         setup = read_setup(arguments)
         model = setup.build_model()
-        program = compile_unsure(setup, model)
+        program = setup.compile(model, unsure=UNSURE)
         check_rank(arguments.rank, setup.mesh)
     except PlanError as error:
         print_refusal(error.diagnostics, arguments.json)
         return 1
-    looked = look(setup, program, model, FOLDER, rank=arguments.rank, classes=True)
+    looked = look(setup, model, validated(setup, program, model, rank=arguments.rank, classes=True), FOLDER)
     step, found = looked.validation.trace, looked.found
+    time = step_time(setup, step)
+    if time is not None:
+        found = in_order((*found, *time.assumed))
     if arguments.html:
         from parallelizer.report.html import page as show_html
 
         try:
             show_html.write(program, model, step, arguments.html, device=setup.device, hardware=setup.hardware,
-                            diagnostics=found, rank=arguments.rank)  # fmt: skip
+                            diagnostics=found, rank=arguments.rank, time=time)  # fmt: skip
         except PlanError as error:
             found += error.diagnostics
     differing: list[str] = []
@@ -94,14 +99,14 @@ def run(arguments: argparse.Namespace) -> int:
             found += error.diagnostics
     status = 1 if has_errors(found) or differing else 0
     if arguments.json:
-        document = plan_document(program, model, setup.device, arguments.rank, step, found)
+        document = plan_document(program, model, setup.device, arguments.rank, step, found, time)
         print_json({**document, "differences": differing} if arguments.locked else document)
         return status
     if arguments.lock or arguments.locked:
         show_diagnostics.write(found, sys.stderr)
         _say_locked(arguments, found, differing)
         return status
-    dry_run.write(setup, program, model, step, found, arguments.rank)
+    dry_run.write(setup, program, model, step, found, arguments.rank, time)
     return status
 
 

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Rehearse what the command line asks for, and print it. Returns the exit status."""
     import_torch()
     from parallelizer.child.children import WorldError
-    from parallelizer.proof.unsure import compile_unsure
+    from parallelizer.proof.unsure import UNSURE
     from parallelizer.report.diff import check_rank
     from parallelizer.report.rows.rehearsal import Compared
     from parallelizer.report.text import rehearsal as show
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         setup = read_setup(arguments)
         model = setup.build_model()
-        program, recipe = compile_unsure(setup, model), setup.recipe()
+        program, recipe = setup.compile(model, unsure=UNSURE), setup.recipe()
         for rank in arguments.rank:
             check_rank(rank, setup.mesh)
         whole = setup.whole_model(model)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.proof.fingerprint import parts_of
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import small_mesh
-    from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
+    from parallelizer.proof.unsure import UNSURE, only_unsure, settled
     from parallelizer.report.documents import verify_document
     from parallelizer.report.text import proof as show
     from parallelizer.runtime.launch.failures import LaunchError
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         asked = read_setup(arguments)
         check_ranks(asked.mesh if arguments.full_mesh else small_mesh(asked.mesh))
         model = asked.build_model()
-        program = asked.compile(model, force=True) if arguments.force else compile_unsure(asked, model)
+        program = asked.compile(model, force=arguments.force, unsure=UNSURE)
         with validating(asked, program, model) as validation:
             try:
                 proof = prove(

@@ -15,6 +15,7 @@ from parallelizer.compiler.checks.compiled_regions import compiled_regions
 from parallelizer.compiler.checks.dealing import dealing
 from parallelizer.compiler.checks.fsdp_shards import fsdp_shards
 from parallelizer.compiler.checks.lazy_modules import lazy_modules
+from parallelizer.compiler.checks.microbatch_entries import microbatch_entries
 from parallelizer.compiler.checks.missing_inputs import missing_inputs
 from parallelizer.compiler.checks.nested_attention import nested_attention
 from parallelizer.compiler.checks.placed_twice import placed_twice
@@ -43,6 +44,7 @@ CHECKS: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (
     missing_inputs,
     buffers,
     batch_size,
+    microbatch_entries,
     sequence_length,
     dealing,
     fsdp_shards,

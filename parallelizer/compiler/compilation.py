@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.language.pipeline.settings import Pipeline
+from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import (
     Mesh,
     Option,
@@ -34,10 +36,12 @@ class Compilation:
     workload: Workload | None
     defaults: Mapping[str, StyleDefaults]
     max_unsharded: Option | None = None
+    pipeline: Pipeline | None = None
     modules: dict[str, nn.Module] = field(default_factory=dict)
     parameters: dict[str, nn.Parameter] = field(default_factory=dict)
     winners: dict[str, dict[Slot, tuple[Rule, StyleUse]]] = field(default_factory=dict)
     applications: list[Application] = field(default_factory=list)
+    stages: Stages | None = None
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def find(

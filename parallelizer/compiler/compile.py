@@ -14,8 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.compiler import all_checks as checks
 from parallelizer.compiler.compilation import Compilation
 from parallelizer.compiler.match import match
+from parallelizer.compiler.pipeline.divide import divide
 from parallelizer.compiler.resolve import resolve, shard_data
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors, in_order
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe
@@ -31,18 +33,20 @@ def compile(
     defaults: Mapping[str, StyleDefaults] | None = None,
     redistribute: str = "greedy",
     max_unsharded: Option | None = None,
+    pipeline: Pipeline | None = None,
     force: bool = False,
 ) -> Program:
     """Compile a plan for a model on a mesh.
 
     With a `workload`, batch, sequence, positions and attention heads are checked as well. `defaults` are a
     preset's options by style. `redistribute` is the method for DTensors of several axes, `greedy` or
-    `min-cost`. `max_unsharded` is the largest share of parameters that may be whole without a rule. Raises
+    `min-cost`. `max_unsharded` is the largest share of parameters that may be whole without a rule. `pipeline`
+    are the settings of the pipeline where the mesh has an axis `pp` above 1, which also needs a workload. Raises
     PlanError with all findings of the stage that failed; the model is unchanged. With `force`, errors of
     `check` are returned in the program instead, to find out whether they were right.
     """
     sizes = describe(mesh) if isinstance(mesh, DeviceMesh) else mesh
-    state = Compilation(plan, model, sizes, workload, defaults or {}, max_unsharded)
+    state = Compilation(plan, model, sizes, workload, defaults or {}, max_unsharded, pipeline)
     state.modules = dict(model.named_modules())
     state.parameters = dict(model.named_parameters())
     for stage in PASSES:
@@ -57,6 +61,7 @@ def compile(
         tuple(state.applications),
         in_order(state.diagnostics),
         redistribute=redistribute,
+        stages=state.stages,
     )
 
 
@@ -87,7 +92,7 @@ def order(state: Compilation) -> None:
 
 PASSES: tuple[tuple[Callable[[Compilation], None], ...], ...] = (
     (look,),
-    (match, resolve, shard_data, order),
+    (match, resolve, divide, shard_data, order),
     (check,),
 )
 """The passes, in stages: errors of one end the compilation."""

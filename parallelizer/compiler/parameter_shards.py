@@ -6,7 +6,7 @@ Tensor axes split first, then the data axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -35,7 +35,9 @@ class ParameterShard:
 
 
 def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[ParameterShard]:
-    """Every parameter of `model` (as it was compiled: unsharded) on one rank, in the model's order."""
+    """Every parameter of `model` (as it was compiled: unsharded) on one rank, in the model's order. Of a model that is cut
+    into stages those of the rank's own; one that two of these hold stands there twice.
+    """
     mesh, where = program.mesh, program.mesh.coordinate(rank)
     data = _data_placements(program)
     tensor = tensor_placements(program.applications)
@@ -44,7 +46,7 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
         for name in application.params:
             styles.setdefault(full_name(application.module, name), []).append(application.style)
     shards = []
-    for name, param in model.named_parameters():
+    for name, param in _on_stages(program, model, where["pp"]):
         unit, relative = data.get(name, (None, ""))
         shape = list(param.shape)
         placements: dict[str, Placement] = {}
@@ -84,3 +86,12 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
 
 def _data_placements(program: Program) -> dict[str, tuple[Application, str]]:
     return {full_name(a.module, n): (a, n) for a in program.of_slot("fsdp") for n in a.params}
+
+
+def _on_stages(program: Program, model: nn.Module, rank: int) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of a rank on `pp`, as often as it holds each."""
+    mine = set(program.stages.on_rank(rank)) if program.stages is not None else set[int]()
+    for name, param in model.named_parameters():
+        copies = 1 if program.stages is None else len(mine & set(program.stages.copies(name)))
+        for _ in range(copies):
+            yield name, param

@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from parallelizer.compiler.compilation import Compilation
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related, Span
 from parallelizer.language.layout_names import unknown_layout
+from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import (
     AXES,
     SLOTS,
@@ -38,6 +39,7 @@ AXES_OF_SLOT = {
     "io": ("cp", *TENSOR_AXES),
     "random": TENSOR_AXES,
     "attention": ("cp",),
+    "stage": ("pp",),
 }
 """The axes that styles of a slot may stand on."""
 
@@ -186,6 +188,8 @@ def _resolved(value: Any, state: Compilation, use: StyleUse) -> Any:
 def shard_data(state: Compilation) -> None:
     """What each FSDP unit gathers, and on which dimension each of its parameters is sharded."""
     winners = {winner.path: winner for winner in _winners(state) if winner.slot[0] == "fsdp"}
+    if state.stages is not None:
+        winners = _units_of_stages(winners, state.stages)
     mesh = state.mesh
     axes = tuple(a for a in ("dp_replicate", *mesh.fsdp_axes) if mesh.sizes[a] > 1)
     tensor = tensor_placements(state.applications)
@@ -206,3 +210,21 @@ def shard_data(state: Compilation) -> None:
         state.applications.append(
             Application(path, "fsdp", "fsdp", axes, winner.rule, options, spans, params, reasons=reasons)
         )
+
+
+def _units_of_stages(winners: Mapping[str, Winner], stages: Stages) -> dict[str, Winner]:
+    """The units of a model that is cut. Of the modules that cuts divide only the root is one, with the parameters of all:
+    a stage leaves their forwards in the middle, so that FSDP would not see them end. Gathered parameters are kept until the
+    last microbatch, unless a rule says otherwise: every microbatch would gather them again.
+    """
+    found = {path: winner for path, winner in winners.items() if path not in stages.divided}
+    around = sorted((path for path in winners if path in stages.divided), key=len)
+    if around:
+        found[""] = dataclasses.replace(winners[around[0]], path="")
+    kept = {
+        path: dataclasses.replace(
+            one, written={"reshard_after_forward": Option(False, one.use.span), **one.written}
+        )
+        for path, one in found.items()
+    }
+    return kept

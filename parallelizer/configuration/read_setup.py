@@ -18,6 +18,7 @@ from parallelizer.configuration.limits import grown_key
 from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_mesh import read_mesh
 from parallelizer.configuration.read_model import read_model, read_workload
+from parallelizer.configuration.read_pipeline import check_rows, read_pipeline, without_pp
 from parallelizer.configuration.reading import Reading
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, quoted
@@ -54,12 +55,15 @@ def from_config(
     _import(reading)
     _check_preset(reading)
     mesh = read_mesh(reading)
+    pipeline = read_pipeline(reading, mesh)
     defaults = _style_defaults(reading)
     layouts = parse_layouts(reading.mapping("parallel.layouts"), reading.findings)
     rules = (*_rules(reading, "parallel.rules"), *_rules(reading, "rules"))
     plan = Plan("none", "<none>") if planless else _plan(reading)
     model = read_model(reading, builds)
     workload = read_workload(reading, model)
+    if pipeline is not None and workload is not None:
+        check_rows(reading, pipeline, mesh, workload)
     device = _device(reading)
     optim, hardware = reading.get("optim"), reading.get("hardware")
     clip = _clip(reading)
@@ -69,6 +73,7 @@ def from_config(
     if reading.findings.items or plan is None or workload is None:
         raise PlanError(reading.findings.items)
     warnings = _unused_layouts(reading, layouts, plan, rules)
+    warnings += without_pp(reading, mesh)
     warnings += tuple(unused_layouts(plan.with_rules(rules)))
     plan = plan.with_rules(rules).with_layouts(layouts)
     return Setup(
@@ -86,6 +91,7 @@ def from_config(
         redistribute=redistribute,
         warnings=warnings,
         max_unsharded=share,
+        pipeline=pipeline,
     )
 
 

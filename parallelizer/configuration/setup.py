@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -16,6 +17,7 @@ from parallelizer.configuration.dotted_path import function_at
 from parallelizer.configuration.origins import Origins
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, in_order
 from parallelizer.diagnostics.package_folder import ROOT
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Option, Plan, StyleDefaults
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Setup:
     `device_choice` is auto, cpu or cuda. `optim` and `hardware` are these configs in plain Python, `clip`
     bounds the gradient norm. `warnings` are findings about the configuration that do not prevent the
     launch. `max_unsharded` is the largest share of parameters that may be whole on every rank without a
-    rule.
+    rule. `pipeline` has the schedule with all its numbers, if the mesh has the axis pp.
     """
 
     plan: Plan
@@ -55,6 +57,7 @@ class Setup:
     redistribute: str = "greedy"
     warnings: tuple[Diagnostic, ...] = ()
     max_unsharded: Option | None = None
+    pipeline: Pipeline | None = None
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -147,24 +150,30 @@ class Setup:
 
         return Recipe(self.workload, self.loss(), self.build_optimizer, self.clip, self.device)
 
-    def compile(self, model: nn.Module, *, force: bool = False) -> Program:
-        """Compile the plan for the model. Raises PlanError; with `force`, only if no program can be made."""
+    def compile(self, model: nn.Module, *, force: bool = False, unsure: Collection[str] = ()) -> Program:
+        """Compile the plan for the model. Raises PlanError; with `force`, only if no program can be made. If all errors have
+        codes in `unsure`, they are diagnostics of the program.
+        """
         from parallelizer.compiler.compile import compile as compile_plan
         from parallelizer.runtime.constructor_values import told
 
+        compiled = functools.partial(
+            compile_plan,
+            self.plan,
+            model,
+            self.mesh,
+            workload=self.workload,
+            defaults=self.defaults,
+            redistribute=self.redistribute,
+            max_unsharded=self.max_unsharded,
+            pipeline=self.pipeline,
+        )
         try:
-            program = compile_plan(
-                self.plan,
-                model,
-                self.mesh,
-                workload=self.workload,
-                defaults=self.defaults,
-                redistribute=self.redistribute,
-                max_unsharded=self.max_unsharded,
-                force=force,
-            )
+            program = compiled(force=force)
         except PlanError as error:
-            raise PlanError(map(self._placed, error.diagnostics)) from None
+            if not {one.code for one in error.diagnostics if one.severity == "error"} <= set(unsure):
+                raise PlanError(map(self._placed, error.diagnostics)) from None
+            program = compiled(force=True)
         found = map(
             self._placed, (*self.warnings, *program.diagnostics, *told(model, self.model.get("initialize")))
         )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from parallelizer.hugging_face.architecture import is_model
+from parallelizer.runtime.state import uncut
 from parallelizer.runtime.state_dict import StateTensor, state_tensors
 from parallelizer.torch_private import in_written_classes
 
@@ -31,7 +32,9 @@ class ModelTensors:
 
 
 def model_tensors(model: nn.Module) -> ModelTensors:
-    """Those of a model on meta or not, parallel or not."""
+    """Those of a model on meta or not, parallel or not, also where stages of it are on other ranks."""
     transformers = is_model(model)
-    tensors = state_tensors(model)
-    return ModelTensors(type(model).__name__, in_written_classes(model) if transformers else None, tensors)
+    tensors = state_tensors(uncut(model))
+    return ModelTensors(
+        type(model).__name__, in_written_classes(uncut(model)) if transformers else None, tensors
+    )

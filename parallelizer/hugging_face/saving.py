@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
@@ -32,10 +31,16 @@ from parallelizer.hugging_face.placed import Placed, regions
 from parallelizer.hugging_face.stored_files import Reader, Writer, described
 from parallelizer.hugging_face.transformers_private import ConversionError
 from parallelizer.hugging_face.weight_folder import INDEX, SINGLE, Checkpoint
-from parallelizer.hugging_face.weights import Pretrained, check_complete, conversion_failed, pretrained_of
+from parallelizer.hugging_face.weights import (
+    Pretrained,
+    check_complete,
+    conversion_failed,
+    names_of_each,
+    pretrained_of,
+)
 from parallelizer.runtime.fail_together import together
 from parallelizer.runtime.held_indices import Share, holders, share
-from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.runtime.state import device_of, reshard, restore_buffers, state_of, uncut
 from parallelizer.runtime.state_dict import state_tensors
 from parallelizer.styles.packing import Packing
 from parallelizer.torch_private import in_written_classes
@@ -66,9 +71,7 @@ def save_pretrained(model: nn.Module, folder: str | Path, *, replace: bool = Fal
     """
     target = Path(folder)
     restore_buffers(model)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()  # a unit stays gathered after an evaluation, cast to the dtype that it computes in
+    reshard(model)
     layout = together(
         lambda: check_savable(model_tensors(model), target, pretrained_of(model), replace=replace)
     )
@@ -196,20 +199,45 @@ def _describe(model: Any, folder: Path) -> None:
 def _stream(model: nn.Module, layout: Layout, writer: int, files: _Files | None) -> None:
     """Every tensor of the model, part by part; `files` are the writing rank's."""
     sources, entries = layout.pretrained.map.sources, layout.checkpoint.entries
-    tensors = state_tensors(model)
-    names: dict[int, list[str]] = {}
-    for name, one in tensors.items():
-        if name in sources:
-            names.setdefault(id(one.tensor), []).append(name)
-    for first, *others in names.values():
-        tensor, packing = tensors[first].tensor, tensors[first].packing
+    every = state_tensors(uncut(model))
+    own = {name: one for name, one in state_tensors(model).items() if name == one.first}
+    for name, (first, *others) in names_of_each(model, sources).items():
         places = [sources[first], *(sources[n] for n in others if sources[n].pieces != sources[first].pieces)]
         dtypes = {entries[piece.name].dtype for place in places for piece in place.pieces}
-        wire = dtypes.pop() if len(dtypes) == 1 else tensor.dtype
-        for box in parts(tensors[first].shape, wire.itemsize):
-            block = _gather(tensor, packing, box, wire, writer)
+        wire = dtypes.pop() if len(dtypes) == 1 else every[name].dtype
+        gatherer = _gatherer(model, name, every[name].tensor, writer)
+        for box in parts(every[name].shape, wire.itemsize):
+            block = None
+            if name in own:
+                block = _gather(own[name].tensor, own[name].packing, box, wire, gatherer)
+            block = _handed_on(block, box, wire, gatherer, writer, device_of(model))
             if files is not None and block is not None:
                 files.write(places, box, block)
+
+
+def _gatherer(model: nn.Module, name: str, tensor: torch.Tensor, writer: int) -> int:
+    """The rank that gathers a tensor: the writer, or the rank in its place among those that have the tensor's stage."""
+    state = state_of(model)
+    if state is None or state.pipeline is None:
+        return writer
+    holders = state.pipeline.holders(name, buffer=not isinstance(tensor, nn.Parameter))
+    at = (state.mesh.mesh_dim_names or ()).index("pp")
+    line = state.mesh.mesh.movedim(at, 0).flatten(1)[:, 0]  # the writer has the least number of all ranks
+    return int(line[holders[0]])
+
+
+def _handed_on(
+    block: torch.Tensor | None, box: Box, wire: torch.dtype, gatherer: int, writer: int, device: torch.device
+) -> torch.Tensor | None:
+    """The block that another rank has gathered, on the writing rank; None on the others."""
+    if gatherer == writer or dist.get_rank() not in (gatherer, writer):
+        return block
+    if block is not None:
+        dist.send(block.to(device).view(-1).view(torch.uint8), writer)
+        return None
+    sent = torch.empty([count for _, count in box], dtype=wire, device=device)
+    dist.recv(sent.view(-1).view(torch.uint8), gatherer)
+    return sent.to("cpu")
 
 
 def parts(shape: Sequence[int], itemsize: int, most: int = PART) -> Iterator[Box]:

@@ -27,6 +27,7 @@ from parallelizer.hugging_face.weight_folder import Checkpoint, open_checkpoint
 from parallelizer.runtime.fail_together import together
 from parallelizer.runtime.held_indices import share
 from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.state import uncut
 from parallelizer.runtime.state_dict import StateTensor, state_tensors
 from parallelizer.styles.packing import Packing
 
@@ -181,19 +182,17 @@ def _some(texts: Iterable[str]) -> str:
 @torch.no_grad()
 def _fill(model: nn.Module, pretrained: Pretrained) -> None:
     sources, files = pretrained.map.sources, pretrained.checkpoint.file_of()
-    names: dict[int, list[str]] = {}
-    tensors = state_tensors(model)
-    for name, one in tensors.items():
-        if name in sources:
-            names.setdefault(id(one.tensor), []).append(name)
+    groups = names_of_each(model, sources)
+    tensors = {id(one.tensor): one for one in state_tensors(model).values() if one.first in groups}
     with Reader() as reader:
 
-        def position(group: list[str]) -> tuple[str, int]:
-            key = sources[group[0]].pieces[0].name
+        def position(one: StateTensor) -> tuple[str, int]:
+            key = sources[groups[one.first][0]].pieces[0].name
             return files[key].path.name, files[key].entries[key].offset
 
-        for first, *others in sorted(names.values(), key=position):
-            tensor, packing = tensors[first].tensor, tensors[first].packing
+        for one in sorted(tensors.values(), key=position):
+            first, *others = groups[one.first]
+            tensor, packing = one.tensor, one.packing
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             _read(reader, files, sources[first], tensor, packing, local)
             for other in others:
@@ -202,7 +201,18 @@ def _fill(model: nn.Module, pretrained: Pretrained) -> None:
                     _read(reader, files, sources[other], tensor, packing, again)
                     if not torch.equal(local, again):
                         raise PlanError([_untied(pretrained, first, other)])
-    compute_buffers(model, {name for name in tensors if name in sources})
+    compute_buffers(model, sources)
+
+
+def names_of_each(model: nn.Module, sources: Mapping[str, Placed]) -> dict[str, list[str]]:
+    """The names in `sources` of each tensor of the model, by its first name. Of a model that is cut into stages all tensors,
+    in the same order on every rank.
+    """
+    names: dict[str, list[str]] = {}
+    for name, one in state_tensors(uncut(model)).items():
+        if name in sources:
+            names.setdefault(one.first, []).append(name)
+    return names
 
 
 def _read(

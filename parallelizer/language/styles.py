@@ -47,6 +47,7 @@ class StyleDeclaration:
 
 
 STYLE_FILES = {
+    "stage": "stage",
     "shard-params": "shard_params",
     "colwise": "colwise",
     "rowwise": "rowwise",

@@ -119,20 +119,22 @@ def read_file(path: str, shown: str) -> Node | None:
     return read(read_text(path, shown), shown)
 
 
-def read_text(path: str, shown: str) -> str:
-    """The text of a file. Raises PlanError when it cannot be opened, is no regular file, or is not UTF-8."""
+def read_text(path: str, shown: str, most: int = MAX_BYTES) -> str:
+    """The text of a file. Raises PlanError when it cannot be opened, is no regular file, is larger than `most` bytes, or is
+    not UTF-8.
+    """
     try:
         # Not to wait for a writer, should it be a pipe.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
                 raise ValueError("it is no regular file")
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(most + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         help_text = "check that it is a file, and may be read"
         raise _error("file-unreadable", f"cannot read {shown}: {reason}", Span(shown), help_text) from None
-    if len(data) > MAX_BYTES:
-        raise _too_large(shown)
+    if len(data) > most:
+        raise _too_large(shown, most)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -299,8 +301,8 @@ def kind(node: Node) -> str:
     return "a map" if isinstance(node, MappingNode) else "a list"
 
 
-def _too_large(file: str) -> PlanError:
-    return _error("yaml-limit", f"the file is larger than {MAX_BYTES:,} bytes", Span(file), "split the file")
+def _too_large(file: str, most: int = MAX_BYTES) -> PlanError:
+    return _error("yaml-limit", f"the file is larger than {most:,} bytes", Span(file), "split the file")
 
 
 def _error(code: str, message: str, span: Span, help_text: str) -> PlanError:

@@ -15,7 +15,7 @@ from torch import nn
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.fingerprint import PARTS, fingerprint, parts_of
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 
 FOLDER = Path(".parallelizer/proofs")
 """Where certificates lie, in the directory that a command runs in."""

@@ -47,7 +47,8 @@ def expected_seconds(small: Subject, *, force: bool = False) -> float | None:
     if small.workload is None:
         return None
     model = small.build()
-    flops = step_flops(small.compile(model, force=force), model, small.workload, small.loss)
+    program = small.compile(model, force=force)
+    flops = step_flops(program, model, small.workload, small.loss)
     if flops is None:  # values decide the model's course, so that it was not traced
         flops = UNTRACED * sum(p.numel() for p in model.parameters()) * small.tokens
     cores = min(os.cpu_count() or 1, small.mesh.world_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.proof.divergence import Divergence
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 
 CODE = "not-equal"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,15 +16,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.language.plan import Plan
+from parallelizer.language.plan import Mesh, Plan
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
+from parallelizer.proof.slices import line
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
-from parallelizer.runtime.state import restore_buffers
+from parallelizer.runtime.state import restore_buffers, state_of
 from parallelizer.runtime.state_dict import whole_tensor
 from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
@@ -136,7 +138,7 @@ def _observe(
     optimizer = subject.optimizer(model)
     if nudge:
         _nudge_first_step(optimizer, nudge, subject.tokens)
-    params = dict(model.named_parameters())
+    params = trained_names(model)
     seen.start = {n: whole_tensor(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
     for step in range(STEPS):
@@ -157,7 +159,7 @@ def _observe(
         seen.bits.append(_digests(params))
         if step == 0:
             with torch.no_grad():
-                for param in params.values():
+                for param in model.parameters():
                     param.mul_(subject.loud)
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
@@ -230,7 +232,7 @@ def _unsharded(logits: torch.Tensor, batch: Tensors, mesh: DeviceMesh) -> torch.
 
 
 def _states(optimizer: torch.optim.Optimizer, model: nn.Module, mesh: DeviceMesh | None) -> Tensors:
-    params, found = dict(model.named_parameters()), {}
+    params, found = trained_names(model), {}
     for name, param in params.items():
         for key, value in optimizer.state.get(param, {}).items():
             if isinstance(value, torch.Tensor):
@@ -250,7 +252,7 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
         return found
     names: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(names, [(key, bool(value.ndim)) for key, value in found.items()])
-    wanted = dict(pair for of_rank in names for pair in of_rank)
+    wanted = dict(pair for of_rank in names for pair in of_rank if pair[0].partition(":")[0] in params)
     return {
         key: found[key]
         if key in found
@@ -259,6 +261,49 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
         else torch.zeros(())
         for key, has_dims in sorted(wanted.items())
     }
+
+
+def trained_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a model by the names that they have in the whole model; of a model that is cut those of this rank."""
+    params = dict(model.named_parameters())
+    state = state_of(model)
+    if state is None or state.pipeline is None:
+        return params
+    copies = {one.here: one.name for one in state.pipeline.shared}
+    return {copies.get(name, name): param for name, param in reversed(params.items())}
+
+
+def joined(ranks: list[Observation], mesh: Mesh) -> list[Observation]:
+    """What each rank saw, with what the other ranks of its pipeline saw of modules and parameters that it has not."""
+    if mesh.sizes["pp"] == 1:
+        return ranks
+    return [
+        _with_others(seen, [ranks[other] for other in line(mesh, rank, "pp")])
+        for rank, seen in enumerate(ranks)
+    ]
+
+
+def _with_others(seen: Observation, others: Sequence[Observation]) -> Observation:
+    def of_all(get: Callable[[Observation], dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for one in others:
+            found |= get(one)
+        return found | get(seen)
+
+    # Only rank 0 has whole parameters, of which the ranks of its pipeline have the others.
+    def of_steps(get: Callable[[Observation], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        return [of_all(lambda one, at=at: get(one)[at]) for at in range(len(get(seen)))]  # type: ignore[misc]
+
+    return dataclasses.replace(
+        seen,
+        start=of_all(lambda one: one.start),
+        gradients=of_steps(lambda one: one.gradients),
+        parameters=of_steps(lambda one: one.parameters),
+        states=of_all(lambda one: one.states),
+        buffers=of_all(lambda one: one.buffers),
+        outputs=of_steps(lambda one: one.outputs),
+        output_gradients=of_steps(lambda one: one.output_gradients),
+    )
 
 
 def _digests(params: Mapping[str, nn.Parameter]) -> dict[str, str]:

@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
-import math
-import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
-from parallelizer.proof.compare import Difference, ProofVerdict, judge
-from parallelizer.proof.divergence import Divergence, governing_rule
+from parallelizer.proof.compare import judge
 from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.locate import locate
 from parallelizer.proof.mixed_rows import mixed_at
-from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
-from parallelizer.proof.observe import Observation, sharded, unsharded
-from parallelizer.proof.recording import ModuleFailed
-from parallelizer.proof.rounding import nudge_size
-from parallelizer.proof.staged import stage_over_the_cpu
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.runs import References, Runs, runs_of
 from parallelizer.proof.subject import Subject
-from parallelizer.proof.tiny import SMALL, shrink, subject_of, unmatched
-from parallelizer.runtime.launch import launcher as launch
+from parallelizer.proof.tiny import SMALL, TinyForm, small_mesh, tiny_form
+from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.styles.application import Program
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -43,75 +28,6 @@ only reported.
 
 MAX_RANKS = 64
 """Processes that one machine is given, as `launch.max_cpu_ranks` says for the recipe."""
-
-START_TIMEOUT = 120.0
-COLLECTIVE_TIMEOUT = 60.0
-"""Seconds: a plan that is wrong may well make its ranks wait for each other."""
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
-    `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
-    itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `mixed_rows` is
-    where the model or the loss mixes rows of the batch, if a subject fails on data axes alone. `lowered` says
-    whether anything computed in `dtype`, and `one_sided` which decisions by values took one side every time.
-    """
-
-    plan: str
-    mesh: Mesh
-    dtype: str
-    verdict: ProofVerdict
-    losses: tuple[float, float]
-    divergence: Divergence | None = None
-    broken_axes: tuple[str, ...] | None = None
-    mixed_rows: Span | None = None
-    unequal: tuple[str, ...] = ()
-    frozen: frozenset[str] = frozenset()
-    one_sided: tuple[str, ...] = ()
-    lowered: bool = True
-    changes: tuple[str, ...] = ()
-    diagnostics: tuple[Diagnostic, ...] = field(default=())
-
-    @property
-    def is_verdict(self) -> bool:
-        """Whether this is a proof, and no report of drift."""
-        return self.dtype != "bfloat16"
-
-    @property
-    def proven(self) -> bool | None:
-        """Whether the runs are equal; None where that is not asked."""
-        return self.verdict.passed if self.is_verdict else None
-
-    @property
-    def passed(self) -> bool:
-        """False only for what was not proven: information cannot fail."""
-        return self.proven is not False
-
-    def __str__(self) -> str:
-        """What was compared, the worst three parameters, where a run first differs, and the verdict."""
-        rows = [("loss", f"{self.losses[0]:.12g} unsharded, {self.losses[1]:.12g} sharded")]
-        rows += [
-            (d.name, f"{d.what} of step {d.step}: error {d.error:.2g}, bound {d.bound:.2g}")
-            for d in self.worst()
-        ]
-        if self.divergence is not None:
-            rows.append(("first difference", self.divergence.description))
-        width = max(len(name) for name, _ in rows)
-        verdict = {None: "information, not a verdict", True: "proven", False: "NOT proven"}[self.proven]
-        lines = [f"{self.plan} on {self.mesh}, in {self.dtype}: {verdict}"]
-        return "\n".join([*lines, *(f"  {name:<{width}}  {text}" for name, text in rows)])
-
-    def worst(self, count: int = 3) -> list[Difference]:
-        """The parameters nearest to their bounds, or furthest over them, each once; without a verdict, those
-        with the largest errors.
-        """
-        kinds = ("gradient", "parameter", "initial value", "optimizer state")
-        once: dict[str, Difference] = {}
-        of_parameters = [d for d in self.verdict.differences if d.what in kinds]
-        for difference in sorted(of_parameters, key=lambda d: -(d.share if self.is_verdict else d.error)):
-            once.setdefault(difference.name.partition(":")[0], difference)
-        return list(once.values())[:count]
 
 
 def prove(
@@ -134,32 +50,26 @@ def prove(
     Raises PlanError when the compiler refuses the plan, for the real sizes or for the tiny ones, unless
     `force`, and when a module's forward fails on a rank; LaunchError when a rank fails otherwise.
     """
-    small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
-    check_ranks(small.mesh)
+    check_ranks(setup.mesh if full_mesh else small_mesh(setup.mesh, setup.pipeline))
+    tiny = tiny_form(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len, device=device)
     real = program or setup.compile(model or setup.build_model(), force=force)
-    subject = dataclasses.replace(subject_of(small), device=device)
-    return prove_small(small, subject, changes, real.diagnostics, seed=seed, force=force, dtype=dtype)
+    return prove_tiny(tiny, real.diagnostics, seed=seed, force=force, dtype=dtype)
 
 
-def prove_small(
-    small: Setup,
-    subject: Subject,
-    changes: tuple[str, ...],
+def prove_tiny(
+    tiny: TinyForm,
     found: tuple[Diagnostic, ...],
     *,
     seed: int = 0,
     force: bool = False,
     dtype: str = "float64",
 ) -> Proof:
-    """As `prove`, for a tiny form that was made by `changes`, and its `subject`; `found` are the findings for the real sizes."""
-    changes += unmatched(small)
+    """As `prove`, for a tiny form that is made already; `found` are the findings for the real sizes."""
     try:
-        proof = prove_subject(subject, seed=seed, force=force, dtype=dtype)
-        proof = blame_axes(proof, subject, seed=seed, force=force, dtype=dtype)
-        proof = blame_rows(proof, subject, seed)
+        proof = prove_subject(tiny.subject, seed=seed, force=force, dtype=dtype)
     except PlanError as error:
-        raise PlanError(place_dropout(small, one) for one in error.diagnostics) from None
-    return dataclasses.replace(proof, changes=changes, diagnostics=found)
+        raise PlanError(place_dropout(tiny.setup, one) for one in error.diagnostics) from None
+    return dataclasses.replace(proof, changes=tiny.changes, diagnostics=found)
 
 
 def prove_subject(
@@ -168,27 +78,56 @@ def prove_subject(
     seed: int = 0,
     force: bool = False,
     dtype: str = "float64",
-    references: Sequence[Observation] | None = None,
+    references: References | None = None,
 ) -> Proof:
-    """As `prove`, for a subject as it is. This process forks, so it must have no process group.
-
-    `references` are those of the same model, batches, seed and dtype, if they are known: they have no
-    plan.
+    """As `prove`, for a subject as it is. This process forks, so it must have no process group. `references` are the
+    unsharded runs of the same model and batches, if they are known.
 
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
     rank.
     """
-    master = _master(dtype)
-    subject = _in_precision(subject, dtype)
-    program = _in_one_precision(subject.compile(subject.build(), force=force), dtype)
-    with _quiet():
-        reference, other, nudged = references or references_of(subject, seed, dtype)
-        if subject.loud != 1 and not _is_finite(reference):
-            subject = dataclasses.replace(subject, loud=1.0)
-            reference, other, nudged = references_of(subject, seed, dtype)
-        _check_finite(reference)
-        ranks = _ranks(subject, program, seed, master)
-    verdict = judge(reference, other, nudged, ranks, subject.mesh, subject.tokens, master, subject.loud)
+    program = _compiled(subject, dtype, force)
+    runs = runs_of(subject, program, seed, master_of(dtype), references)
+    proof = _compared(subject, program, runs, dtype)
+    if proof.passed:
+        return proof
+    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
+    if len(axes) > 1:
+        broken = _broken_axes(subject, runs.references, axes, seed, dtype, force)
+        proof = dataclasses.replace(proof, broken_axes=tuple(broken))
+        axes = list(broken) or axes
+        if broken:
+            # With all axes together, a reduction that is missing over tp changes every gradient that fsdp reduces later, so that
+            # the first difference may lie at the fsdp unit: the innermost axis alone shows the place.
+            alone = broken[axes[-1]]
+            proof = dataclasses.replace(proof, divergence=alone.divergence, unequal=alone.unequal)
+    if set(axes) <= set(BATCH_AXES):
+        proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
+    return proof
+
+
+def prove_with(
+    subject: Subject, references: References, *, seed: int = 0, force: bool = False, dtype: str = "float64"
+) -> Proof:
+    """As `prove_subject`, with the references of the same model, batches, seed and dtype: they have no plan. A proof that fails
+    is not made again on each axis alone.
+    """
+    program = _compiled(subject, dtype, force)
+    return _compared(subject, program, runs_of(subject, program, seed, master_of(dtype), references), dtype)
+
+
+def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Proof:
+    reference, ranks = runs.references.plain, runs.ranks
+    verdict = judge(
+        reference,
+        runs.references.other_order,
+        runs.references.nudged,
+        ranks,
+        subject.mesh,
+        subject.tokens,
+        master_of(dtype),
+        runs.references.loud,
+    )
     proof = Proof(
         subject.plan.file,
         subject.mesh,
@@ -207,42 +146,28 @@ def prove_subject(
     )
 
 
-def blame_axes(
-    proof: Proof, subject: Subject, *, seed: int = 0, force: bool = False, dtype: str = "float64"
-) -> Proof:
-    """A failed proof of several axes with its `broken_axes`, and with the first difference on the innermost of them alone.
-
-    With all axes together, a reduction that is missing over tp changes every gradient that fsdp reduces later, so that the first
-    difference may lie at the fsdp unit. A proof that passed, and one of a single axis, is returned as it is.
-    """
-    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
-    if proof.passed or len(axes) < 2:
-        return proof
-    references = references_of(subject, seed, dtype)
+def _broken_axes(
+    subject: Subject, references: References, axes: list[str], seed: int, dtype: str, force: bool
+) -> dict[str, Proof]:
+    """The proofs that fail with one of the axes alone."""
     broken: dict[str, Proof] = {}
     for axis in axes:
         mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
-        alone = dataclasses.replace(subject, mesh=mesh)
         try:
-            one = prove_subject(alone, seed=seed, force=force, dtype=dtype, references=references)
-        except (PlanError, launch.LaunchError):  # the plan may need its other axes
+            alone = prove_with(
+                dataclasses.replace(subject, mesh=mesh), references, seed=seed, force=force, dtype=dtype
+            )
+        except (PlanError, LaunchError):  # the plan may need its other axes
             continue
-        if not one.passed:
-            broken[axis] = one
-    if not broken:
-        return dataclasses.replace(proof, broken_axes=())
-    first = broken[[axis for axis in axes if axis in broken][-1]]
-    return dataclasses.replace(
-        proof, broken_axes=tuple(broken), divergence=first.divergence, unequal=first.unequal
-    )
+        if not alone.passed:
+            broken[axis] = alone
+    return broken
 
 
-def blame_rows(proof: Proof, subject: Subject, seed: int = 0) -> Proof:
-    """A proof that failed on data axes alone, with the line where the model or the loss mixes rows, if it does."""
-    axes = proof.broken_axes or tuple(axis for axis, size in subject.mesh.sizes.items() if size > 1)
-    if proof.passed or not set(axes) <= set(BATCH_AXES):
-        return proof
-    return dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
+def _compiled(subject: Subject, dtype: str, force: bool) -> Program:
+    """The subject's program, which computes in `dtype`."""
+    subject = _in_precision(subject, dtype)
+    return _in_one_precision(subject.compile(subject.build(), force=force), dtype)
 
 
 def check_ranks(mesh: Mesh) -> None:
@@ -282,103 +207,6 @@ def _in_one_precision(program: Program, dtype: str) -> Program:
     return dataclasses.replace(program, applications=applications)
 
 
-def _master(dtype: str) -> torch.dtype:
+def master_of(dtype: str) -> torch.dtype:
+    """The dtype of the parameters in a proof in `dtype`."""
     return torch.float32 if dtype == "bfloat16" else DTYPES[dtype]
-
-
-def references_of(subject: Subject, seed: int = 0, dtype: str = "float64") -> list[Observation]:
-    """The unsharded run, the same in another order of summation, and the same with its first gradients
-    nudged, side by side.
-    """
-    return _references(subject, seed, _master(dtype))
-
-
-def _references(subject: Subject, seed: int, dtype: torch.dtype) -> list[Observation]:
-    modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
-    return in_children(
-        [
-            (unsharded, subject, seed, modes, dtype, False, 0.0, True),
-            (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
-            (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
-        ]
-    )
-
-
-def _is_finite(reference: Observation) -> bool:
-    return all(map(math.isfinite, (*reference.losses, *reference.norms)))
-
-
-def _check_finite(reference: Observation) -> None:
-    """A run that is not a number even on one device has nothing that ranks could equal."""
-    for step, loss in enumerate(reference.losses):
-        if math.isfinite(loss) and math.isfinite(reference.norms[step]):
-            continue
-        what = (
-            f"loss is {loss:g}" if not math.isfinite(loss) else f"gradient norm is {reference.norms[step]:g}"
-        )
-        message = f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with"
-        advice = "every batch needs tokens that count in the loss, and the model finite initial values"
-        raise PlanError([Diagnostic("model-failed", message, None, advice)])
-
-
-def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
-    """Every rank's observation. They travel through files: results through the launcher must be small."""
-    world = subject.mesh.world_size
-    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
-        worker = functools.partial(_rank, subject, program, seed, dtype, folder)
-        launch.start(
-            worker,
-            ranks=world,
-            device="cpu",
-            start_timeout=START_TIMEOUT,
-            collective_timeout=COLLECTIVE_TIMEOUT,
-            sees_gpus=subject.device == "cuda",
-        )
-        return [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
-
-
-def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
-    rank = dist.get_rank()
-    if subject.device == "cuda":
-        torch.cuda.set_device(rank % torch.cuda.device_count())
-        stage_over_the_cpu()
-    try:
-        with _quiet():
-            seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
-    except ModuleFailed as failed:
-        raise PlanError([_failure(program, failed, rank)]) from failed
-    if rank:
-        # Whole parameters are the same everywhere, or their bits tell: rank 0's are compared.
-        seen.start, seen.parameters, seen.states = {}, [], {}
-    torch.save(seen, Path(folder) / f"{rank}.pt")
-
-
-def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:
-    """A module's forward that raised on a rank, at the rule that governs it."""
-    rule = governing_rule(program, failed.module, None)
-    what = f"the forward of {failed.module}" if failed.module else "the model's forward"
-    return Diagnostic(
-        "rank-failed",
-        f"{what} fails on rank {rank}: {failed.reason}",
-        rule.span if rule else None,
-        "the unsharded run does not fail: what this rule, or the one before it, gives the module does not fit"
-        if rule
-        else "the unsharded run does not fail, and no rule of the plan stands at this module",
-    )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without torch's advice on speed: small models on small meshes are no place for it."""
-    log = logging.getLogger("torch.distributed.tensor")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
-
-
-__all__ = ["COLLECTIVE_TIMEOUT", "DTYPES", "Proof", "prove", "prove_subject", "references_of"]

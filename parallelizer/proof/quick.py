@@ -11,8 +11,9 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.certificate import Found, certificate_of, told, write
 from parallelizer.proof.duration import why_not_within
-from parallelizer.proof.prove import Proof, prove_small
-from parallelizer.proof.tiny import shrink, subject_of
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import prove_tiny
+from parallelizer.proof.tiny import tiny_form
 from parallelizer.runtime.launch.failures import LaunchError
 
 QUICK = 60.0
@@ -43,17 +44,16 @@ def prove_quickly(
     if there is one. `found` is what is known of the setup's proof, `known` what compiling the setup has found. `force` proves
     a plan that checks refuse.
     """
-    small, changes = shrink(setup)
     try:
-        subject = subject_of(small)
-        why = why_not_within(seconds, subject, force=force)
+        tiny = tiny_form(setup)
+        why = why_not_within(seconds, tiny.subject, force=force)
     except PlanError as error:
         why = f"its tiny form is refused ({_line(error)})"
     if why is not None:
         return Proven(f"{told(found)}: {why}; `parallelizer verify` proves it, with the same overrides")
     begin = time.monotonic()
     try:
-        proof = prove_small(small, subject, changes, known, force=force)
+        proof = prove_tiny(tiny, known, force=force)
     except (LaunchError, WorldError, PlanError) as error:
         return Proven(
             f"{told(found)}: the tiny form does not run ({_line(error)}); see `parallelizer verify`"

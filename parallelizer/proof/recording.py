@@ -12,6 +12,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.pipeline.actions import Action
+from parallelizer.runtime.pipeline import progress
+from parallelizer.runtime.pipeline.live import LivePipeline
+from parallelizer.runtime.state import state_of
 from parallelizer.styles.compiled_forward import seen_from_outside
 from parallelizer.torch_private import tree_leaves
 
@@ -30,7 +34,8 @@ class ModuleFailed(RuntimeError):
 @contextmanager
 def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]) -> Iterator[None]:
     """Append what the modules compute meanwhile: of each the first output tensor and its gradient, by its path
-    in order of execution, of its first call. Raises ModuleFailed.
+    in order of execution, of its first call, or of that for each microbatch of the first part. Raises ModuleFailed.
+    A stage does not record a module whose first call is another stage's.
 
     A compiled module is recorded from outside alone: hooks inside would be compiled too, and cut what is compiled.
     """
@@ -38,6 +43,11 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
     new_gradients: Tensors = {}
     outputs.append(new_outputs)
     gradients.append(new_gradients)
+    state = state_of(model)
+    pipeline = None if state is None else state.pipeline
+    now = [0, 0]  # the part of the step and its microbatch
+    parts: dict[str, dict[int, torch.Tensor]] = {}
+    part_gradients: dict[str, dict[int, torch.Tensor]] = {}
 
     def keep(path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -45,23 +55,32 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
                 (t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.is_floating_point()),
                 None,
             )
-            if first is None or path in new_outputs:
+            part, at = now
+            seen = parts.setdefault(path, {})
+            if first is None or part or at in seen:
                 return
-            new_outputs[path] = local_part(first.detach())
+            seen[at] = local_part(first.detach())
             if first.requires_grad:
-                first.register_hook(lambda gradient: _keep(path, gradient))
+                first.register_hook(lambda gradient: _keep(path, at, gradient))
 
         return hook
 
-    def _keep(path: str, gradient: torch.Tensor) -> None:
-        new_gradients.setdefault(path, local_part(gradient.detach()))
+    def _keep(path: str, at: int, gradient: torch.Tensor) -> None:
+        part_gradients.setdefault(path, {}).setdefault(at, local_part(gradient.detach()))
 
-    modules = dict(seen_from_outside(model))
+    def tell(mark: Any) -> None:
+        if isinstance(mark[1], Action):
+            now[:] = mark[0], mark[1].microbatch
+
+    modules = {p: m for p, m in seen_from_outside(model) if not _begun_elsewhere(p, pipeline)}
     handles = [module.register_forward_hook(keep(path)) for path, module in modules.items() if path]
-    inside, more = _following(model, modules)
+    inside, more = _following(model, modules, pipeline is not None)
     handles += more
+    for stage in pipeline.models.values() if pipeline is not None else ():
+        stage.watch()  # which leaves the forward, behind the hooks from here
     try:
-        yield
+        with progress.listening(tell):
+            yield
     except PlanError:
         raise
     except Exception as error:
@@ -71,17 +90,45 @@ def recording(model: nn.Module, outputs: list[Tensors], gradients: list[Tensors]
     finally:
         for handle in handles:
             handle.remove()
+        for path, seen in parts.items():
+            if seen:
+                new_outputs[path] = _together([seen[at] for at in sorted(seen)])
+        for path, found in part_gradients.items():  # in order of the backward pass
+            seen = parts[path]
+            alike = len(seen) > 1 and new_outputs[path].shape == next(iter(seen.values())).shape
+            in_order = [found[at] for at in sorted(found)]
+            new_gradients[path] = torch.stack(in_order).sum(0) if alike else torch.cat(in_order)
 
 
-def _following(model: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[list[str], list[RemovableHandle]]:
+def _begun_elsewhere(path: str, pipeline: LivePipeline | None) -> bool:
+    """Whether the first call of a module is on another rank's stage, although the module is on this one too."""
+    stages = () if pipeline is None else (model.stage for model in pipeline.models.values())
+    return any(
+        index == 0 and (path == unit or path.startswith(f"{unit}."))
+        for stage in stages
+        for unit, index in stage.elsewhere
+    )
+
+
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+    """What a module returned for the microbatches, in one tensor; what belongs to no row is the same for all of them."""
+    first = parts[0]
+    if len(parts) == 1 or not first.ndim or all(torch.equal(part, first) for part in parts[1:]):
+        return first
+    return torch.cat(parts)
+
+
+def _following(
+    model: nn.Module, modules: Mapping[str, nn.Module], cut: bool
+) -> tuple[list[str], list[RemovableHandle]]:
     """The modules whose forward is under way, outermost first, kept up to date; empty in backward, where a
-    checkpoint begins forwards that it does not end.
+    checkpoint begins forwards that it does not end. Of a model that is `cut` nobody calls the root.
     """
     inside: list[str] = []
 
     def begin(path: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            if inside or module is model:
+            if inside or cut or module is model:
                 inside.append(path)
 
         return hook

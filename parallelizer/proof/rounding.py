@@ -18,6 +18,16 @@ that draws random numbers has 1e14, and everything would pass.
 """
 
 
+def finite_norm(tensor: torch.Tensor) -> float:
+    """The norm of a tensor without its infinities, in float64."""
+    return tensor.double().masked_fill(tensor.isinf(), 0.0).norm().item()
+
+
+def distance(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """||value - reference||, in float64. An infinity that both have in one place, such as the -inf of a mask, counts 0."""
+    return (value.double() - reference.double()).masked_fill(value == reference, 0.0).norm().item()
+
+
 def relative_error(
     value: torch.Tensor | None, reference: torch.Tensor | None, whole: float = 0.0, least: float = 0.0
 ) -> float:
@@ -33,8 +43,8 @@ def relative_error(
     if value.shape != reference.shape:
         return math.inf
     value, reference = value.double(), reference.double()
-    norm = reference.norm().item()
-    error = (value - reference).norm().item()
+    norm = finite_norm(reference)
+    error = distance(value, reference)
     if not math.isfinite(error):
         return math.inf
     if norm <= least * whole:

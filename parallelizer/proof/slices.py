@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from parallelizer.language.plan import BATCH_AXES, Mesh
-from parallelizer.proof.rounding import relative_error
+from parallelizer.proof.rounding import distance, finite_norm, relative_error
 from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.packing import Packing
 
@@ -82,13 +82,9 @@ def holds(
     where that is more than the tensor's own norm.
     """
     # A part whose own values are small, a gradient of a masked token say, is as exact as the whole is.
-    typical = (
-        whole.double().norm().item() / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
-    )
+    typical = finite_norm(whole) / math.sqrt(max(1, whole.numel())) * math.sqrt(max(1, local.numel()))
     for part in slices(whole, local.shape, mesh, rank, packing, order):
-        if (local.double() - part.double()).norm().item() <= bound * max(
-            typical, part.double().norm().item(), least
-        ):
+        if distance(local, part) <= bound * max(typical, finite_norm(part), least):
             return True
     return False
 

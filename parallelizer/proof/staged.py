@@ -6,32 +6,14 @@ wants values and no speed: each collective copies its tensors to the CPU, waits 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from parallelizer import torch_private
+from parallelizer.runtime.replaced_collectives import COLLECTIVES, replace_collectives
 
-COLLECTIVES = (
-    "allreduce_",
-    "allreduce_coalesced_",
-    "broadcast_",
-    "allgather_",
-    "_allgather_base_",
-    "allgather_into_tensor_coalesced_",
-    "reduce_scatter_",
-    "_reduce_scatter_base_",
-    "reduce_scatter_tensor_coalesced_",
-    "alltoall_",
-    "alltoall_base_",
-    "send",
-    "recv_",
-)
-"""Operators of `c10d`, through which every collective of torch goes."""
-
-_kept: list[torch.library.Library] = []
 _under_way: list[Any] = []
 
 
@@ -39,12 +21,7 @@ def stage_over_the_cpu() -> None:
     """Let the collectives of CUDA tensors in this process go by way of the CPU from now on. For good: call it only in a rank of
     a proof.
     """
-    library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that a kernel is replaced, which is what is asked for
-        for name in COLLECTIVES:
-            library.impl(name, staged(name), "CUDA", allow_override=True)
-    _kept.append(library)
+    replace_collectives({name: staged(name) for name in COLLECTIVES}, "cuda")
 
 
 def staged(name: str) -> Callable[..., Any]:

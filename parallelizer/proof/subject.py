@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from parallelizer.compiler.compile import compile as compile_plan
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.initialize import Initializer
@@ -50,6 +51,7 @@ class Subject:
     workload: Workload | None = None
     redistribute: str = "greedy"
     loud: float = LOUD
+    pipeline: Pipeline | None = None
     device: str = "cpu"
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
@@ -63,6 +65,7 @@ class Subject:
             workload=self.workload,
             defaults=self.defaults,
             redistribute=self.redistribute,
+            pipeline=self.pipeline,
             force=force,
         )
 

@@ -8,16 +8,18 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.language.workload import Workload
 from parallelizer.proof.subject import Subject
-from parallelizer.proof.tiny_layers import merged, with_every_kind
+from parallelizer.proof.tiny_layers import merged, with_every_kind, with_stages
 
 SMALL = 2
 """What axes above it are shrunk to."""
@@ -28,9 +30,12 @@ them.
 """
 
 
-def small_mesh(mesh: Mesh) -> Mesh:
-    """The mesh with no axis above `SMALL`."""
-    return Mesh({axis: min(size, SMALL) for axis, size in mesh.sizes.items()}, mesh.spans)
+def small_mesh(mesh: Mesh, pipeline: Pipeline | None = None) -> Mesh:
+    """The mesh with no axis above `SMALL`; `pp` stays as it is where a file has the order of each of its ranks."""
+    sizes = {axis: min(size, SMALL) for axis, size in mesh.sizes.items()}
+    if pipeline is not None and pipeline.order is not None:
+        sizes["pp"] = mesh.sizes["pp"]
+    return Mesh(sizes, mesh.spans)
 
 
 def shrink(
@@ -42,16 +47,20 @@ def shrink(
     rows in each part, and the sequence is short. A rule may match nothing, since there are fewer layers. `seq_len` is rounded up
     to what the mesh divides.
     """
-    mesh = setup.mesh if full_mesh else small_mesh(setup.mesh)
+    mesh = setup.mesh if full_mesh else small_mesh(setup.mesh, setup.pipeline)
     changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
+    pipeline = small_pipeline(setup, mesh)
     tiny, lost = with_every_kind(setup, tiny)
+    if pipeline is not None:
+        tiny = with_stages(setup, tiny, mesh.sizes["pp"] * (pipeline.stages_per_rank or 1))
     small, changed = merged(setup.model, tiny)
     changes += changed
     parts = accumulate or setup.workload.accumulate
     length = small_length(setup, mesh) if seq_len is None else _rounded_up(seq_len, mesh)
+    rows = 2 if pipeline is None else (pipeline.microbatches or 1)
     workload = dataclasses.replace(
-        setup.workload, batch_size=2 * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
+        setup.workload, batch_size=rows * mesh.size(*BATCH_AXES) * parts, seq_len=length, accumulate=parts
     )
     shown = ("batch_size", "seq_len") if workload.has_sequence() else ("batch_size",)
     changes += _changes("train.", setup.workload, workload, shown)
@@ -60,7 +69,45 @@ def shrink(
     changes += [f"{layer} left out, no layer of the small model does the same" for layer in lost]
     rules = tuple(dataclasses.replace(rule, optional=True) for rule in setup.plan.rules)
     plan = dataclasses.replace(setup.plan, rules=rules)
-    return dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload), tuple(changes)
+    made = dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload, pipeline=pipeline)
+    return made, tuple(changes)
+
+
+def small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
+    """The settings of the pipeline on a small mesh: as few microbatches as the schedule can have, each of one row. A list of
+    layers of each stage is that of the large model, so the parameters are balanced instead. None without stages.
+    """
+    ranks = mesh.sizes["pp"]
+    if ranks == 1:
+        return None
+    given = setup.pipeline or Pipeline()
+    if given.order is not None:
+        return given.settled(ranks)
+    balance = given.balance if isinstance(given.balance, str) else Pipeline.balance
+    return dataclasses.replace(given, microbatches=None, balance=balance).settled(ranks)
+
+
+@dataclass(frozen=True)
+class TinyForm:
+    """The tiny form of a setup: as a setup, as the `subject` of a proof, and what was changed, in words."""
+
+    setup: Setup
+    subject: Subject
+    changes: tuple[str, ...]
+
+
+def tiny_form(
+    setup: Setup,
+    *,
+    full_mesh: bool = False,
+    accumulate: int | None = None,
+    seq_len: int | None = None,
+    device: str = "cpu",
+) -> TinyForm:
+    """What `shrink` makes of a configuration, for ranks that compute on `device`. Raises PlanError where it cannot be built."""
+    small, changes = shrink(setup, full_mesh=full_mesh, accumulate=accumulate, seq_len=seq_len)
+    subject = dataclasses.replace(subject_of(small), device=device)
+    return TinyForm(small, subject, (*changes, *_unmatched(small)))
 
 
 def small_length(setup: Setup, mesh: Mesh) -> int:
@@ -96,7 +143,7 @@ def _changes(prefix: str, before: object, after: object, names: Sequence[str]) -
     ]
 
 
-def unmatched(small: Setup) -> tuple[str, ...]:
+def _unmatched(small: Setup) -> tuple[str, ...]:
     """The rules that match no module of a tiny form, in words: its proof does not cover them."""
     model = small.build_model()
     names = [*dict(model.named_modules()), *dict(model.named_parameters())]
@@ -122,6 +169,7 @@ def subject_of(setup: Setup) -> Subject:
         defaults=setup.defaults,
         workload=work,
         redistribute=setup.redistribute,
+        pipeline=setup.pipeline,
     )
 
 

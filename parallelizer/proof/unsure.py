@@ -9,13 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from torch import nn
-
-from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
-from parallelizer.styles.application import Program
+from parallelizer.diagnostics.diagnostic import Diagnostic, in_order
 
 UNSURE = frozenset({"needs-whole", "local-positions", "fused-features"})
+"""The codes of errors that a proof may settle."""
 
 
 def only_unsure(found: Iterable[Diagnostic]) -> bool:
@@ -24,14 +21,9 @@ def only_unsure(found: Iterable[Diagnostic]) -> bool:
     return bool(errors) and UNSURE.issuperset(errors)
 
 
-def compile_unsure(setup: Setup, model: nn.Module) -> Program:
-    """Compile a setup, with the errors that a proof may settle among the program's diagnostics. Raises PlanError for others."""
-    try:
-        return setup.compile(model)
-    except PlanError as error:
-        if not only_unsure(error.diagnostics):
-            raise
-        return setup.compile(model, force=True)
+def refused(found: Iterable[Diagnostic]) -> bool:
+    """Whether there are errors that no proof may settle."""
+    return any(one.severity == "error" and one.code not in UNSURE for one in found)
 
 
 def settled(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -6,8 +6,7 @@ assert not [found for found in pz.validate(setup) if found.severity == "error"]
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +14,19 @@ from typing import TYPE_CHECKING
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validate as validate_unproven
 from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.proof.certificate import FOLDER, Found, find, missing, told
 from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.quick import prove_quickly
-from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
+from parallelizer.proof.unsure import UNSURE, only_unsure, refused, settled
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parallelizer.runtime.step import Loss
     from parallelizer.simulate.validate import Validation
-    from parallelizer.styles.application import Program
 
 SECONDS = 10.0
 """A proof that should take longer is left to `verify` and to the recipe."""
@@ -39,22 +37,21 @@ NOTHING = "one rank: nothing to prove"
 
 @dataclass(frozen=True)
 class Looked:
-    """What was found of a setup without running its ranks, and what is `known` of its proof. Errors that a proof may settle are
-    notes in `validation` where a certificate settles them.
-    """
+    """What was found of a setup without running its ranks, and what is `known` of its proof."""
 
     validation: Validation
     known: Found
 
     @property
     def found(self) -> tuple[Diagnostic, ...]:
-        """All findings."""
-        return self.validation.found
+        """All findings. Errors that a proof may settle are notes where a certificate settles them."""
+        found = self.validation.found
+        return settled(found) if self.known.certificate is not None and only_unsure(found) else found
 
     @property
     def refused(self) -> bool:
         """Whether there are errors that no proof may settle."""
-        return has_errors(self.found) and not self.unsure
+        return refused(self.found)
 
     @property
     def unsure(self) -> bool:
@@ -98,34 +95,19 @@ def validate(
     return validate_unproven(subject, plan, mesh, workload=workload, loss=loss, defaults=defaults)
 
 
-def look(
-    setup: Setup,
-    program: Program,
-    model: nn.Module,
-    proofs: Path,
-    *,
-    rank: int = 0,
-    classes: bool = False,
-    nodes: Sequence[int] | None = None,
-) -> Looked:
-    """Validate a setup's program, and look for its certificate in the folder `proofs`. The other arguments are those of
-    `parallelizer.configuration.validate.validated`.
-    """
-    validation = validated(setup, program, model, rank=rank, classes=classes, nodes=nodes)
-    if has_errors(validation.found) and not only_unsure(validation.found):
+def look(setup: Setup, model: nn.Module, validation: Validation, proofs: Path) -> Looked:
+    """Look in the folder `proofs` for the certificate of a setup that was validated."""
+    if refused(validation.found):
         return Looked(validation, Found({}))  # what cannot run has no fingerprint
-    known = find(setup, model, proofs)
-    if known.certificate is not None and only_unsure(validation.found):
-        validation = dataclasses.replace(validation, found=settled(validation.found))
-    return Looked(validation, known)
+    return Looked(validation, find(setup, model, proofs))
 
 
 def check(setup: Setup, proofs: Path | None = None) -> Checked:
     """Validate a setup and prove it. A proof that passes leaves its certificate in `proofs`, if that is given."""
     try:
         model = setup.build_model()
-        program = compile_unsure(setup, model)
-        looked = look(setup, program, model, proofs or FOLDER)
+        program = setup.compile(model, unsure=UNSURE)
+        looked = look(setup, model, validated(setup, program, model), proofs or FOLDER)
     except PlanError as error:
         return Checked(error.diagnostics)
     if looked.refused:
@@ -147,7 +129,8 @@ def require_proof(setup: Setup, proofs: Path) -> Checked:
     """Validate a setup, and look for its certificate in `proofs`: that there is none is an error. Nothing is proven."""
     try:
         model = setup.build_model()
-        looked = look(setup, compile_unsure(setup, model), model, proofs)
+        validation = validated(setup, setup.compile(model, unsure=UNSURE), model)
+        looked = look(setup, model, validation, proofs)
     except PlanError as error:
         return Checked(error.diagnostics)
     if looked.refused:

@@ -13,7 +13,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validating
 
 if TYPE_CHECKING:
-    from parallelizer.proof.prove import Proof
+    from parallelizer.proof.proof import Proof
 
 
 def verify(
@@ -30,11 +30,11 @@ def verify(
     """
     from parallelizer.proof.prove import check_ranks, prove
     from parallelizer.proof.tiny import small_mesh
-    from parallelizer.proof.unsure import compile_unsure, only_unsure, settled
+    from parallelizer.proof.unsure import UNSURE, only_unsure, settled
 
     check_ranks(setup.mesh if full_mesh else small_mesh(setup.mesh))
     model = setup.build_model()
-    program = setup.compile(model, force=True) if force else compile_unsure(setup, model)
+    program = setup.compile(model, force=force, unsure=UNSURE)
     force = force or only_unsure(program.diagnostics)
     with validating(setup, program, model) as validation:
         proof = prove(setup, program=program, full_mesh=full_mesh, seed=seed, force=force, dtype=dtype)

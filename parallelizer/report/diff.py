@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,14 +13,17 @@ from rich.text import Text
 
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.step_time import step_time
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.units import size
 from parallelizer.language.plan import Mesh
 from parallelizer.report.figures import Change, Fields, Figures, changes, figures
 from parallelizer.report.lock import number
+from parallelizer.report.rows.time import compared
 from parallelizer.report.text.tables import Screen, width_of
 from parallelizer.simulate.record.trace_classes import trace_classes
+from parallelizer.simulate.time.predict import StepTime
 
 IN_BYTES = ("bytes", "payload", "sent", "peak")
 """Fields whose values are bytes."""
@@ -27,6 +31,14 @@ WIDE = 80
 """Columns from which the two sides stand beside each other."""
 HIDDEN = ("collectives by module",)
 """Sections that a table leaves out: the totals say it shorter."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: its figures, and the time of its step, if it could be predicted."""
+
+    figures: Figures
+    time: StepTime | None = None
 
 
 def side(text: str, config_dir: str | None = None) -> list[str]:
@@ -71,13 +83,14 @@ def quoted(text: str) -> str:
     )
 
 
-def of_overrides(overrides: Sequence[str], config_dir: str | None, config_name: str, rank: int) -> Figures:
-    """Compose, compile and trace what some overrides ask for. Raises PlanError, as each of the three does."""
+def of_overrides(overrides: Sequence[str], config_dir: str | None, config_name: str, rank: int) -> Side:
+    """Compose, compile, trace and price what some overrides ask for. Raises PlanError, as the first three do."""
     setup = from_config(*compose_config(overrides, config_dir, config_name))
     model = setup.build_model()
     program = setup.compile(model)
     check_rank(rank, setup.mesh)
-    return figures(program, model, trace_classes(program, model, setup.recipe(), rank), setup.workload)
+    step = trace_classes(program, model, setup.recipe(), rank)
+    return Side(figures(program, model, step, setup.workload), step_time(setup, step))
 
 
 def check_rank(rank: int, mesh: Mesh) -> None:
@@ -93,22 +106,26 @@ def check_rank(rank: int, mesh: Mesh) -> None:
         )
 
 
-def write(
-    one: Figures, other: Figures, names: Sequence[str], stream: TextIO, *, width: int | None = None
-) -> None:
+def write(one: Side, other: Side, names: Sequence[str], stream: TextIO, *, width: int | None = None) -> None:
     """Print what changes from one to the other, a section a table. Colour and width follow the terminal."""
     console = Screen(file=stream, width=width_of(stream, width), highlight=False)
-    found = [c for c in changes(one, other) if c.section not in HIDDEN]
-    sections = dict.fromkeys(name for name in (*one, *other) if name not in HIDDEN)
+    before, after = one.figures, other.figures
+    found = [c for c in changes(before, after) if c.section not in HIDDEN]
+    sections = dict.fromkeys(name for name in (*before, *after) if name not in HIDDEN)
     for name in sections:
         own = [c for c in found if c.section == name]
-        total = len({**one.get(name, {}), **other.get(name, {})})
+        total = len({**before.get(name, {}), **after.get(name, {})})
         same = total - sum(c.number for c in own)
         console.print(Text(name, "bold"))
         if own:
             console.print(_table(own, names) if console.width >= WIDE else _list(own, names))
         if same or not total:
             console.print("  nothing on either side" if not total else f"  {same:,} the same")
+        console.print()
+    if one.time is not None and other.time is not None:
+        console.print(Text("time", "bold"))
+        for line in compared(one.time, other.time, names):
+            console.print(Text(f"  {line}"))
         console.print()
 
 
@@ -185,8 +202,8 @@ def _ratio(field: str, before: str | None, after: str | None) -> str:
     return f"{ratio - 1:+.1%}" if abs(ratio - 1) < 0.01 else f"{ratio - 1:+.0%}"
 
 
-def document(one: Figures, other: Figures, names: Sequence[str]) -> dict[str, Any]:
-    """The comparison for scripts: paths are folded, values are as in a lock."""
+def document(one: Side, other: Side, names: Sequence[str]) -> dict[str, Any]:
+    """The comparison for scripts: paths are folded, values are as in a lock. `seconds` are the two predicted times."""
     return {
         "sides": list(names),
         "changes": [
@@ -196,8 +213,9 @@ def document(one: Figures, other: Figures, names: Sequence[str]) -> dict[str, An
                 "before": _plain(c.before),
                 "after": _plain(c.after),
             }
-            for c in changes(one, other)
+            for c in changes(one.figures, other.figures)
         ],
+        "seconds": [None if side.time is None else side.time.seconds for side in (one, other)],
     }
 
 

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from parallelizer.language.plan import Rule
     from parallelizer.proof.compare import Difference
     from parallelizer.proof.divergence import Divergence
-    from parallelizer.proof.prove import Proof
+    from parallelizer.proof.proof import Proof
     from parallelizer.report.explanation import Answer, Explanation
     from parallelizer.simulate.record.trace import Trace
+    from parallelizer.simulate.time.predict import StepTime
     from parallelizer.styles.application import Program
 
 
@@ -39,12 +40,14 @@ def plan_document(
     rank: int = 0,
     trace: Trace | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
+    time: StepTime | None = None,
 ) -> dict[str, Any]:
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
-    trace.
+    trace, and no time where nothing is known of the hardware.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
+    from parallelizer.report.rows.stages import stage_rows
 
     return {
         "world_size": program.mesh.world_size,
@@ -78,7 +81,9 @@ def plan_document(
         "collectives": [row.as_json() for row in collective_rows(trace.ledger)] if trace else [],
         "ledger": [e.as_json() for e in trace.ledger] if trace else [],
         "memory": _memory(trace) if trace else None,
+        "time": _time(time) if time else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
+        "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},
@@ -91,6 +96,23 @@ def _memory(trace: Trace) -> dict[str, Any]:
     """What lives at the peak, by kind; the kinds add up to it."""
     usage = trace.memory
     return {**usage.at_peak, "peak": usage.peak, "peak_phase": usage.phase, "peak_module": usage.module}
+
+
+def _time(time: StepTime) -> dict[str, Any]:
+    """Seconds, with the range, and where they go."""
+    return {
+        "machine": time.machine,
+        "seconds": time.seconds,
+        "low": time.low,
+        "high": time.high,
+        "mfu": time.mfu,
+        "causal_mfu": time.causal_mfu,
+        "tokens_per_second_per_device": time.tokens_per_second,
+        "compute": dict(time.compute),
+        "waits": dict(time.waits),
+        "collectives": dict(time.links),
+        "modules": dict(time.modules),
+    }
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

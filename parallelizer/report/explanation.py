@@ -292,7 +292,13 @@ class _About:
             elif name == "axis" and declared.axis:
                 yield Value(name, declared.axis, "default")
             elif name in declared.defaults:
-                yield Value(name, declared.defaults[name], "default")
+                yield Value(name, self._default(use, name), "default")
+
+    def _default(self, use: StyleUse, name: str) -> str:
+        """The value of an option that nothing sets. A pipeline keeps what fsdp has gathered until the last microbatch."""
+        if use.style == "fsdp" and name == "reshard_after_forward" and self.setup.mesh.sizes["pp"] > 1:
+            return "false, because the mesh has pp"
+        return STYLES[use.style].defaults[name]
 
     def _layouts(self, option: Option) -> str:
         layouts = self.setup.plan.layouts

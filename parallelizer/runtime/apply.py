@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -14,7 +15,10 @@ from parallelizer.language.styles import STYLES
 from parallelizer.mesh import data_groups, describe, with_shard_axis
 from parallelizer.runtime.constructor_values import look
 from parallelizer.runtime.exception_notes import add_notes
-from parallelizer.runtime.state import ParallelState, remember
+from parallelizer.runtime.pipeline.cut import cut, of_stage, others_of
+from parallelizer.runtime.pipeline.live import LivePipeline, pipeline_of
+from parallelizer.runtime.pipeline.stage_model import StageModel, refuse_calls
+from parallelizer.runtime.state import ParallelState, remember, reshard
 from parallelizer.styles.application import Application, Live, Program
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.context_parallel.order import static_order
@@ -42,32 +46,90 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     STYLES.load()
     look(model)
-    modules = dict(model.named_modules())
-    tied, frozen = tied_names(model), [n for n, p in parameter_names(model).items() if not p.requires_grad]
+    frozen = [n for n, p in parameter_names(model).items() if not p.requires_grad]
     sequence = CurrentOrder(static_order(program.plan.balance, program.mesh.sizes["cp"]))
     live = Live(model, mesh, sequence, meta=any(p.is_meta for p in model.parameters()))
-    for application in program:
-        if (prepare := PREPARE.get(application.style)) is not None:
-            prepare(application, modules[application.module], live)
-    for application in program.of_slot("params", "io"):
-        _apply(application, modules, live)
-    tie(model, tied)  # each name has got a DTensor of its own
-    for name in frozen:  # which torch's SequenceParallel forgets
-        model.get_parameter(name).requires_grad_(False)
-    for application in program:
-        if application.slot not in ("params", "io"):
-            _apply(application, modules, live)
-    add_notes(program, model)
+    pipeline: LivePipeline | None = None
+    if program.stages is None:
+        parts = [AppliedPart(program, model, dict(model.named_modules()))]
+        tied = tied_names(model)
+    else:
+        done = cut(program, model, mesh)
+        pipeline = pipeline_of(program.stages, done.models, mesh, done.whole, done.shared)
+        parts = [_part(program, index, one) for index, one in done.models.items()]
+        tied = done.tied
+    _apply_all(parts, model, live, tied, frozen)
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
-    buffers = LocalBuffers(model, program.plan, mesh, sequence)
-    family = family_of(model)
-    if family is not None:
-        family.after_apply(model, program, mesh, sequence)
+    buffers = LocalBuffers(model, program.plan, mesh, sequence, [part.model for part in parts])
+    for part in parts:
+        family = family_of(part.model)
+        if family is not None:
+            family.after_apply(part.model, part.program, mesh, sequence)
     names = frozenset(name for name, _ in model.named_parameters(remove_duplicate=False))
-    remember(model, ParallelState(program, mesh, packed, buffers, tuple(data_groups(mesh)), names))
+    if pipeline is not None:
+        for one in pipeline.models.values():
+            one.watch()
+        refuse_calls(model)
+        # FSDP does so for modules that it sees; those that cuts divide it sees as the stages have them.
+        model.register_state_dict_pre_hook(lambda module, *_: reshard(module))
+    remember(model, ParallelState(program, mesh, packed, buffers, tuple(data_groups(mesh)), names, pipeline))
     return model
 
 
-def _apply(application: Application, modules: Mapping[str, nn.Module], live: Live) -> None:
+@dataclass(frozen=True)
+class AppliedPart:
+    """What styles are applied to: a whole model, or one of its stages. `modules` are by the path in the program."""
+
+    program: Program
+    model: nn.Module
+    modules: Mapping[str, nn.Module]
+    stage: StageModel | None = None
+
+
+def _part(program: Program, index: int, stage: StageModel) -> AppliedPart:
+    modules = dict(stage.model.named_modules())
+    return AppliedPart(of_stage(program, index, stage), stage.model, modules, stage)
+
+
+def _apply_all(
+    parts: Sequence[AppliedPart],
+    model: nn.Module,
+    live: Live,
+    tied: Sequence[tuple[str, ...]],
+    frozen: Sequence[str],
+) -> None:
+    """Let every style change its module, in the program's order."""
+    for part in parts:
+        for application in part.program:
+            if (prepare := PREPARE.get(application.style)) is not None:
+                prepare(application, _module(application, part), live)
+        for application in part.program.of_slot("params", "io"):
+            _apply(application, part, live)
+    tie(model, tied)  # each name has got a DTensor of its own
+    there = parameter_names(model)
+    for name in frozen:  # which torch's SequenceParallel forgets
+        if name in there:
+            there[name].requires_grad_(False)
+    for part in parts:
+        own = live if part.stage is None else replace(live, others=others_of(part.stage))
+        for application in part.program:
+            if application.slot not in ("params", "io"):
+                _apply(application, part, own)
+        add_notes(part.program, part.model)
+
+
+def _module(application: Application, part: AppliedPart) -> nn.Module:
+    """The module that an application is for: of FSDP's root the stage itself, around the model."""
+    if part.stage is not None and application.slot == "fsdp" and not application.module:
+        return part.stage
+    return part.modules[application.module]
+
+
+def _apply(application: Application, part: AppliedPart, live: Live) -> None:
     """Let the application's style change its module."""
-    APPLY.get(application.style, apply_tensor_style)(application, modules[application.module], live)
+    module = _module(application, part)
+    APPLY.get(application.style, apply_tensor_style)(application, module, live)
+    if part.stage is not None and application.options.get("reshard_after_forward") is False:
+        part.stage.kept_gathered.add(module)
+    if part.stage is not None and application.slot == "checkpoint":
+        part.stage.recomputes = True

@@ -33,13 +33,13 @@ Axis = tuple[str, str]
 """One axis of one mesh: its name, and that of its process group."""
 
 
-def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+def grad_norm(parameters: Iterable[torch.Tensor], stages: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Euclidean norm of all gradients, a float32 (or wider) scalar, the same on every rank.
 
     Parameters may be DTensors on different meshes and plain tensors, which count as replicated everywhere.
     One all-reduce for each axis that something is sharded over. Partial gradients must have been summed.
     Collective: a parameter without a gradient counts as zero, but where it is sharded this rank takes part in
-    the sum all the same.
+    the sum all the same. The ranks of `stages`, those of a pipeline, have other parameters; the norm is that of all.
     """
     squares: dict[frozenset[Axis], list[torch.Tensor]] = {}
     groups: dict[Axis, dist.ProcessGroup] = {}
@@ -52,10 +52,12 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
         if device is None and isinstance(param, DTensor):
             device = torch.device(param.device_mesh.device_type)
         groups.update(over)
-        local = _local(param.detach()).new_empty(0) if gradient is None else _local(gradient)
+        local = own_part(param.detach()).new_empty(0) if gradient is None else own_part(gradient)
         squares.setdefault(frozenset(over), []).append(local)
-    if not squares:
+    if not squares and stages is None:
         return torch.zeros(())
+    if not squares:
+        squares[frozenset()] = [torch.zeros(0)]
     every = [g for gradients in squares.values() for g in gradients]
     wide = torch.float64 if any(g.dtype == torch.float64 for g in every) else torch.float32
     # Offloaded gradients lie on the CPU, and NCCL takes no tensor from there: the mesh's device is the one that counts.
@@ -71,7 +73,10 @@ def grad_norm(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
             del sums[axes]
             rest = axes - {axis}
             sums[rest] = sums[rest] + value if rest in sums else value
-    return sums[frozenset()].sqrt()
+    total = sums[frozenset()]
+    if stages is not None:
+        dist.all_reduce(total, group=stages)
+    return total.sqrt()
 
 
 def _sharding_groups(tensor: torch.Tensor) -> dict[Axis, dist.ProcessGroup]:
@@ -100,13 +105,13 @@ def scale_(parameters: Iterable[torch.Tensor], factor: torch.Tensor) -> None:
     by_kind: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for param in parameters:
         if param.grad is not None:
-            local = _local(param.grad)
+            local = own_part(param.grad)
             by_kind.setdefault((local.device, local.dtype), []).append(local)
     for (device, dtype), gradients in by_kind.items():
         torch_private.multiply_(gradients, factor.to(device=device, dtype=dtype))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part. Of a gradient it is the tensor itself, not a copy."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

@@ -27,7 +27,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import full_name
 from parallelizer.mesh import cut_all
 from parallelizer.runtime.constructor_values import filled_at, look
-from parallelizer.runtime.state import state_of
+from parallelizer.runtime.state import state_of, uncut
 from parallelizer.styles import attributes
 from parallelizer.styles.packing import Packing
 from parallelizer.styles.random_numbers import derived_seed
@@ -87,7 +87,19 @@ def materialize(
     donor = None if whole is None else built_whole(whole, seed)
     allocate(model, device)
     filled: set[int] = set()
+    pipeline = state.pipeline if state else None
+    plain = uncut(model)  # an initializer fills all parameters of a module, also those that other stages have
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # The module of the first name fills these.
+        for copy in pipeline.renamed if pipeline is not None else ():
+            param = model.get_parameter(copy.here)
+            if not skip_saved:
+                path, _, leaf = copy.name.rpartition(".")
+                full = (donor or plain).get_submodule(path)
+                if donor is None:
+                    full = _initialized(full, path, {}, initializer, seed)
+                fill(param, full.get_parameter(leaf).data, packed.get(copy.here))
+            filled.add(id(param))
         for path, module in owners:
             if skip_saved and all(is_persistent(module, n) for n, _ in module.named_buffers(recurse=False)):
                 continue
@@ -95,10 +107,7 @@ def materialize(
                 full = donor.get_submodule(path)
                 _check_filled(full, path, model)
             else:
-                # The CPU's generator only: torch.manual_seed would change those of the devices too.
-                torch.default_generator.manual_seed(derived_seed(seed, path))
-                full = _whole(module, divided.get(path, {}))
-                (initializer or _reset)(full)
+                full = _initialized(plain.get_submodule(path), path, divided.get(path, {}), initializer, seed)
                 _check_filled(full, path, model)
             for name, param in module.named_parameters(recurse=False):
                 if id(param) not in filled:  # a tied one has the values of its first owner
@@ -107,6 +116,17 @@ def materialize(
             for name, buffer in module.named_buffers(recurse=False):
                 buffer.copy_(full.get_buffer(name))
     return model
+
+
+def _initialized(
+    module: nn.Module, path: str, divided: Mapping[str, int], initializer: Initializer | None, seed: int
+) -> nn.Module:
+    """The module with its initial values, unsharded and on the CPU."""
+    # The CPU's generator only: torch.manual_seed would change those of the devices too.
+    torch.default_generator.manual_seed(derived_seed(seed, path))
+    full = _whole(module, divided)
+    (initializer or _reset)(full)
+    return full
 
 
 def built_whole(build: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -150,9 +170,18 @@ def allocate(model: nn.Module, device: str | torch.device) -> None:
         for name in unit.params
         if name not in unit.reasons
     }
-    torch_private.replace_tensors(
-        model, lambda t: torch.empty_like(t, device="cpu" if id(t) in offloaded else device)
-    )
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, device="cpu" if id(tensor) in offloaded else device)
+
+    # FSDP's units must see it, and a stage's outermost one lies around the model.
+    pipeline = state.pipeline if state else None
+    for module in (model,) if pipeline is None else pipeline.models.values():
+        torch_private.replace_tensors(module, empty)
+    for module in model.modules() if pipeline is not None else ():
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        if any(tensor.is_meta for tensor in own):  # no stage calls it
+            torch_private.replace_tensors(module, empty)
     tie(model, tied)
 
 

@@ -18,6 +18,7 @@ from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
+    from parallelizer.runtime.pipeline.live import LivePipeline
     from parallelizer.styles.application import Program
     from parallelizer.styles.context_parallel.buffers import LocalBuffers
     from parallelizer.styles.packing import Packing
@@ -28,7 +29,8 @@ _ATTRIBUTE = "_parallelizer_state"
 @dataclass(frozen=True)
 class ParallelState:
     """The program that was applied, the mesh it runs on, packed parameters by name, the model's local
-    buffers, the groups of ranks that see different tokens, and the names that parameters had.
+    buffers, the groups of ranks that see different tokens, the names that parameters had, and the stages of this rank
+    if the model is cut.
     """
 
     program: Program
@@ -37,6 +39,12 @@ class ParallelState:
     buffers: LocalBuffers
     data_groups: tuple[dist.ProcessGroup, ...]
     parameters: frozenset[str] | None = None
+    pipeline: LivePipeline | None = None
+
+    @property
+    def sum_groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The groups over which sums of losses become those of the whole batch: of the ranks of a pipeline one has any."""
+        return self.data_groups if self.pipeline is None else (*self.data_groups, self.pipeline.group)
 
 
 def remember(model: nn.Module, state: ParallelState) -> None:
@@ -75,6 +83,21 @@ def refuse_added_parameters(model: nn.Module) -> None:
                 )
             ]
         )
+
+
+def uncut(model: nn.Module) -> nn.Module:
+    """The model with all its modules: of one that is cut into stages a copy of it on meta, as it was; else itself."""
+    state = state_of(model)
+    return model if state is None or state.pipeline is None else state.pipeline.whole
+
+
+def reshard(model: nn.Module) -> None:
+    """Free what FSDP's units have gathered: an evaluation leaves some of them whole, cast to the dtype that they compute in."""
+    state = state_of(model)
+    stages = () if state is None or state.pipeline is None else state.pipeline.models.values()
+    for root in stages or (model,):  # a stage's outermost unit lies around the model
+        for unit in torch_private.fsdp_modules(root):
+            unit.reshard()
 
 
 def restore_buffers(model: nn.Module) -> None:

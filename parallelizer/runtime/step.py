@@ -14,9 +14,13 @@ from parallelizer.compiler.observe.phase import phase
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.runtime.loss_sums import loss_sums
+from parallelizer.runtime.pipeline.live import LivePipeline
+from parallelizer.runtime.pipeline.passes import dtype_of, evaluate_passes, forward_passes, train_passes
+from parallelizer.runtime.pipeline.shared_gradients import counted, sum_shared
 from parallelizer.runtime.random_state import RandomState
 from parallelizer.runtime.redistribution import redistribute
 from parallelizer.runtime.state import (
+    ParallelState,
     device_of,
     every_group,
     kept_buffers,
@@ -102,6 +106,10 @@ def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Te
     """Forward and backward of every part, gradients summed, times `SCALE`. Returns this rank's sums of losses and of
     what they weigh, [2], in float32 at least. Raises ValueError where there is no part.
     """
+    state = state_of(model)
+    if state is not None and state.pipeline is not None:
+        sequence, dtype = state.buffers.sequence, dtype_of(model)
+        return train_passes(state.pipeline, state.program.plan, parts, loss, SCALE, sequence, dtype)
     totals: torch.Tensor | None = None
     for part in parts:
         with phase("forward"):
@@ -129,7 +137,9 @@ def _train_step(
     words: torch.Tensor | None,
 ) -> Step:
     refuse_added_parameters(model)
-    groups = data_groups(model)
+    state = state_of(model)
+    pipeline = None if state is None else state.pipeline
+    groups = () if state is None else state.sum_groups
     optimizer.zero_grad(set_to_none=True)
     if skip_nonfinite:
         random, put_back = RandomState.now(device_of(model)), kept_buffers(model)
@@ -141,9 +151,12 @@ def _train_step(
     with phase("clip"):
         parameters = [p for p in model.parameters() if p.requires_grad]
         sum_partial(parameters)
+        if pipeline is not None:
+            sum_shared(model, pipeline)
         mean = totals[0] / totals[1]
         correction = 1.0 / (SCALE * totals[1])
-        norm = grad_norm(parameters) * correction
+        stages = None if pipeline is None else pipeline.group
+        norm = grad_norm(counted(model, pipeline), stages) * correction
     said: tuple[int, ...] | None = None
     if skip_nonfinite:
         finite, said = _finite_everywhere(model, mean, norm, words=words)
@@ -196,6 +209,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
     training = model.training
     model.eval()
     try:
+        state = state_of(model)
+        if state is not None and state.pipeline is not None:
+            return _evaluate_stages(model, state, state.pipeline, batches, loss)
         totals: torch.Tensor | None = None
         for batch in batches:
             output = forward(model, batch)
@@ -214,8 +230,31 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
         restore_buffers(model)
 
 
+def _evaluate_stages(
+    model: nn.Module,
+    state: ParallelState,
+    pipeline: LivePipeline,
+    batches: Iterable[Batch],
+    loss: Loss,
+) -> torch.Tensor:
+    """The mean loss of a model that is cut into stages."""
+    plan, sequence = state.program.plan, state.buffers.sequence
+    with redistribute(state.program.redistribute):
+        totals = evaluate_passes(pipeline, plan, batches, loss, sequence, dtype_of(model))
+    for group in state.sum_groups:
+        dist.all_reduce(totals, group=group)
+    return totals[0] / totals[1]
+
+
 def forward(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """The model's output for the batch entries that its forward takes; of a transformers model the logits."""
+    """The model's output for the batch entries that its forward takes; of a transformers model the logits. A model that is
+    cut into stages gives it on every rank, without a gradient.
+    """
+    state = state_of(model)
+    if state is not None and state.pipeline is not None:
+        with redistribute(state.program.redistribute):
+            found: torch.Tensor = forward_passes(state.pipeline, batch, state.buffers.sequence)
+        return found
     with redistribute(_redistribution(model)):
         logits: torch.Tensor = call(model, batch)
     return logits

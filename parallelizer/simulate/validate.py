@@ -69,10 +69,10 @@ def validating(
         def finish() -> Validation:
             steps = ran()
             wrong, seen = steps.not_followed, steps.not_traced
-            if steps.flow is not None:
-                wrong = check_followed(Followed(program, model, steps.flow, steps.alone, places))
-            elif steps.alone is not None and steps.alone.anywhere:
+            if steps.flow is None and steps.alone is not None and steps.alone.anywhere:
                 wrong = (fails_without_the_plan(steps.alone, places),)
+            elif steps.flow is not None:
+                wrong = check_followed(Followed(program, model, steps.flow, steps.alone, places))
             if steps.trace is not None and recipe is not None:
                 workload, where = recipe.workload, places.optimizer
                 seen = check_traced(Traced(program, model, steps.trace, workload, optimizer or {}, where))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.fold import fold_paths
+from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import (
     Flow,
     Mesh,
@@ -80,7 +81,7 @@ class Program:
     from.
 
     `diagnostics` contains warnings and notes; errors are raised. `redistribute` is `greedy` or `min-cost`:
-    see `redistribution.py`.
+    see `redistribution.py`. `stages` says how the model is cut, if the mesh has several ranks on `pp`.
     """
 
     plan: Plan
@@ -88,9 +89,16 @@ class Program:
     applications: tuple[Application, ...]
     diagnostics: tuple[Diagnostic, ...] = ()
     redistribute: str = "greedy"
+    stages: Stages | None = None
 
     def __iter__(self) -> Iterator[Application]:
         return iter(self.applications)
+
+    def require_stages(self) -> Stages:
+        """The stages of a program that has some. Raises ValueError for any other."""
+        if self.stages is None:
+            raise ValueError(f"{self.plan.file} on {self.mesh} has no stages")
+        return self.stages
 
     def __str__(self) -> str:
         """A table: which rule gives which style to which modules, over which axes."""
@@ -129,13 +137,15 @@ def tensor_placements(
 @dataclass(frozen=True)
 class Live:
     """The model that a program is being applied to. `meta`: its parameters have no values yet; `sequence`, a `CurrentOrder`
-    of context_parallel/, is how its sequence lies over cp, which all its modules share.
+    of context_parallel/, is how its sequence lies over cp, which all its modules share; `others` are parameters that belong
+    to another stage of a pipeline on this rank.
     """
 
     model: nn.Module
     mesh: DeviceMesh
     sequence: Any
     meta: bool
+    others: frozenset[nn.Parameter] = frozenset()
     _submeshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, init=False, repr=False)
 
     def submesh(self, axes: tuple[str, ...]) -> DeviceMesh:

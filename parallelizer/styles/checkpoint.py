@@ -23,8 +23,8 @@ declare(
         {
             "mode": OptionKind(
                 "choice",
-                "full, or selective: keep the results of matmuls and attention",
-                ("full", "selective"),
+                "full; selective: keep the results of matmuls and attention; or alternate: of every other matmul, and attention",
+                ("full", "selective", "alternate"),
             )
         },
         defaults={"mode": "full"},
@@ -32,16 +32,23 @@ declare(
 )
 
 
+KEEPING = ("selective", "alternate")
+"""The modes that keep the results of costly operators."""
+
+
 @applies("checkpoint")
 def apply(application: Application, module: nn.Module, live: Live) -> None:
     """Recompute what the module's forward computes, all of it or all but the costly operators' results."""
-    recompute(module, kept_operators() if _is_selective(application) else ())
+    mode = application.options.get("mode")
+    recompute(module, kept_operators() if mode in KEEPING else (), alternate=mode == "alternate")
 
 
 @exports("checkpoint")
 def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
     """The same call; the operators that are kept have a name in the file."""
-    yield calls(recompute, *(["KEPT"] if _is_selective(application) else []))
+    mode = application.options.get("mode")
+    kept = ["KEPT"] if mode in KEEPING else []
+    yield calls(recompute, *kept, *(["alternate=True"] if mode == "alternate" else []))
 
 
 def kept_operators() -> tuple[str, ...]:
@@ -51,21 +58,30 @@ def kept_operators() -> tuple[str, ...]:
     return torch_private.COSTLY_OPERATORS
 
 
-def recompute(module: nn.Module, keep: Collection[str] = ()) -> None:
-    """Recompute the module's activations in backward, but for the results of the operators named in `keep`."""
-    import functools
-
+def recompute(module: nn.Module, keep: Collection[str] = (), *, alternate: bool = False) -> None:
+    """Recompute the module's activations in backward, but for the results of the operators named in `keep`; with `alternate`,
+    of every second product of matrices they are recomputed too.
+    """
     import torch
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
     from parallelizer.styles.wrap_forward import wrap_forward
 
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator.name() in keep else CheckpointPolicy.PREFER_RECOMPUTE
+    def contexts() -> Any:
+        products = {False: 0, True: 0}  # of the forward, and of its recomputation, which have to agree
+
+        def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            kept = operator.name() in keep
+            if kept and alternate and operator.name() in ("aten::mm", "aten::addmm", "aten::linear"):
+                products[context.is_recompute] += 1
+                kept = products[context.is_recompute] % 2 == 1
+            return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
 
     options: dict[str, Any] = {"use_reentrant": False}
     if keep:
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+        options["context_fn"] = contexts
 
     def around(
         module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -75,7 +91,3 @@ def recompute(module: nn.Module, keep: Collection[str] = ()) -> None:
         return checkpoint(forward, *args, **options, **kwargs)
 
     wrap_forward(module, around)
-
-
-def _is_selective(application: Application) -> bool:
-    return application.options.get("mode") == "selective"

@@ -166,7 +166,7 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
         module,
         mesh=fsdp_mesh(live.mesh),
         reshard_after_forward=options.get("reshard_after_forward"),
-        ignored_params=whole or None,
+        ignored_params=whole | live.others or None,
         **more,
     )
     sum_instead_of_average(module)

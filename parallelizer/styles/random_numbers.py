@@ -3,8 +3,9 @@ parts.
 
 Ranks of a tensor axis hold most tensors replicated, and must drop the same elements of them: their default
 generators have the same seed and advance together. Ranks of the data axes and of `cp` hold other tokens:
-`seed_ranks` gives them other seeds. Tensors that are split over a tensor axis (features between two linears,
-heads, the sequence of a residual stream) need separate draws on each rank. A plain tensor does not show this;
+`seed_ranks` gives them other seeds, as it does for the ranks of a pipeline, which run other layers. Tensors
+that are split over a tensor axis (features between two linears, heads, the sequence of a residual stream)
+need separate draws on each rank. A plain tensor does not show this;
 the plan does, by the style `local-random` (Megatron-LM's model-parallel generator). Inside this style the
 generator is seeded by one number of the default generator and the rank's position on the axis, and restored
 afterwards. So the default generators stay equal. A checkpoint, which restores the default generator before it
@@ -31,8 +32,8 @@ _axes: list[str] = []
 
 
 def seed_ranks(mesh: DeviceMesh, seed: int, *, axes: Mapping[str, str] | None = None) -> None:
-    """Seed torch's default generators: equally on ranks that have the same tokens, independently on all
-    others.
+    """Seed torch's default generators: equally on ranks that have the same tokens and the same stages of a
+    pipeline, independently on all others.
 
     On one rank, and if no axis distributes tokens, this is `torch.manual_seed(seed)`. Call it once, on
     every rank, before training. `axes` renames the axes of a DeviceMesh with other names, as in
@@ -46,7 +47,9 @@ def seed_ranks(mesh: DeviceMesh, seed: int, *, axes: Mapping[str, str] | None = 
     if mesh.device_type != "cpu":  # DTensor draws from a CPU's default generator already
         torch_private.draw_from_own_generators()
     part = mesh.get_local_rank("cp") if sizes["cp"] > 1 else 0
-    torch.manual_seed(seed if place == part == 0 else derived_seed(seed, f"tokens of {place}, part {part}"))
+    own = seed if place == part == 0 else derived_seed(seed, f"tokens of {place}, part {part}")
+    stages = mesh.get_local_rank("pp") if sizes["pp"] > 1 else 0
+    torch.manual_seed(own if stages == 0 else derived_seed(own, f"stages of rank {stages}"))
 
 
 def drawing_apart() -> tuple[str, ...]:

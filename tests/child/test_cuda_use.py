@@ -21,6 +21,7 @@ from parallelizer.proof.prove import prove
 from parallelizer.runtime.launch import launcher as launch
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.testing import assert_equivalent
+from tests.child.functions import divide, drawn, kill_self, sleep, visible
 from tests.proof.subjects import token_loss
 from tests.recipes.runs import ROOT
 from tests.simulate.setups import llama, traced
@@ -31,10 +32,6 @@ def cuda_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch says that CUDA is initialised. A fork is an error."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process that uses CUDA was forked"))
-
-
-def visible() -> tuple[int, str | None, int]:
-    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
 
 
 @pytest.mark.parametrize("in_use", [False, True])
@@ -52,28 +49,6 @@ def test_a_child_sees_no_gpu(in_use: bool, request: pytest.FixtureRequest) -> No
 @pytest.mark.ranks
 def test_ranks_on_cpus_see_no_gpu() -> None:
     assert [seen[1] for seen in launch.start(visible, ranks=2, device="cpu")] == ["", ""]
-
-
-def drawn() -> list[float]:
-    return torch.rand(4).tolist()
-
-
-def divide() -> float:
-    return 1 / 0
-
-
-def refuse() -> None:
-    raise PlanError(pz.validate(llama("parallel=tp2", "train.seq_len=33")))
-
-
-def sleep() -> None:
-    import time
-
-    time.sleep(60)
-
-
-def kill_self() -> None:
-    os.kill(os.getpid(), 9)
 
 
 @pytest.mark.usefixtures("cuda_in_use")
@@ -158,7 +133,7 @@ class Two(nn.Module):
 @pytest.mark.usefixtures("cuda_in_use")
 def test_a_users_own_model_is_proven(tmp_path: Path) -> None:
     plan = tmp_path / "plan.yaml"
-    plan.write_text("version: 1\nrules:\n  output: colwise\n")
+    plan.write_text("version: 1\nrules:\n  output: {style: colwise, output: replicate}\n")
     ids = torch.arange(32).view(4, 8) % 16
     batch = {"input_ids": ids, "labels": ids}
     assert assert_equivalent(Two, plan, {"tp": 2}, loss=token_loss, batch=batch).passed

@@ -32,8 +32,8 @@ rules:
   # Ours: exact attention over a sequence that is split over cp, where the attention interface is called.
   model.layers.*.self_attn:                         context-parallel
   # fsdp_plan: behind each rule stands transformers' string; the others keep full weights, as the root does.
-  model.layers.*:                                   fsdp  # free_full_weight
-  "":                                               fsdp  # the root: everything else, kept after forward
+  model.layers.*:                                   [fsdp, stage]  # free_full_weight, in its pp_plan
+  "":                                               fsdp           # the root: everything else, kept after forward
 buffers:
   batch: {input_ids: 1, labels: {dim: 1, pad: -100}, position_ids: positions}
 """

@@ -8,9 +8,11 @@ import pytest
 
 from parallelizer.commands.main import main
 
+SMALL = ("model.dim=32", "model.n_layers=1", "model.hidden_dim=64", "train.seq_len=32", "--steps", "1")
+
 
 def test_each_rank_is_shown_beside_what_was_predicted(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["rehearse", "parallel=fsdp2_tp2", "--rank", "0,3", "--steps", "1"]) == 0
+    assert main(["rehearse", "parallel=fsdp2_tp2", "--rank", "0,3", *SMALL]) == 0
     printed = capfd.readouterr()
     for part in ("rank 0 of 4", "rank 3 of 4", "predicted", "as planned", "Not seen:"):
         assert part in printed.out
@@ -18,7 +20,7 @@ def test_each_rank_is_shown_beside_what_was_predicted(capfd: pytest.CaptureFixtu
 
 
 def test_in_json_sizes_are_bytes(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["rehearse", "--json", "parallel=tp2", "--steps", "1"]) == 0
+    assert main(["rehearse", "--json", "parallel=tp2", *SMALL]) == 0
     [rank] = json.loads(capfd.readouterr().out)["ranks"]
     assert rank["collectives"]["as_planned"] is True
     assert 0 <= rank["memory"]["requested"] - rank["memory"]["predicted"] < 10_000

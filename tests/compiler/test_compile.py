@@ -97,7 +97,7 @@ def test_a_forward_that_leaves_things_behind_does_not_do_so_here() -> None:
 def test_checks_wait_until_the_rules_are_right() -> None:
     spoilt = "extends: llama\nrules: {layer.*: fsdp}"
     assert [d.code for d in findings(spoilt, llama(), mesh_of(pp=2))] == ["unmatched-glob"]
-    assert [d.code for d in findings("extends: llama", llama(), mesh_of(pp=2))] == ["unused-axis"]
+    assert [d.code for d in findings("extends: llama", llama(), mesh_of(ep=2))] == ["unused-axis"]
 
 
 def test_warnings_are_handed_on_and_errors_raised() -> None:
@@ -106,11 +106,11 @@ def test_warnings_are_handed_on_and_errors_raised() -> None:
     assert [(d.code, d.severity) for d in program.diagnostics] == [("shadowed-rule", "warning")]
     with pytest.raises(pz.PlanError) as caught:
         compiled(text, llama(), mesh_of(tp=2, pp=2))
-    assert [d.code for d in caught.value.diagnostics] == ["shadowed-rule", "unused-axis"]
+    assert [d.code for d in caught.value.diagnostics] == ["shadowed-rule", "no-stages"]
 
 
 def test_force_hands_the_findings_of_the_checks_on() -> None:
-    program = compiled("extends: llama", llama(), mesh_of(tp=2, pp=2), force=True)
+    program = compiled("extends: llama", llama(), mesh_of(tp=2, ep=2), force=True)
     assert [d.code for d in program.diagnostics] == ["unused-axis"]
     assert len(program) == len(compiled("extends: llama", llama(), mesh_of(tp=2)))
     with pytest.raises(pz.PlanError, match="unmatched-glob"):

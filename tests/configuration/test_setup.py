@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallelizer.configuration.compose import compose_config
-from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.read_setup import from_config, from_overrides
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 
@@ -48,3 +48,12 @@ def test_without_arguments_on_the_command_line_the_class_is_pointed_at(
     monkeypatch.setattr("parallelizer.models.llama.Llama.__init__", broken)
     found = refused("parallel=tp2", "model.plan=llama")
     assert found.span is not None and found.span.file.endswith("llama_debug.yaml") and found.span.line == 2
+
+
+def test_errors_of_codes_that_are_not_sure_are_findings_where_there_are_no_others() -> None:
+    setup = from_overrides(["model=llama_debug", "parallel=fsdp2", "train.batch_size=3"])
+    program = setup.compile(setup.build_model(), unsure={"batch-not-divisible", "local-positions"})
+    assert [d.code for d in program.diagnostics if d.severity == "error"] == ["batch-not-divisible"]
+    for unsure in (set(), {"local-positions"}):
+        with pytest.raises(PlanError):
+            setup.compile(setup.build_model(), unsure=unsure)

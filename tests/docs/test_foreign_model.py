@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.chosen import chosen
 from tests.docs.figures import without_figures
@@ -20,7 +21,7 @@ FILES = dict(re.findall(r"```yaml\n# (\S+)\n(.*?)```", TEXT, re.S))
 CONSOLE = "".join(re.findall(r"```console\n(.*?)```", TEXT, re.S))
 SHOWN = dict(re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", CONSOLE, re.M))
 PLAN = "conf/plans/decoder.yaml"
-FAILING = "to_q: colwise"
+FAILING = "split_q_heads: none"
 
 
 @pytest.fixture
@@ -56,12 +57,9 @@ def test_the_command_does_what_is_shown(command: str, here: Path) -> None:
 
 @pytest.mark.ranks
 @pytest.mark.slow  # half a minute: it tries plans, and proves the last
-def test_init_proposes_all_of_the_plan_but_the_lines_that_are_ours(here: Path) -> None:
-    text = (here / PLAN).read_text()
+def test_init_proposes_the_plan_that_is_shown(here: Path) -> None:
     (here / PLAN).unlink()
     [command] = [c for c in SHOWN if " init " in c]
-    done = run(command, here)
+    done = run(f"{command} --seconds 250", here)
     assert done.status == 0, done.err
-    proposed = re.sub(r"\s+", " ", re.sub(r"^#.*\n", "", (here / PLAN).read_text(), flags=re.M))
-    ours = re.sub(r"\s+", " ", re.sub(r"^  attn.*\.ff\..*\n", "", text, flags=re.M))
-    assert proposed == ours
+    assert yaml.safe_load((here / PLAN).read_text()) == yaml.safe_load(FILES[PLAN])

@@ -17,7 +17,7 @@ draw = script(DOCS / "pictures/draw.py")
 PICTURES = draw.pictures()
 TEXT = (DOCS / "styles.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
-WITHOUT = {"local-random"}
+WITHOUT = {"local-random", "stage"}
 """Styles under which nothing moves, now or later."""
 
 

@@ -95,6 +95,6 @@ def test_init_proposes_the_plan_that_is_shown(here: Path) -> None:
     [line] = [c for c in SHOWN if " > " in c]
     line, _, written = line.partition(" > ")
     (here / written).unlink()
-    done = run(line, here)
+    done = run(f"{line} --seconds 250", here)
     assert done.status == 0, done.err
     assert yaml.safe_load(done.out) == yaml.safe_load(FILES[PLAN])

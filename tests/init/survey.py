@@ -27,6 +27,7 @@ MESHES: dict[str, dict[str, int]] = {
     "cp2": {"cp": 2},
     "fsdp2": {"dp_shard": 2},
     "fsdp2_tp2": {"dp_shard": 2, "tp": 2},
+    "pp2": {"pp": 2},
 }
 PAGE = Path("docs/init.md")
 BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
@@ -102,7 +103,8 @@ def _cells(
 
 def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
     """As `verify`; what is unsharded is run once for meshes that are given the same batch."""
-    from parallelizer.proof.prove import prove_subject, references_of
+    from parallelizer.proof.prove import prove_with
+    from parallelizer.proof.runs import references_of
     from parallelizer.proof.tiny import shrink, subject_of
 
     setup.compile(setup.build_model())
@@ -110,7 +112,7 @@ def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
     key = subject.rows, subject.seq_len
     if key not in references:
         references[key] = references_of(subject)
-    return prove_subject(subject, references=references[key]).passed
+    return prove_with(subject, references[key]).passed
 
 
 def _share(name: str, text: str) -> float:
@@ -135,7 +137,7 @@ def _share(name: str, text: str) -> float:
 
 def _axes(text: str) -> set[str]:
     """The model axes that a plan stands on."""
-    words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel",)}
+    words = {"tp": ("colwise", "rowwise"), "cp": ("context-parallel",), "pp": ("stage",)}
     return {axis for axis, styles in words.items() if any(style in text for style in styles)}
 
 

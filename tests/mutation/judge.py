@@ -23,9 +23,9 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.language.load import load_plan
-from parallelizer.proof import prove as proving
-from parallelizer.proof.observe import Observation
-from parallelizer.proof.prove import prove_subject, references_of
+from parallelizer.proof import runs as proof_runs
+from parallelizer.proof.prove import prove_with
+from parallelizer.proof.runs import References, references_of
 from parallelizer.proof.tiny import subject_of
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.styles.application import Program
@@ -142,18 +142,18 @@ def _product() -> str:
     return digest.hexdigest()[:12]
 
 
-def _wrong(setup: Setup, references: list[Observation]) -> str:
+def _wrong(setup: Setup, references: References) -> str:
     """What is wrong with a run of the plan, in a few words; nothing if it equals the unsharded one."""
-    before = proving.COLLECTIVE_TIMEOUT
-    proving.COLLECTIVE_TIMEOUT = PATIENCE
+    before = proof_runs.COLLECTIVE_TIMEOUT
+    proof_runs.COLLECTIVE_TIMEOUT = PATIENCE
     try:
-        proof = prove_subject(subject_of(setup), force=True, references=references)
+        proof = prove_with(subject_of(setup), references, force=True)
     except PlanError as error:  # a module's forward failed on a rank
         return f"does not run: {error.diagnostics[0].message}"
     except (LaunchError, WorldError) as error:
         return f"does not run: {_last_line(error)}"
     finally:
-        proving.COLLECTIVE_TIMEOUT = before
+        proof_runs.COLLECTIVE_TIMEOUT = before
     if proof.passed:
         return ""
     worst = proof.verdict.worst(1)
@@ -218,11 +218,11 @@ def _program(mutant: Mutant, original: str) -> Program:
 
 
 @functools.cache
-def _references_for(overrides: tuple[str, ...], preset: str) -> list[Observation]:
+def _references_for(overrides: tuple[str, ...], preset: str) -> References:
     return references_of(subject_of(_composed(overrides, preset, "")))
 
 
-def _references(mutant: Mutant) -> list[Observation]:
+def _references(mutant: Mutant) -> References:
     """The unsharded runs: of the model and its batches, whatever the mesh."""
     model = tuple(o for o in mutant.overrides if "parallel.mesh" not in o)
     return _references_for(model, "single")

@@ -22,8 +22,13 @@ from torch.distributed.tensor.parallel import RowwiseParallel
 
 from benchmarks.proofs.markdown import replace_between, table
 from parallelizer.proof import observe
-from parallelizer.proof.prove import Proof, prove, prove_subject
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import prove, prove_subject
 from parallelizer.runtime import gradients, initialize, step
+from parallelizer.runtime.pipeline import live
+from parallelizer.runtime.pipeline.passes import LossHead
+from parallelizer.runtime.pipeline.stage_model import StageModel
+from parallelizer.runtime.state import state_of
 from parallelizer.styles import fsdp
 from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
@@ -150,9 +155,12 @@ def _skip_on_rank_1(right: Faulty, *args: Any, **kwargs: Any) -> Any:
     return None if dist.get_rank() == 1 else right(*args, **kwargs)
 
 
-def _plain_labels(right: Faulty, batch: Any, plan: Any, mesh: Any) -> Any:
+def _plain_labels(right: Faulty, batch: Any, plan: Any, mesh: Any, **options: Any) -> Any:
     cp = mesh["cp"]
-    return {**right(batch, plan, mesh), "labels": batch["labels"].chunk(cp.size(), 1)[cp.get_local_rank()]}
+    return {
+        **right(batch, plan, mesh, **options),
+        "labels": batch["labels"].chunk(cp.size(), 1)[cp.get_local_rank()],
+    }
 
 
 def _unreduced(right: Faulty, *args: Any) -> Any:
@@ -181,7 +189,7 @@ def _rolled(right: Faulty, buffers: LocalBuffers) -> None:
 
 
 def _own_rows_only(
-    right: Faulty, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, group: Any
+    right: Faulty, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype, group: Any, *more: Any
 ) -> Any:
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     return tuple(balance.split(t, 2, ranks, rank).to(dtype) for t in (keys, values))
@@ -205,10 +213,50 @@ def _halved(right: Faulty, parameters: Any) -> None:
         param.grad.mul_(0.5)
 
 
-def _local_norm(right: Faulty, parameters: Any) -> torch.Tensor:
+def _local_norm(right: Faulty, parameters: Any, *groups: Any) -> torch.Tensor:
     """Every rank's own shards, and nobody else's."""
     locals_ = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters]
     return torch.stack([g.norm() for g in locals_]).norm()
+
+
+def _batch_before(right: Faulty, stage: StageModel, received: Any, known: Any, batch: Any) -> Any:
+    """Stages behind the first read the batch of the microbatch before."""
+    earlier = vars(stage).get("earlier", batch)
+    stage.__dict__["earlier"] = batch
+    return right(stage, received, known, earlier if stage.index else batch)
+
+
+def _unscaled(right: Faulty, head: LossHead, output: Any, batch: Any) -> Any:
+    scaled = right(head, output, batch)
+    return None if scaled is None else scaled / head.scale
+
+
+def _first_twice(right: Faulty, batch: Any, plan: Any, number: int) -> Any:
+    first, _, *others = right(batch, plan, number)
+    return [first, first, *others]
+
+
+def _memory_before(right: Faulty, stage: StageModel, received: Any, known: Any, batch: Any) -> Any:
+    """What the encoder returned for the microbatch before."""
+    before = vars(stage).get("earlier", received)
+    stage.__dict__["earlier"] = [tensor.detach() for tensor in received]
+    given = [
+        old if value.unit.startswith("encoder") and old.shape == new.shape else new
+        for value, old, new in zip(stage.stage.receives, before, received, strict=True)
+    ]
+    return right(stage, given, known, batch)
+
+
+def _swap_stages(model: nn.Module) -> None:
+    state = state_of(model)
+    models = state.pipeline.models if state is not None and state.pipeline is not None else {}
+    if not {1, 2} <= models.keys():
+        return
+    lists = [models[stage].model.get_submodule("layers") for stage in (1, 2)]
+    layers = [dict(inside.named_children())[str(at)] for at, inside in zip((1, 2), lists, strict=True)]
+    for at, inside, other in zip((1, 2), lists, reversed(layers), strict=True):
+        inside.add_module(str(at), other)
+        models[at].watch()
 
 
 NORMS = 'rules=["layers.*.{attention_norm,ffn_norm}: none"]'
@@ -440,6 +488,60 @@ FAULTS = (
         "backward",
         "tp",
         "1/tp (1/2) of the reference, as every other is",
+    ),
+    Fault(
+        "the documents of another microbatch",
+        ("model=llama_packed", "plan=llama_packed", "parallel=pp2"),
+        replaced(StageModel, "forward", _batch_before),
+        "rope",
+        "forward",
+        "pp",
+        "along dimension 0 only, on rank 1",
+    ),
+    Fault(
+        "a microbatch computed twice",
+        ("parallel=pp2",),
+        replaced(live, "microbatches", _first_twice),
+        "tok_embeddings",
+        "forward",
+        "pp",
+        "at 1 of 4 along dimension 0 only",
+    ),
+    Fault(
+        "a pipeline's loss without its scale",
+        ("parallel=pp2",),
+        replaced(LossHead, "__call__", _unscaled),
+        "output",
+        "backward",
+        "pp",
+        "is 4096 times the reference",
+    ),
+    Fault(
+        "a tied parameter's gradients not summed over stages",
+        ("parallel=pp2", "++model.tie_embeddings=true"),
+        replaced(step, "sum_shared", nothing),
+        "tok_embeddings",
+        "backward",
+        "pp",
+        "its reduction over pp is missing",
+    ),
+    Fault(
+        "two stages swapped",
+        ("parallel=pp2", "parallel.pipeline.schedule=zbv", "model.n_layers=4"),
+        on_model(_swap_stages),
+        "layers.1.attention_norm",
+        "forward",
+        "pp",
+        "the output of layers.1.attention_norm differs",
+    ),
+    Fault(
+        "the encoder's output of another microbatch",
+        ("model=encoder_decoder_tiny", "plan=encoder_decoder", "parallel=pp2"),
+        replaced(StageModel, "forward", _memory_before),
+        "decoder.blocks.0.cross.k",
+        "forward",
+        "pp",
+        "at 1 to 3 of 4 along dimension 0 only",
     ),
 )
 

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from benchmarks.proofs.markdown import replace_between, table
-from parallelizer.proof.prove import Proof, prove
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import prove
 from tests.proof import subjects
 
 SEEDS = 100

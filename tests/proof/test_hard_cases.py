@@ -15,7 +15,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.losses import cross_entropy
 from parallelizer.models.llama import Llama
 from parallelizer.proof import observe
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 from parallelizer.report.documents import verify_document
 from parallelizer.testing import assert_equivalent
 from tests.proof import faults, subjects

@@ -16,7 +16,8 @@ from parallelizer.proof import prove as module
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.locate import locate
-from parallelizer.proof.prove import Proof, blame_axes, prove, prove_subject
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import prove, prove_subject
 from parallelizer.report.documents import verify_document
 from parallelizer.report.text.proof import text, write
 from tests.chosen import a_fifth, chosen
@@ -102,7 +103,7 @@ def test_the_document_of_a_failed_proof_is_as_documented(failed: Proof) -> None:
 def test_the_axis_that_is_to_blame_is_named_where_a_mesh_has_several() -> None:
     wrong = subjects.MLP_PLAN.replace("{style: colwise, packed: [1, 1]}", "colwise") + '  "": fsdp\n'
     subject = subjects.mlp({"dp_shard": 2, "tp": 2}, wrong)
-    proof = blame_axes(prove_subject(subject), subject)
+    proof = prove_subject(subject)
     assert proof.broken_axes == ("tp",)
     assert proof.divergence is not None and proof.divergence.module == "down"
     assert "with tp alone, every other axis at 1: " in text(proof)

@@ -33,6 +33,14 @@ def test_where_the_reference_is_only_rounding_it_is_relative_to_the_whole(refere
     assert relative_error(reference * math.nan, reference, 10.0, least) == math.inf
 
 
+def test_an_infinity_that_both_have_is_no_difference() -> None:
+    mask = torch.tensor([0.0, 3.0, -math.inf])
+    assert relative_error(mask.clone(), mask) == 0
+    assert relative_error(torch.tensor([0.0, 6.0, -math.inf]), mask) == pytest.approx(1.0)
+    for other in (0.0, math.inf, math.nan):
+        assert relative_error(torch.tensor([0.0, 3.0, other]), mask) == math.inf
+
+
 def test_norms_and_terms() -> None:
     assert norm_of([ONES, None, ONES * 2]) == pytest.approx(math.sqrt(20))
     assert (terms_of(torch.ones(3, 5), 7), terms_of(torch.ones(()), 7), terms_of(None, 7)) == (35, 7, 7)

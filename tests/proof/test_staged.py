@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from parallelizer.proof.staged import COLLECTIVES, staged
+from parallelizer.proof.staged import staged
+from parallelizer.runtime.replaced_collectives import COLLECTIVES
 from parallelizer.torch_private import TorchDispatchMode
 from tests.ranks import run_ranks
 

@@ -23,6 +23,7 @@ PLANS = ("llama", "llama_tp")
 PRESETS = {
     "fsdp2": 2, "tp2": 2, "cp2": 2, "fsdp4": 4, "hsdp2x2": 4, "tp4": 4, "cp4": 4,
     "fsdp2_tp2": 4, "cp2_tp2": 4, "fsdp2_cp2_tp2": 8, "tp8_cp2": 16,
+    "pp2": 2, "pp2_tp2": 4, "pp2_fsdp2": 4, "pp2_cp2": 4, "pp2_fsdp2_tp2": 8,
 }  # fmt: skip
 """The presets that one machine can run, by their number of ranks."""
 
@@ -92,7 +93,8 @@ def test_losses_are_those_of_one_rank(preset: str, plan: str, one_rank: list[flo
 
 
 def test_every_preset_that_fits_is_here() -> None:
-    sizes = {name: mesh.world_size for name, mesh in meshes().items() if name != "single"}
+    # The model has two layers, too few for four stages.
+    sizes = {name: mesh.world_size for name, mesh in meshes().items() if name not in ("single", "pp4")}
     assert {name: ranks for name, ranks in sizes.items() if ranks <= 16} == PRESETS
     plans = {file.stem for file in (config_folder() / "plans").glob("llama*.yaml")}
     assert {*PLANS} == plans - {
@@ -105,7 +107,7 @@ def test_a_wrong_norm_is_noticed(
 ) -> None:
     """The comparison can fail: gradients clipped by what a rank sees alone."""
 
-    def of_the_local_shards(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    def of_the_local_shards(parameters: Sequence[torch.Tensor], _: object = None) -> torch.Tensor:
         gradients = [p.grad for p in parameters if p.grad is not None]
         parts = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         return torch.stack([part.square().sum() for part in parts]).sum().sqrt()

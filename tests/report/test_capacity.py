@@ -55,7 +55,16 @@ def test_shipped_capacities_are_below_the_names_on_the_boxes() -> None:
     """A process gets what the driver leaves of the memory: 79.1 GiB of an H100 of 80 GB."""
     folder = Path(parallelizer.__file__).parent / "configs" / "hardware"
     found = {path.stem: OmegaConf.load(path).get("memory_gib") for path in folder.glob("*.yaml")}
-    assert found == {"a100": 79.1, "h100": 79.1, "h200": 139.7, "b200": 178.3, "auto": None}
+    assert found == {
+        "a100": 79.1,
+        "h100": 79.1,
+        "h200": 139.7,
+        "b200": 178.3,
+        "gb200": 184.0,
+        "gb300": 277.0,
+        "auto": None,
+        "this": None,
+    }
 
 
 def test_without_a_known_memory_there_is_no_verdict() -> None:

@@ -62,7 +62,7 @@ def test_only_commas_between_overrides_split(parts: list[str]) -> None:
 
 def printed(one: Figures, other: Figures, width: int) -> str:
     stream = io.StringIO()
-    diff.write(one, other, ("left", "right"), stream, width=width)
+    diff.write(diff.Side(one), diff.Side(other), ("left", "right"), stream, width=width)
     return stream.getvalue()
 
 
@@ -122,7 +122,9 @@ def test_narrow_and_wide_say_the_same() -> None:
 
 
 def test_the_document_has_every_change_as_numbers() -> None:
-    document = json.loads(json.dumps(diff.document(example(), OTHER, ("left", "right"))))
+    document = json.loads(
+        json.dumps(diff.document(diff.Side(example()), diff.Side(OTHER), ("left", "right")))
+    )
     assert document["sides"] == ["left", "right"] and len(document["changes"]) == len(
         changes(example(), OTHER)
     )

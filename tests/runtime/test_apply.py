@@ -157,7 +157,7 @@ class Counts(nn.Module):
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("mode", ["full", "selective", "alternate"])
 def test_a_checkpoint_recomputes_in_backward_and_nowhere_else(mode: str) -> None:
     def worker() -> tuple[list[int], list[int]]:
         mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))

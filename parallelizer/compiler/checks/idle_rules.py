@@ -18,24 +18,27 @@ if TYPE_CHECKING:
 
 
 def idle_rules(program: Program) -> Iterator[Diagnostic]:
-    """Notes on rules that do nothing at all, because every axis that they stand on has size 1."""
+    """Notes on rules that do nothing at all, because every axis that they stand on has size 1. `stage` in a plan is not
+    counted: it says where a cut may be, and most meshes cut nowhere.
+    """
     busy = {id(application.rule) for application in program}
     shadowed = {d.span for d in program.diagnostics if d.code == "shadowed-rule"}
     shared: dict[str, list[Rule]] = {}
     rules = program.plan.rules
     for at, rule in enumerate(rules):
-        axes = {axis for use in rule.uses for axis in _axes(use)}
+        in_plan = at < len(rules) - program.plan.added
+        axes = {a for use in rule.uses if not (in_plan and use.style == "stage") for a in _axes(use)}
         if id(rule) in busy or rule.span in shadowed or rule.optional or not axes:
             continue
         if any(program.mesh.sizes[axis] > 1 for axis in axes):
             continue
         sizes = ", ".join(f"{a}=1" for a in AXES if a in axes)
-        if at < len(rules) - program.plan.added:
+        if in_plan:
             shared.setdefault(sizes, []).append(rule)
         else:
             yield _note(f"{_shown(rule)} has no effect on this mesh: {sizes}", rule)
     styles = {use.style for some in shared.values() for rule in some for use in rule.uses}
-    if styles - USUAL:
+    if styles - USUAL - {"stage"}:
         parts = [f"{_listed(rules)} ({sizes})" for sizes, rules in shared.items()]
         yield Diagnostic(
             "idle-rule", f"these rules have no effect on this mesh: {'; '.join(parts)}", severity="note"

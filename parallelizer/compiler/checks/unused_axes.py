@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
-    """Model axes (`pp`, `ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the
-    batch.
+    """Model axes (`ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
+    `pp` and no rule of `stage` was refused before.
     """
     used = {a for application in state.applications if application.slot != "fsdp" for a in application.axes}
     for axis in AXES:
@@ -23,9 +23,7 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
             continue
         if axis == "cp" and state.plan.batch:  # every rank has its part of the tokens
             continue
-        if axis == "pp":
-            help_text = "pipeline parallelism is not part of the plan language: set pp to 1"
-        elif axis in DATA_AXES:
+        if axis in DATA_AXES:
             help_text = "add `context-parallel` to the modules that call attention"
         else:
             help_text = f"add rules with styles that use {axis}, or set it to 1"
@@ -34,5 +32,5 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
             f"no rule uses {axis}={size}: all its ranks would compute the same",
             state.mesh.spans.get(axis),
             help_text,
-            "error" if axis == "pp" else "warning",
+            "warning",
         )

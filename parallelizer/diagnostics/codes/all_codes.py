@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from parallelizer.diagnostics.codes.section import Code, MalformedSection, read_sections
 from parallelizer.diagnostics.package_folder import ROOT
 
-FOLDERS = ("diagnostics/codes", "compiler/checks", "simulate", "simulate/checks", "hugging_face")
+FOLDERS = (
+    "diagnostics/codes",
+    "compiler/checks",
+    "compiler/pipeline",
+    "simulate",
+    "simulate/checks",
+    "simulate/time",
+    "hugging_face",
+)
 """Where the texts stand. `package-data` in pyproject.toml puts them into the wheel."""
 
 
@@ -29,6 +37,7 @@ ABOUT = {
     "language": "What a plan may contain, and how it is written.",
     "matching": "Rules, and the modules, parameters and buffers that they name.",
     "mesh": "Sizes of mesh axes, and the number of ranks.",
+    "pipeline": "Pipeline schedules, the numbers that they need, and the cut of a model into stages.",
     "constraints": "Sizes that must be divisible or large enough.",
     "composition": "Styles, parameters and buffers that must fit together.",
     "layout flow": "How tensors are placed on their way through forward and backward.",

@@ -2,5 +2,8 @@
 
 from __future__ import annotations
 
-PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute", "max_unsharded")
+PARALLEL_KEYS = ("mesh", "layouts", "rules", "styles", "redistribute", "pipeline", "max_unsharded")
 """What a preset may say."""
+
+PIPELINE_KEYS = ("schedule", "microbatches", "stages_per_rank", "balance", "csv")
+"""What its key `pipeline` may say."""

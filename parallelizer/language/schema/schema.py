@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from parallelizer.language.glob import MAX_LENGTH
 from parallelizer.language.parse_plan import KEYS, MADE_BUFFERS
 from parallelizer.language.parse_rule import MAX_RULES
+from parallelizer.language.pipeline.all_schedules import SCHEDULES
+from parallelizer.language.pipeline.settings import BALANCES
 from parallelizer.language.placement import RESERVED
 from parallelizer.language.plan import AXES, AXIS_MEANINGS, SLOTS
 from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
@@ -146,6 +148,10 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_interpolated(one_of(_REDISTRIBUTE)),
             "description": "How tensors on several axes move.",
         },
+        "pipeline": {
+            **or_null(closed(_pipeline())),
+            "description": "How the stages of the axis pp take turns. Without pp nothing of it is used.",
+        },
         "max_unsharded": {
             **or_interpolated({"type": ["number", "null"], "minimum": 0, "maximum": 1}),
             "description": "The share of parameters that may lie whole on every rank without a rule that says so.",
@@ -157,6 +163,33 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
         "description": "Axis sizes, and what holds at them: layouts, more rules, defaults of styles.",
         **closed({key: properties.get(key, {}) for key in ("defaults", *PARALLEL_KEYS)}),
         "definitions": _definitions(styles),
+    }
+
+
+def _pipeline() -> Schema:
+    number = {"type": ["integer", "null"], "minimum": 1}
+    layers = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 1}}
+    return {
+        "schedule": {
+            **or_interpolated(one_of({name: schedule.doc for name, schedule in SCHEDULES.items()})),
+            "description": "The order in which ranks run the stages and microbatches.",
+        },
+        "microbatches": {
+            **or_interpolated(number),
+            "description": "The parts that a data rank's rows are cut into; null: 2 x pp.",
+        },
+        "stages_per_rank": {
+            **or_interpolated(number),
+            "description": "The stages that each rank of pp has; null: as many as the schedule takes by default.",
+        },
+        "balance": {
+            **or_interpolated(one_of(BALANCES), layers),
+            "description": "What all stages have the same of, or the number of layers of each stage.",
+        },
+        "csv": {
+            "type": ["string", "null"],
+            "description": "A file with an order of actions, in PyTorch's format, in place of `schedule`.",
+        },
     }
 
 

@@ -70,7 +70,7 @@ _WORDS = {"attention": "attention", "gated": "gated MLP", "mlp": "MLP", "experts
 
 
 def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
-    """The rules of a choice, in the order of the model's modules, fsdp last."""
+    """The rules of a choice, in the order of the model's modules, fsdp and stages last."""
     order = {path: at for at, path in enumerate(facts.modules)}
     tensor = list(_tensor(facts, choice)) if choice.units else []
     context = [
@@ -79,13 +79,13 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
     ]
     model = [*tensor, *(context if choice.context else ())]
     styled = {module for line in model for module in line.modules}
-    blocks = ProposedRule(facts.blocks, ("fsdp",), "one block at a time")
+    blocks = ProposedRule(facts.blocks, ("fsdp", "stage"), "one block at a time")
     root = ProposedRule(
         ("",), ("fsdp",), "the root: what is in no block" if facts.blocks else "the whole model"
     )
-    # A module has one rule: a block that has another style has fsdp beside it.
+    # A module has one rule: a block that has another style has these beside it.
     beside = [
-        ProposedRule((m,), ("fsdp",), line.comment)
+        ProposedRule((m,), line.styles, line.comment)
         for line in (blocks, root)
         for m in line.modules
         if m in styled
@@ -93,7 +93,7 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
     merged = _together([*model, *beside])
     merged.sort(key=lambda line: min(order[m] for m in line.modules))
     data = [
-        ProposedRule(tuple(m for m in line.modules if m not in styled), ("fsdp",), line.comment)
+        ProposedRule(tuple(m for m in line.modules if m not in styled), line.styles, line.comment)
         for line in (blocks, root)
     ]
     return [*merged, *(line for line in data if line.modules)]

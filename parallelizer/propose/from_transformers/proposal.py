@@ -15,6 +15,7 @@ from parallelizer.language.plan import full_name
 from parallelizer.propose.from_transformers.tp_plan import (
     TpPlanEntry,
     read_fsdp_plan,
+    read_layer_lists,
     read_tp_plan,
     with_wildcards,
 )
@@ -209,15 +210,21 @@ def calls_attention(module: nn.Module) -> bool:
 
 def _data(model: nn.Module) -> Iterator[PlanLine]:
     """Repeated blocks and the embedding as units of their own, as transformers has them; what it keeps after forward is
-    the root's, which is kept too. A tied embedding is gathered once, with the root.
+    the root's, which is kept too. A tied embedding is gathered once, with the root. A cut into stages may fall before the
+    layers of its `pp_plan`.
     """
+    layers = {f"{path}.*" for path in read_layer_lists(model)}
     shared = {name for group in tied_names(model) for name in group}
     every = every_name(model)
     for key, string in read_fsdp_plan(model).items():
         names = [path for path, _ in model.named_modules() if with_wildcards(path) == key]
         tied = any(f"{name}.weight" in shared for name in names)
         if string == "free_full_weight" and not tied:
-            yield from (PlanLine(glob, ("fsdp",), string) for glob in plan_globs(names, every))
+            for glob in plan_globs(names, every):
+                if key in layers:
+                    yield PlanLine(glob, ("fsdp", "stage"), f"{string}, in its pp_plan")
+                else:
+                    yield PlanLine(glob, ("fsdp",), string)
     yield PlanLine("", ("fsdp",), "the root: everything else, kept after forward")
 
 

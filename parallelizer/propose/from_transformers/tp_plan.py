@@ -78,6 +78,13 @@ def read_fsdp_plan(model: nn.Module) -> dict[str, str]:
     return {key: string for key, string in plan.items() if key in known}
 
 
+def read_layer_lists(model: nn.Module) -> set[str]:
+    """The lists of layers that the model's `pp_plan` names: transformers cuts a model between the layers of a list."""
+    plan: Mapping[str, Any] = dict(getattr(model, "pp_plan", None) or {})
+    lists = {path for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    return lists & set(plan)
+
+
 def with_wildcards(path: str) -> str:
     """The path as keys of a `tp_plan` have it: what stands between dots and is a number is `*`."""
     from transformers.integrations.tensor_parallel import replace_layer_number_by_wildcard

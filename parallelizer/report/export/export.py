@@ -75,8 +75,9 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     `model` is the one the program was compiled for. With `calls` (see `module_calls.observe`) inputs are laid out by
     torch's own PrepareModuleInput, which must know how a module is called; without, by a function that is copied. `command`
     is what the file says it was written by. A style of the user's own is imported from where its class is;
-    PlanError is raised for one that cannot be made anew from what it holds.
+    PlanError is raised for one that cannot be made anew from what it holds, and for a program with stages.
     """
+    _refuse_pipelines(program)
     lines = _Lines.of(program, calls)
     body = _parallelize(program, model, lines)
     copies = copied(lines.copies)
@@ -97,6 +98,21 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
         *helpers,
     ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _refuse_pipelines(program: Program) -> None:
+    """Raise PlanError for a program with stages, since the file would leave the pipeline out."""
+    if program.mesh.sizes["pp"] > 1:
+        raise PlanError(
+            [
+                Diagnostic(
+                    "export-pipeline",
+                    f"pipelines cannot be exported yet, and the mesh has pp={program.mesh.sizes['pp']}",
+                    program.mesh.spans.get("pp"),
+                    "export a preset with pp=1, or run this one with parallelizer",
+                )
+            ]
+        )
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,15 @@ from parallelizer.compiler.parameter_shards import ParameterShard, parameter_sha
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, counts, in_order
 from parallelizer.diagnostics.units import size
 from parallelizer.report.capacity import capacity
-from parallelizer.report.html import memory, mesh, traffic
+from parallelizer.report.html import memory, mesh, stages, traffic
 from parallelizer.report.html import program as plan
+from parallelizer.report.html import time as show_time
 from parallelizer.report.html.markup import Child, Markup, data, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.rows.parameters import parameter_total
+from parallelizer.report.rows.stages import summary
 from parallelizer.simulate.record.trace import Trace
+from parallelizer.simulate.time.predict import StepTime
 from parallelizer.styles.application import Program
 
 
@@ -38,13 +41,16 @@ def write(
     hardware: Mapping[str, Any] | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
     rank: int = 0,
+    time: StepTime | None = None,
 ) -> None:
     """Write the page. Without a trace it has no memory and no collectives.
 
     `diagnostics` are the program's unless given. The file appears whole or not at all. Raises PlanError when
     it cannot be written.
     """
-    text = page(program, model, trace, device=device, hardware=hardware, diagnostics=diagnostics, rank=rank)
+    text = page(
+        program, model, trace, device=device, hardware=hardware, diagnostics=diagnostics, rank=rank, time=time
+    )
     # A module's name may hold what is no character at all.
     save(text.encode("utf-8", "replace"), path)
 
@@ -85,6 +91,7 @@ def page(
     hardware: Mapping[str, Any] | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
     rank: int = 0,
+    time: StepTime | None = None,
 ) -> str:
     """The page as text."""
     sources = Sources()
@@ -97,9 +104,13 @@ def page(
     sections: list[tuple[str, str, str, Markup]] = []
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))
+    if program.stages is not None:
+        sections.append(("stages", "Stages", summary(program), stages.section(program, model)))
     if trace is not None:
         of_step = f"of rank {rank}, in one step"
         sections.append(("memory", "Memory", of_step, memory.section(trace, hardware)))
+        if time is not None:
+            sections.append(("time", "Time", f"of rank {rank}'s step, predicted", show_time.section(time)))
         sections.append(("communication", "Communication", of_step, traffic.section(trace, sources)))
     tables = plan.section(program, shards, sources)
     sections.append(("parameters", "Parameters and modules", f"as rank {rank} holds them", tables))
@@ -157,7 +168,7 @@ def _header(
     rank: int,
 ) -> Markup:
     sizes, world = program.mesh.sizes, program.mesh.world_size
-    total = parameter_total(shards)
+    total = parameter_total(shards, program)
     axes = " × ".join(f"{n:,} {a}" for a, n in sizes.items() if n > 1) or "no axis above 1"
     facts: list[tuple[str, Child, str | None]] = [
         ("Ranks", f"{world:,}", axes),

@@ -55,11 +55,12 @@ def parameter_rows(
     return [ParameterRow(alike[0], tuple(s.name for s in alike)) for alike in groups.values()]
 
 
-def parameter_total(shards: Iterable[ParameterShard]) -> ParameterTotal:
-    """The sums under the table."""
+def parameter_total(shards: Iterable[ParameterShard], program: Program | None = None) -> ParameterTotal:
+    """The sums under the table. Of a program with stages the shards are those of a few."""
     shards = list(shards)
+    stages = program.stages if program is not None else None
     return ParameterTotal(
-        sum(math.prod(s.global_shape) for s in shards),
+        stages.parameters if stages is not None else sum(math.prod(s.global_shape) for s in shards),
         sum(math.prod(s.local_shape) for s in shards),
         sum(s.bytes for s in shards),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,13 @@ from parallelizer.diagnostics.units import size
 from parallelizer.proof.certificate import find, told
 from parallelizer.report.capacity import COMFORTABLE, VERDICTS, Capacity, capacity, verdict
 from parallelizer.report.text import plan as show_plan
+from parallelizer.report.text import stages as show_stages
 from parallelizer.report.text import step as show_step
+from parallelizer.report.text import tables
+from parallelizer.report.text import time as show_time
 from parallelizer.report.what_would_fit import Alternative, what_would_fit
 from parallelizer.simulate.record.trace import Trace
+from parallelizer.simulate.time.predict import StepTime
 from parallelizer.styles.application import Program
 
 
@@ -29,12 +33,16 @@ def write(
     step: Trace | None,
     found: Sequence[Diagnostic],
     rank: int = 0,
+    time: StepTime | None = None,
 ) -> None:
-    """Print a dry run: tables to stdout, findings to stderr."""
+    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted."""
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
+    show_stages.write(program, model, tables.console(sys.stdout))
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+        if time is not None:
+            show_time.write(time, sys.stdout, device=setup.device)
         room = capacity(step, setup.hardware)
         if room is not None and not room.fits:
             sys.stdout.flush()  # the figures of other settings take their time

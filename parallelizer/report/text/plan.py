@@ -40,7 +40,7 @@ def write(
 ) -> None:
     """Print the plan of a program, as `rank` sees it, of which `shards` are the parameters."""
     axes, parameters = sharding_axes(shards), parameter_rows(shards, apart=lambda shard: shard.styles)
-    total = parameter_total(shards)
+    total = parameter_total(shards, program)
     modules = module_rows(program, _place)
     meshes = axis_rows(program.mesh)
     buffers = buffer_rows(program)

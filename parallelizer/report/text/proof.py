@@ -9,7 +9,7 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.language.fold import fold_paths
 from parallelizer.proof.compare import Difference
 from parallelizer.proof.not_equal import not_equal
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 from parallelizer.proof.rounding import MARGIN
 from parallelizer.report.rows.proof import loss_error, number_compared
 

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.fold import fold_paths
 from parallelizer.runtime.checkpoint.contents import MODEL, OPTIMIZER, trained
+from parallelizer.runtime.state import uncut
 from parallelizer.runtime.state_dict import StateTensor, state_tensors
 
 SHOWN = 3
@@ -24,17 +25,21 @@ def misfits(
     metadata: Metadata,
     about: Mapping[str, Any],
     place: Span,
+    own: Collection[str] | None = None,
 ) -> list[Diagnostic]:
-    """Everything by which a checkpoint is not one of this model, parallel or not, on any device, and of its optimizer."""
+    """Everything by which a checkpoint is not one of this model, parallel or not, on any device, and of its optimizer.
+
+    `own` are the names of the parameters that the optimizer trains on all ranks, where this rank's has a part of them.
+    """
     stored = {
         name.removeprefix(MODEL): tensor
         for name, tensor in metadata.state_dict_metadata.items()
         if name.startswith(MODEL) and isinstance(tensor, TensorStorageMetadata)
     }
-    tensors = state_tensors(model)
-    own = None if optimizer is None else trained(tensors, optimizer)
+    tensors = state_tensors(uncut(model))
     found = [*_of_names(tensors, stored, place), *_of_tensors(tensors, stored, place)]
-    if not found and own is not None:
+    if not found and optimizer is not None:
+        own = trained(tensors, optimizer) if own is None else own
         found += _of_optimizer(own, type(optimizer).__name__, metadata, about, place)
     return found
 

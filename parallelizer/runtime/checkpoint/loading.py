@@ -31,6 +31,7 @@ from parallelizer.runtime.checkpoint.contents import (
     held_of_optimizer,
     held_random,
     trained,
+    trained_everywhere,
     undealt,
 )
 from parallelizer.runtime.checkpoint.fit import misfits
@@ -147,27 +148,29 @@ def _check_files(opened: Opened) -> None:
 
 
 def _check_fit(opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    own = None if optimizer is None else trained_everywhere(model, optimizer)
     if dist.is_initialized() and dist.get_rank() > 0:
         return  # one rank says it for all
-    found = misfits(model, optimizer, opened.metadata, opened.about, Span(str(opened.path)))
+    found = misfits(model, optimizer, opened.metadata, opened.about, Span(str(opened.path)), own)
     if found:
         raise PlanError(found)
 
 
 def _read(opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    stored = opened.metadata.state_dict_metadata
-    held = {
-        name: one for name, one in by_name(held_of_model(model)).items() if name in stored
-    }  # of a shared parameter the checkpoint has the first name
+    held = held_of_model(model)
     if optimizer is not None:
         _make_states(model, optimizer, opened)
-        held |= by_name(held_of_optimizer(model, optimizer))
-    random = by_name(held_random()) if same_mesh(opened, model) else {}
-    held |= {name: one for name, one in random.items() if name in stored}
-    _fill(opened, held)
-    for name, one in random.items():
-        if name in stored:
-            (torch.set_rng_state if name.endswith(".cpu") else torch.cuda.set_rng_state)(one.local)
+        held += held_of_optimizer(model, optimizer)
+    random = held_random() if same_mesh(opened, model) else []
+    stored = opened.metadata.state_dict_metadata
+    copies = {name: own for name, own in by_name([*held, *random]).items() if name in stored}
+    _fill(opened, {name: own[0] for name, own in copies.items()})
+    for first, *others in copies.values():
+        for other in others:  # it lies as the first one does
+            other.local.copy_(first.local)
+    for one in random:
+        if one.name in stored:
+            (torch.set_rng_state if one.name.endswith(".cpu") else torch.cuda.set_rng_state)(one.local)
 
 
 @torch.no_grad()
@@ -183,20 +186,18 @@ def _fill(opened: Opened, held: Mapping[str, Held]) -> None:
 def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Opened) -> None:
     """Empty states for what the checkpoint has of them: an optimizer makes its own in its first step only."""
     own = trained(state_tensors(model), optimizer)
+    saved = _states_by_name(opened)
     states: dict[str, dict[str, Any]] = {name: {} for name in own}
-    for full, stored in opened.metadata.state_dict_metadata.items():
-        if not full.startswith(OPTIMIZER) or not isinstance(stored, TensorStorageMetadata):
-            continue
-        name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
-        param, size, dtype = own[name].tensor, tuple(stored.size), stored.properties.dtype
-        if size == own[name].shape:
-            states[name][key] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
-        elif isinstance(param, DTensor) and size:
-            raise undealt(name, key, size, Span(str(opened.path)))
-        else:
-            states[name][key] = torch.zeros(size, dtype=dtype)
-    for name, values in opened.about["optimizer"]["values"].items():
-        states[name].update(values)
+    for name, one in own.items():
+        param = one.tensor
+        for key, (size, dtype) in saved.get(one.first, {}).items():
+            if size == one.shape:
+                states[name][key] = torch.zeros_like(param, dtype=dtype, requires_grad=False)
+            elif isinstance(param, DTensor) and size:
+                raise undealt(name, key, size, Span(str(opened.path)))
+            else:
+                states[name][key] = torch.zeros(size, dtype=dtype)
+        states[name].update(opened.about["optimizer"]["values"].get(one.first, {}))
     numbers = {
         id(param): number
         for number, param in enumerate(p for group in optimizer.param_groups for p in group["params"])
@@ -212,3 +213,13 @@ def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer, opened: Ope
             kept = optimizer.state[own[name].tensor].get(key)
             if isinstance(kept, torch.Tensor) and kept.dtype != value.dtype:  # it casts to the parameter's
                 optimizer.state[own[name].tensor][key] = value.to(kept.device)
+
+
+def _states_by_name(opened: Opened) -> dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]]:
+    """The sizes and dtypes of the tensors that a checkpoint has of each parameter's state."""
+    found: dict[str, dict[str, tuple[tuple[int, ...], torch.dtype]]] = {}
+    for full, stored in opened.metadata.state_dict_metadata.items():
+        if full.startswith(OPTIMIZER) and isinstance(stored, TensorStorageMetadata):
+            name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
+            found.setdefault(name, {})[key] = tuple(stored.size), stored.properties.dtype
+    return found

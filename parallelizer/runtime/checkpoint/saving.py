@@ -31,18 +31,16 @@ from parallelizer.runtime.checkpoint import folder as names
 from parallelizer.runtime.checkpoint import manifest
 from parallelizer.runtime.checkpoint.contents import (
     Held,
+    about_optimizer,
     held_of_model,
     held_of_optimizer,
     held_random,
-    trained,
-    values_of_optimizer,
 )
 from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.planning import Piece, Writing
 from parallelizer.runtime.fail_together import gathered
 from parallelizer.runtime.object_group import background_group, lend
 from parallelizer.runtime.state import state_of
-from parallelizer.runtime.state_dict import state_tensors
 
 RUN = "run.json"
 
@@ -102,17 +100,12 @@ class Checkpoints:
         it. A failed write raises no error: see `ended`.
         """
         self.wait()
-        held = [*held_of_model(model).values(), *held_random()]
+        held = [*held_of_model(model), *held_random()]
         about = {"step": step, "torch": torch.__version__, "mesh": _mesh(model), "state": dict(state or {})}
         if optimizer is not None:
             of_optimizer = held_of_optimizer(model, optimizer)
             held += of_optimizer
-            own = trained(state_tensors(model), optimizer)
-            about["optimizer"] = {
-                "class": type(optimizer).__name__,
-                "values": values_of_optimizer(model, optimizer),
-                "without_state": [name for name, one in own.items() if not optimizer.state.get(one.tensor)],
-            }
+            about["optimizer"] = about_optimizer(model, optimizer)
         pieces = self._copied(held)
         threads = torch.get_num_threads()
         self._thread = threading.Thread(

@@ -13,14 +13,13 @@ none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Severity
@@ -29,7 +28,15 @@ from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.runtime.guards.agreement import minority
 from parallelizer.runtime.guards.checksum import checksum, digest
 from parallelizer.runtime.guards.wording import ranks_named
-from parallelizer.runtime.state import device_of, every_group, persistent_buffers, restore_buffers, state_of
+from parallelizer.runtime.pipeline.live import LivePipeline
+from parallelizer.runtime.state import (
+    device_of,
+    every_group,
+    persistent_buffers,
+    reshard,
+    restore_buffers,
+    state_of,
+)
 
 TOLERANCE = {"cpu": 0.0, "cuda": 1e-4}
 """By kind of device: the largest difference, relative to the tensor's largest value, that is let pass."""
@@ -53,16 +60,25 @@ class Drift:
 
 @dataclass(frozen=True)
 class _Held:
-    """One tensor as this rank holds it, and the axes of the model's mesh whose ranks hold the same."""
+    """One tensor as this rank holds it, and the axes of the model's mesh whose ranks hold the same. `copies` are the ranks whose
+    stages have a copy of a parameter: then these hold the same too.
+    """
 
     name: str
     state: str
     local: torch.Tensor
     alike: frozenset[str]
+    copies: dist.ProcessGroup | None = None
 
     @property
     def key(self) -> tuple[str, str]:
         return self.name, self.state
+
+
+Copies = Mapping[str, tuple[str, dist.ProcessGroup]]
+"""The parameters of this rank of which stages on other ranks have copies: by their names here, the name of all copies and the
+ranks that have one.
+"""
 
 
 def find_drift(
@@ -78,21 +94,27 @@ def find_drift(
     if state is None or state.mesh.size() == 1:
         return ()
     mesh, device = state.mesh, device_of(model)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # an evaluation may have left some of them whole
-            module.reshard()
+    reshard(model)
     restore_buffers(model)
     axes = {n: mesh.get_group(i) for i, n in enumerate(mesh.mesh_dim_names or ()) if mesh.size(i) > 1}
-    held = _on_all_ranks(model, list(_held(model, optimizer, frozenset(axes))))
+    copies: Copies = {}
+    if state.pipeline is not None:
+        del axes["pp"]  # whose ranks hold other tensors, but for these
+        copies = _copies(state.pipeline)
+    held = _on_all_ranks(model, list(_held(model, optimizer, frozenset(axes), copies)), axes, copies)
     sums = torch.stack([checksum(one.local).to(device) for one in held])
     # The greatest complement is the least one's: with both, one reduction tells whether all are the same.
     bounds = torch.stack([sums, ~sums])
-    for axis, group in axes.items():
-        chosen = torch.tensor([i for i, one in enumerate(held) if axis in one.alike], device=device)
-        if len(chosen):
-            of_axis = bounds[:, chosen]
-            dist.all_reduce(of_axis, dist.ReduceOp.MAX, group=group)
-            bounds[:, chosen] = of_axis
+    alike = [(group, [i for i, one in enumerate(held) if axis in one.alike]) for axis, group in axes.items()]
+    alike += [
+        (group, [i for i, one in enumerate(held) if one.copies is group]) for _, group in copies.values()
+    ]
+    for group, indices in alike:
+        if indices:
+            chosen = torch.tensor(indices, device=device)
+            of_group = bounds[:, chosen]
+            dist.all_reduce(of_group, dist.ReduceOp.MAX, group=group)
+            bounds[:, chosen] = of_group
     differs = bounds[0] != ~bounds[1]
     somewhere = differs.any().float()
     for group in every_group(model):
@@ -106,15 +128,22 @@ def find_drift(
         for one, value, bad in zip(held, sums.tolist(), differs.tolist(), strict=True)
         if bad
     ]
-    found = [(one, value, _difference(one.local, axes, one.alike, device)) for one, value in here]
+    found = [(one, value, _difference(one, axes, device)) for one, value in here]
     return _named(model, mesh, [f for f in found if f[2] > tolerance or tolerance == 0.0])
 
 
-def _held(model: nn.Module, optimizer: torch.optim.Optimizer | None, axes: frozenset[str]) -> Iterator[_Held]:
+def _held(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, axes: frozenset[str], copies: Copies
+) -> Iterator[_Held]:
     """Everything that is compared, in the model's order."""
+
+    def held(name: str, state: str, tensor: torch.Tensor, sharded: torch.Tensor) -> _Held:
+        called, group = copies.get(name, (name, None))
+        return _Held(called, state, _local(tensor), axes - _sharded(sharded), group)
+
     parameters = list(model.named_parameters())
     for name, tensor in (*parameters, *persistent_buffers(model).items()):
-        yield _Held(name, "", _local(tensor), axes - _sharded(tensor))
+        yield held(name, "", tensor, tensor)
     for name, param in parameters if optimizer is not None else ():
         states = optimizer.state.get(param, {}) if optimizer is not None else {}
         for key in sorted(map(str, states)):
@@ -122,9 +151,20 @@ def _held(model: nn.Module, optimizer: torch.optim.Optimizer | None, axes: froze
             if not isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, DTensor) or value.numel() == 1 or not isinstance(param, DTensor):
-                yield _Held(name, key, _local(value), axes - _sharded(value))
+                yield held(name, key, value, value)
             elif value.shape == _local(param).shape:
-                yield _Held(name, key, _local(value), axes - _sharded(param))
+                yield held(name, key, value, param)
+
+
+def _copies(pipeline: LivePipeline) -> Copies:
+    """One copy on this rank of each parameter, in an order that is the same on all ranks that have one."""
+    found: dict[str, tuple[str, dist.ProcessGroup]] = {}
+    taken: set[str] = set()
+    for one in sorted(pipeline.shared, key=lambda one: (one.name, one.here)):
+        if one.group is not None and one.name not in taken:
+            found[one.here] = one.name, one.group
+            taken.add(one.name)
+    return found
 
 
 def _sharded(tensor: torch.Tensor) -> frozenset[str]:
@@ -141,29 +181,41 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _on_all_ranks(model: nn.Module, held: list[_Held]) -> list[_Held]:
-    """The same list on every rank, so that numbers meet their likes.
+def _on_all_ranks(
+    model: nn.Module, held: list[_Held], axes: Mapping[str, dist.ProcessGroup], copies: Copies
+) -> list[_Held]:
+    """The same list on every rank of a stage, so that numbers meet their likes.
 
     An optimizer has no states of a parameter that never had a gradient, and that may differ from rank to rank: where
     it does, those that others have stand as empty ones.
     """
-    number = torch.tensor(digest([one.key for one in held]), device=device_of(model))
-    bounds = torch.stack([number, -number])
-    for group in every_group(model):
+    device, of_copies = device_of(model), dict(copies.values())
+    keys = [(group, [one.key for one in held]) for group in axes.values()]
+    keys += [(group, [one.key for one in held if one.copies is group]) for group in of_copies.values()]
+    other = torch.zeros((), device=device)
+    for group, some in keys:
+        number = torch.tensor(digest(some), device=device)
+        bounds = torch.stack([number, -number])
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=group)
-    if bounds[0] == -bounds[1]:
+        other = torch.maximum(other, (bounds[0] != -bounds[1]).float())
+    for group in every_group(model):
+        dist.all_reduce(other, dist.ReduceOp.MAX, group=group)
+    if not other.item():
         return held
     own = {one.key: one for one in held}
     every = gathered_over_model(model, [(one.name, one.state, one.alike) for one in held])
     alike = {(name, state): axes for some in every for name, state, axes in some}
-    return [own.get(key) or _Held(*key, torch.empty(0), axes) for key, axes in sorted(alike.items())]
+    return [
+        own.get(key) or _Held(*key, torch.empty(0), axes, of_copies.get(key[0]))
+        for key, axes in sorted(alike.items())
+    ]
 
 
-def _difference(
-    local: torch.Tensor, axes: dict[str, dist.ProcessGroup], alike: Iterable[str], device: torch.device
-) -> float:
-    """How far ranks are apart in one tensor, relative to its largest value. Collective over the axes that hold it alike."""
-    groups = [group for axis, group in axes.items() if axis in alike]
+def _difference(one: _Held, axes: Mapping[str, dist.ProcessGroup], device: torch.device) -> float:
+    """How far ranks are apart in one tensor, relative to its largest value. Collective over the ranks that hold it alike."""
+    local = one.local
+    groups = [group for axis, group in axes.items() if axis in one.alike]
+    groups += [one.copies] if one.copies is not None else []
     sizes = torch.tensor([local.numel(), -local.numel()], device=device)
     for group in groups:
         dist.all_reduce(sizes, dist.ReduceOp.MAX, group=group)
@@ -188,10 +240,7 @@ def _named(
     """Who differs from whom: every rank says what it has of what it knows to differ."""
     names = mesh.mesh_dim_names or ()
     place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-    mine = [
-        (one.key, tuple(place[n] for n in names if n not in one.alike), value, difference)
-        for one, value, difference in found
-    ]
+    mine = [(one.key, _place(one, place), value, difference) for one, value, difference in found]
     said: dict[tuple[tuple[str, str], tuple[int, ...]], list[tuple[int, int, float]]] = {}
     for rank, own in sorted(gathered_over_model(model, (own_rank(), mine))):
         for key, where, value, difference in own:
@@ -201,6 +250,13 @@ def _named(
         ranks, values, differences = zip(*words, strict=True)
         drifts.append(Drift(name, state, tuple(ranks[i] for i in minority(values)), ranks, max(differences)))
     return tuple(drifts)
+
+
+def _place(one: _Held, place: Mapping[str, int]) -> tuple[int, ...]:
+    """Where this rank is on the axes whose ranks hold other values of a tensor."""
+    return tuple(
+        at for axis, at in place.items() if axis not in one.alike and (axis != "pp" or one.copies is None)
+    )
 
 
 def ranks_drifted(step: int, drifts: Sequence[Drift], severity: Severity = "error") -> Diagnostic:

@@ -240,17 +240,18 @@ def failure_alone(
     program: Program, model: nn.Module, workload: Workload, loss: Loss, fold: bool = True
 ) -> StepFailure | None:
     """Why the model does not run forward and backward on fake tensors with nothing applied to it; None where it does."""
-    alone = dataclasses.replace(program, applications=(), mesh=Mesh({}))
+    alone = dataclasses.replace(program, applications=(), mesh=Mesh({}), stages=None)
     flow = follow(alone, model, workload, loss, fold=fold)
     failure = flow.failure
     return failure and dataclasses.replace(failure, module=next(flow.paths(failure.module)))
 
 
 def _without_data_axes(program: Program) -> Program:
-    sizes = {**program.mesh.sizes, **dict.fromkeys(BATCH_AXES, 1)}
+    """The program on the axes that are followed: of a pipeline the whole model, since stages compute what it does."""
+    sizes = {**program.mesh.sizes, **dict.fromkeys((*BATCH_AXES, "pp"), 1)}
     kept = tuple(a for a in program if a.slot in FOLLOWED)
     return dataclasses.replace(
-        program, mesh=dataclasses.replace(program.mesh, sizes=sizes), applications=kept
+        program, mesh=dataclasses.replace(program.mesh, sizes=sizes), applications=kept, stages=None
     )
 
 

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
 from parallelizer.compiler.observe.function_mode import FunctionMode
+from parallelizer.styles.context_parallel.kernels import added_to_scores
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -47,19 +48,12 @@ def _attend(
         or (attn_mask is not None and attn_mask.requires_grad)
     ):
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
-    added = None if attn_mask is None else _added(attn_mask, q.dtype)
+    added = None if attn_mask is None else added_to_scores(attn_mask, q.dtype)
     if q.dtype == torch.float32 and q.size(1) != k.size(1):
         return torch_private.attention_written_out(q, k, v, added, is_causal, scale)
     if q.size(-1) != v.size(-1):  # no fused kernel of the CPU has the shapes
         return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, **rest)
     return _Fused.apply(q, k, v, added, is_causal, q.size(-1) ** -0.5 if scale is None else scale)
-
-
-def _added(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as CUDA's kernels take it, made anew in each call."""
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
 class _Fused(torch.autograd.Function):

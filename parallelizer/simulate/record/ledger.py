@@ -5,8 +5,9 @@ the real world.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,13 @@ from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running, within
 from parallelizer.language.plan import full_name
+from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.runtime.redistribution import wire_bytes
+from parallelizer.runtime.state import state_of
 from parallelizer.simulate.collectives import KINDS, axes_by_ranks
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.ring_operator import OPERATORS
+from parallelizer.styles.tied_parameters import parameter_names
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
@@ -63,6 +67,18 @@ class Collective:
         return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
 
 
+class Listener(Protocol):
+    """What a ledger tells of every operator, and of every collective that it has entered at an index."""
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
+
+    def dispatch(self) -> None: ...
+
+    def issue(
+        self, index: int, entry: Collective, unit: bool, plain: bool, tensors: Sequence[torch.Tensor]
+    ) -> None: ...
+
+
 class Ledger(TorchDispatchMode):
     """Records the collectives that run while it is active. `label` must have been called before, on the model
     with its parameters in place: as `apply` made it and with memory.
@@ -84,19 +100,26 @@ class Ledger(TorchDispatchMode):
         ]
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.ahead: dict[int, bool] = {}
+        self.operators: Listener | None = None
         running.started.append(self._module_begins)
 
     def label(self, model: nn.Module) -> None:
         """Have FSDP say which unit it gathers or reduces for, through its hooks for custom collectives,
         and parameters that it leaves whole when their gradient comes.
         """
-        for path, module in model.named_modules():
+        state = state_of(model)
+        pipeline = None if state is None else state.pipeline
+        # The outermost unit of a stage lies around the model.
+        around = [] if pipeline is None else [("", stage) for stage in pipeline.models.values()]
+        for path, module in (*around, *model.named_modules()):
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(_LabelledAllGather(self, path))  # type: ignore[arg-type]
                 module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))  # type: ignore[arg-type]
         self.model = model
+        there = parameter_names(model)
         for name in self.whole:
-            self._announce(model.get_parameter(name), name)
+            if name in there:  # others are on other stages
+                self._announce(there[name], name)
 
     def _announce(self, param: nn.Parameter, name: str) -> None:
         """Hooks before those that reduce the gradient, and behind all."""
@@ -113,6 +136,8 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
+            if self.operators is not None:
+                self.operators.dispatch()
             return NotImplemented
         kwargs = kwargs or {}
         if func in OPERATORS:  # of compiled code: its collectives are inside
@@ -122,15 +147,17 @@ class Ledger(TorchDispatchMode):
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"):
             name = func._schema.name.split("::")[1]
             if name in KINDS:
-                self._record(KINDS[name], args, kwargs, result)
+                self._record(KINDS[name], args, kwargs, result, plain=func.namespace == "c10d")
             elif name.endswith(("_coalesced", "_coalesced_")):
                 self._unknown(str(func))
+        if self.operators is not None:
+            self.operators.see(func, args, kwargs, result)
         return result
 
     def _unknown(self, operator: str) -> None:
         raise RuntimeError(f"the ledger does not know the collective {operator}")
 
-    def _record(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, kind: str, args: Any, kwargs: Any, result: Any, *, plain: bool = False) -> None:
         leaves = tree_leaves((args, kwargs))
         group = next((g for a in leaves if (g := torch_private.group_name(a))), None)
         if group is None:
@@ -144,7 +171,7 @@ class Ledger(TorchDispatchMode):
         if ranks == 1:
             return
         payload, dtype = _payload(kind, leaves, result)
-        axis = self.axes.get(members, "world")
+        axis = self._axis(members)
         wire = wire_bytes(kind, payload, ranks)
         if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):
             wire = payload - payload * sizes[members.index(dist.get_rank())] // sum(sizes)
@@ -169,11 +196,16 @@ class Ledger(TorchDispatchMode):
                 phase.begun(),
             )
         )
+        if self.operators is not None:
+            written = [t for t in (*leaves, *tree_leaves(result)) if isinstance(t, torch.Tensor)]
+            self.operators.issue(len(self.entries) - 1, self.entries[-1], unit, plain, written)
 
     def _cause(self, kind: str, axis: str, leaves: list[Any]) -> tuple[bool, str]:
         """Whether FSDP issues it for a unit, and the module that it is for."""
         if self.unit is not None:
             return True, self.unit
+        if kind in ("send", "recv") and (cut := moving()) is not None:
+            return False, cut
         if self.parameter is not None:
             return False, self.parameter.rpartition(".")[0]
         now, current = phase.current(), self.running.current
@@ -184,6 +216,13 @@ class Ledger(TorchDispatchMode):
         if kind == "all_reduce" and now == "backward" and axis == "dp_replicate":
             return True, self._unit_around(current)  # HSDP sums what it has scattered
         return False, current
+
+    def _axis(self, members: tuple[int, ...]) -> str:
+        """The axis of a group: that whose ranks it has, or a part of them as copies of a parameter on some stages."""
+        if members not in self.axes:
+            wide = (axis for ranks, axis in self.axes.items() if set(members) < set(ranks))
+            self.axes[members] = next(wide, "world")
+        return self.axes[members]
 
     def _owner_of_gradient(self, tensor: torch.Tensor) -> str | None:
         """The module of the parameter whose gradient this is."""

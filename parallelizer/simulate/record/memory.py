@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import FrameType
 from typing import Any
 
@@ -282,6 +283,12 @@ def settled(events: Sequence[Event], start: int) -> tuple[dict[str, int], list[M
     for event in events[:start]:
         before[event.block.category] += event.delta
     return before, [MemoryChange(e.delta, e.block.category, e.phase, e.module) for e in events[start:]]
+
+
+def highest(before: Mapping[str, int], changes: Iterable[MemoryChange]) -> int:
+    """The peak alone, in bytes."""
+    total = sum(before.values())
+    return max(total, *accumulate((change.delta for change in changes), initial=total))
 
 
 def usage(before: Mapping[str, int], changes: Sequence[MemoryChange]) -> Usage:

@@ -105,7 +105,7 @@ class Observed(Ledger):
     def _unknown(self, operator: str) -> None:
         self.failure = self.failure or f"the collective {operator} is not known"
 
-    def _record(self, kind: str, args: Any, kwargs: Any, result: Any) -> None:
+    def _record(self, kind: str, args: Any, kwargs: Any, result: Any, *, plain: bool = False) -> None:
         try:
             super()._record(kind, args, kwargs, result)
         except Exception as error:  # the step is a user's training

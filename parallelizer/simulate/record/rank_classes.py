@@ -1,7 +1,8 @@
 """Which ranks are alike: found by arithmetic on each axis, so that 16,384 ranks cost what 16 do.
 
-Ranks differ where a dimension does not divide (the last ones then hold less, or nothing) and in the blocks of
-the attention matrix that they compute under context parallelism. Nothing else in a step depends on the rank.
+Ranks differ where a dimension does not divide (the last ones then hold less, or nothing), in the blocks of
+the attention matrix that they compute under context parallelism, and in the stages of a pipeline that they run. Nothing
+else in a step depends on the rank.
 """
 
 from __future__ import annotations
@@ -57,23 +58,34 @@ class Likeness:
     """
 
     def __init__(self, program: Program, model: nn.Module, *, causal: bool = True) -> None:
-        self.mesh = program.mesh
-        self.tensors = _tensors(program, model)
+        self.mesh, self.stages = program.mesh, program.stages
+        self.by_stages = [
+            _tensors(program, model, rank)
+            for rank in range(1 if self.stages is None else self.mesh.sizes["pp"])
+        ]
         of_attention = {axis for a in program.of_slot("attention") for axis in a.axes}
         self.split = of_attention if causal else set()
 
     def classes(self) -> list[RankClass]:
         """Every class, in order of the smallest rank."""
         mesh = self.mesh
-        same = mesh.size("pp", "dp_replicate")
+        same = mesh.size("dp_replicate") if self.stages else mesh.size("pp", "dp_replicate")
         classes = []
-        for place, alike, sizes in _by_tensor_axes(mesh, self.tensors, self.split):
-            for d, c, count in _by_data_axes(mesh, sizes, "cp" in self.split):
-                rank = ((d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]) * mesh.sizes["tp"] + place[
-                    1
-                ]
-                classes.append(RankClass(rank, same * alike * count, self._bytes(rank)))
+        for p, tensors in enumerate(self.by_stages):
+            first = p * (mesh.world_size // mesh.sizes["pp"])
+            for place, alike, sizes in _by_tensor_axes(mesh, tensors, self.split):
+                for d, c, count in _by_data_axes(mesh, sizes, "cp" in self.split):
+                    inner = (d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]
+                    rank = first + inner * mesh.sizes["tp"] + place[1]
+                    classes.append(RankClass(rank, same * alike * count, self._bytes(rank)))
         return sorted(classes, key=lambda c: c.rank)
+
+    def _held(self, rank: int) -> Tensors:
+        return self.by_stages[self.stage_rank(rank)]
+
+    def stage_rank(self, rank: int) -> int:
+        """The place on `pp` of a rank in a pipeline; 0 without one."""
+        return self.mesh.coordinate(rank)["pp"] if self.stages else 0
 
     def shapes(self, rank: int) -> tuple[Shape, ...]:
         """The local shapes of one rank, each that there is once."""
@@ -83,7 +95,7 @@ class Likeness:
         for axis in axes:
             folded = folded * self.mesh.sizes[axis] + index[axis]
         found = []
-        for shape, cuts, dim in self.tensors:
+        for shape, cuts, dim in self._held(rank):
             local = list(_cut(shape, cuts, self.mesh, index))
             if dim is not None and axes:
                 _, local[dim] = cut(local[dim], self.mesh.size(*axes), folded)
@@ -93,11 +105,18 @@ class Likeness:
     def kind(self, rank: int) -> object:
         """Equal for two ranks of one class, and for no others."""
         index = self.mesh.coordinate(rank)
+        place = tuple(index[axis] for axis in sorted(self.split))
+        return self.stage_rank(rank), self.shapes(rank), place
+
+    def kind_of_stage(self, rank: int) -> object:
+        """As `kind`, whatever the place in the pipeline."""
+        index = self.mesh.coordinate(rank)
         return self.shapes(rank), tuple(index[axis] for axis in sorted(self.split))
 
     def _bytes(self, rank: int) -> int:
         shapes = self.shapes(rank)
-        return sum(math.prod(shape) * size for shape, size in zip(shapes, self.tensors.values(), strict=True))
+        held = self._held(rank).values()
+        return sum(math.prod(shape) * size for shape, size in zip(shapes, held, strict=True))
 
 
 def rank_classes(program: Program, model: nn.Module, *, causal: bool = True) -> list[RankClass]:
@@ -110,13 +129,18 @@ def rank_classes(program: Program, model: nn.Module, *, causal: bool = True) -> 
     return Likeness(program, model, causal=causal).classes()
 
 
-def _tensors(program: Program, model: nn.Module) -> Tensors:
+def _tensors(program: Program, model: nn.Module, rank: int) -> Tensors:
+    """Those of a rank on `pp`; of all ranks where the model is not cut."""
+    stages = program.stages
+    mine = set(stages.on_rank(rank)) if stages is not None else set[int]()
     tensor = tensor_placements(program.applications)
     data = {full_name(a.module, n): p for a in program.of_slot("fsdp") for n, p in a.params.items()}
     found: collections.Counter[Any] = collections.Counter()
     for name, param in model.named_parameters():
         cuts = tuple((axis, p.dim) for axis, p in tensor.get(name, {}).items() if p.dim is not None)
-        found[tuple(param.shape), cuts, _dim(data.get(name, {}))] += param.element_size()
+        copies = 1 if stages is None else len(mine & set(stages.copies(name)))
+        if copies:
+            found[tuple(param.shape), cuts, _dim(data.get(name, {}))] += copies * param.element_size()
     return found
 
 

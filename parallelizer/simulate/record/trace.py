@@ -7,11 +7,12 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer import torch_private
 from parallelizer.child.children import Children, WorldError, in_children
@@ -24,6 +25,9 @@ from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
+from parallelizer.runtime.pipeline.forms import Forms
+from parallelizer.runtime.pipeline.microbatches import microbatches
+from parallelizer.runtime.pipeline.progress import listening
 from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
@@ -35,12 +39,26 @@ from parallelizer.simulate.record.memory import (
     MemoryTracker,
     Usage,
     counted_random_states,
+    highest,
     outline,
     settled,
     usage,
 )
+from parallelizer.simulate.record.operators import Moment
+from parallelizer.simulate.record.pipeline_step import (
+    Marks,
+    alike,
+    few_parts,
+    pieces_of,
+    prepare,
+    sample,
+    whole_step,
+)
 from parallelizer.simulate.record.rank_classes import RankClass
+from parallelizer.simulate.record.stage_forms import stage_forms
 from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
+from parallelizer.simulate.record.stretch_line import stretch_line
+from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.simulate.trace_failed import broken_off, explained
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens
@@ -64,20 +82,24 @@ class Recipe:
 @dataclass(frozen=True)
 class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
-    in order, and the tensors that moved in several hops.
+    in order, the tensors that moved in several hops, and the time line of operators and collectives. `stage_ranks` are, of a
+    pipeline, the ranks on `pp` whose stages are alike, with the peak and the bytes sent of each; it has no time line.
     """
 
     ledger: tuple[Collective, ...]
     before: Mapping[str, int]
     changes: tuple[MemoryChange, ...]
     moves: tuple[Move, ...] = ()
+    stage_ranks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    line: tuple[Moment, ...] = ()
 
 
 @dataclass(frozen=True)
 class Trace:
     """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
     layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
-    were traced too, `moves` the tensors that moved in several hops.
+    were traced too, `moves` the tensors that moved in several hops, `stage_ranks` as in `Recording`. `line` has operators and
+    collectives in the order in which the host issues them, for pricing.
     """
 
     rank: int
@@ -86,6 +108,8 @@ class Trace:
     folded: Run | None = None
     classes: tuple[RankClass, ...] = ()
     moves: tuple[Move, ...] = ()
+    stage_ranks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    line: tuple[Moment, ...] = ()
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -119,7 +143,7 @@ def tracing_ranks(
     Where equal layers turn out not to be periodic, the whole model is traced, and only as the first of the ranks: that
     may take long.
     """
-    run = longest_run(program, model) if fold else None
+    run = longest_run(program, model) if fold and program.stages is None else None
 
     def whole(ranks: Sequence[int]) -> list[tuple[Any, ...]]:
         return [(record, program, model, recipe, rank) for rank in ranks]
@@ -147,7 +171,14 @@ def tracing_ranks(
 
 def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace]:
     return [
-        Trace(rank, one.ledger, usage(one.before, one.changes), moves=one.moves)
+        Trace(
+            rank,
+            one.ledger,
+            usage(one.before, one.changes),
+            moves=one.moves,
+            stage_ranks=one.stage_ranks,
+            line=one.line,
+        )
         for rank, one in zip(ranks, recordings, strict=True)
     ]
 
@@ -180,13 +211,19 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
-    apply(not_compiled(program), model, mesh)
+    compiled = [a.module for a in program.of_slot("compile")]
+    program = not_compiled(program)
+    fake = torch_private.FakeTensors()
+    microbatch, forms = _of_stages(program, model, mesh, recipe.workload, fake)
+    like = alike(program, model, mesh.get_local_rank("pp")) if program.stages is not None else []
+    apply(program, model, mesh)
+    pipeline = prepare(model, forms, microbatch)
     running = Running(model)
     seen = TriedLoss(recipe.loss)
     loss = seen.watched()
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     moves: list[Move] = []
-    fake = torch_private.FakeTensors()
+    marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves)))
     with fake:
         allocate(model, "cpu")
         ledger.label(model)
@@ -198,11 +235,14 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
             memory.adopt(part.values(), "batch")
     with explained(program, running, lambda: memory.reached), counted_random_states(memory):
         with FlexAttention(), attention_of(recipe.device), fake, memory:
-            train_step(model, parts, loss, optimizer, recipe.clip)
+            if pipeline is not None:
+                pipeline.sample = sample(pipeline)[:1]
+            train_step(model, parts if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
+        line = ledger.operators = TimeLine(running, compiled)
         # The memory's mode is the innermost: it looks at who holds a tensor.
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
@@ -211,11 +251,42 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
             fake,
             ledger,
             memory,
+            listening(marks.note),
         ):
-            train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+            if pipeline is not None:
+                pipeline.sample = sample(pipeline)
+            few = parts if pipeline is None else few_parts(parts)
+            train_step(model, few, recipe.loss, optimizer, recipe.clip)
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
-    return Recording(tuple(ledger.entries), before, tuple(changes), tuple(moves))
+    lists: list[list[Any]] = [ledger.entries, changes, moves]
+    stage_ranks: dict[int, tuple[int, int]] = {}
+    moments: tuple[Moment, ...] = ()
+    if pipeline is None:
+        moments = tuple(line.moments(ledger.entries))
+    else:
+        pieces = pieces_of(lists, marks.since(start))
+        lists = whole_step(pieces, pipeline, len(parts))
+        for other in like:
+            entries, changed, _ = whole_step(pieces, pipeline, len(parts), other)
+            stage_ranks[other] = highest(before, changed), sum(e.wire_bytes for e in entries)
+    return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments)
+
+
+def _of_stages(
+    program: Program,
+    model: nn.Module,
+    mesh: DeviceMesh,
+    workload: Workload,
+    fake: AbstractContextManager[object],
+) -> tuple[Mapping[str, torch.Tensor], Forms]:
+    """A microbatch, and what stages are told of it; nothing where the model is not cut."""
+    if program.stages is None:
+        return {}, {}
+    with fake:
+        part = local_parts(workload, program, mesh)[0]
+        first = microbatches(part, program.plan, program.stages.pipeline.microbatches or 1)[0]
+    return first, stage_forms(program, model, mesh, first, fake)
 
 
 def attention_of(device: str) -> AbstractContextManager[object]:
@@ -249,7 +320,8 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
     )
     before = {k: short.before[k] + more * (longer.before[k] - short.before[k]) for k in short.before}
     moves = stretch_phases(short.moves, longer.moves, lambda m: (m.phase, m.turn), look, run.count)
-    return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves))
+    line = stretch_line(short.line, longer.line, run)
+    return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves), line=line)
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:

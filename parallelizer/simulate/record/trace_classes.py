@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from parallelizer.compiler.observe.equal_layers import longest_run
+from parallelizer.simulate.record.pipeline_step import alike
 from parallelizer.simulate.record.rank_classes import Likeness, RankClass
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing_ranks
 from parallelizer.styles.application import Program
@@ -37,9 +38,9 @@ def tracing_classes(
     program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
 ) -> Iterator[Callable[[], Trace]]:
     """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace."""
-    each = 1 if longest_run(program, model) is None or not fold else 2
+    each = 1 if program.stages is not None or longest_run(program, model) is None or not fold else 2
     likeness = Likeness(program, model)
-    ranks = _chosen(likeness, rank, CHILDREN // each)
+    ranks = _chosen(program, model, likeness, rank, CHILDREN // each)
     with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
         yield lambda: _with_classes(traces(), program, model, likeness)
 
@@ -49,7 +50,10 @@ def _with_classes(traces: list[Trace], program: Program, model: nn.Module, liken
     if _whatever_part(likeness, traces):
         likeness = Likeness(program, model, causal=False)
     found = {likeness.kind(t.rank): t for t in reversed(traces)}
-    classes = tuple(_told(c, found.get(likeness.kind(c.rank))) for c in likeness.classes())
+    classes = tuple(
+        _of_stages(c, likeness, traces) or _told(c, found.get(likeness.kind(c.rank)))
+        for c in likeness.classes()
+    )
     return dataclasses.replace(traces[0], classes=classes)
 
 
@@ -62,10 +66,12 @@ def worst(trace: Trace) -> tuple[int, RankClass | None]:
     return top.peak or 0, top
 
 
-def _chosen(likeness: Likeness, rank: int, number: int) -> list[int]:
+def _chosen(program: Program, model: nn.Module, likeness: Likeness, rank: int, number: int) -> list[int]:
     """`rank`, and the smallest ranks of other classes: those that hold most, the lowest ranks first, whose
     part of a sequence has the longest blocks of attention. The class that holds most is among them in any case.
     """
+    if program.stages is not None:
+        return _of_every_stage(program, model, rank, number)
     own = likeness.kind(rank)
     classes = likeness.classes()
     held = next(c.parameters_bytes for c in classes if likeness.kind(c.rank) == own)
@@ -74,6 +80,30 @@ def _chosen(likeness: Likeness, rank: int, number: int) -> list[int]:
     if others and others[0].parameters_bytes > held:
         number = max(number, 2)
     return [rank, *(c.rank for c in others[: number - 1])]
+
+
+def _of_every_stage(program: Program, model: nn.Module, rank: int, number: int) -> list[int]:
+    """`rank`, and one for each kind of stages in its line along `pp`, as far as the number goes; the first and the last
+    rank of the line, which hold the embedding and the logits, before others.
+    """
+    mesh = program.mesh
+    own, stride = mesh.coordinate(rank)["pp"], mesh.world_size // mesh.sizes["pp"]
+    chosen, covered = [own], set(alike(program, model, own))
+    for other in (0, mesh.sizes["pp"] - 1, *range(1, mesh.sizes["pp"] - 1)):
+        if other not in covered and len(chosen) < number:
+            chosen.append(other)
+            covered |= set(alike(program, model, other))
+    return [rank + (other - own) * stride for other in chosen]
+
+
+def _of_stages(one: RankClass, likeness: Likeness, traces: Sequence[Trace]) -> RankClass | None:
+    """A class of a pipeline's ranks with what a trace of a rank with like stages says of it."""
+    at, kind = likeness.stage_rank(one.rank), likeness.kind_of_stage(one.rank)
+    for trace in traces:
+        if at in trace.stage_ranks and likeness.kind_of_stage(trace.rank) == kind:
+            peak, sent = trace.stage_ranks[at]
+            return dataclasses.replace(one, peak=peak, sent_bytes=sent)
+    return None
 
 
 def _whatever_part(likeness: Likeness, traces: Sequence[Trace]) -> bool:

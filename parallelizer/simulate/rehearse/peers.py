@@ -8,17 +8,16 @@ what was sent last. So values are finite, shapes and bytes are those of the real
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from parallelizer import torch_private
+from parallelizer.runtime.replaced_collectives import replace_collectives
 
 Tensors = list[torch.Tensor]
 
-_kept: list[torch.library.Library] = []
 _sent: dict[str, torch.Tensor] = {}
 
 
@@ -26,12 +25,7 @@ def stand_in_for_peers(device: str) -> None:
     """Let the collectives of this process, on tensors of `device`, be stand-ins from now on. For good: call it only in a child
     that has entered a fake world.
     """
-    library = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that a kernel is replaced, which is what is asked for
-        for name, function in COLLECTIVES.items():
-            library.impl(name, function, device.upper(), allow_override=True)
-    _kept.append(library)
+    replace_collectives(STAND_INS, device)
 
 
 def _filled(out: torch.Tensor, source: torch.Tensor) -> None:
@@ -134,7 +128,7 @@ def _barrier(*rest: Any) -> Any:
     return torch_private.finished_work()
 
 
-COLLECTIVES: dict[str, Callable[..., Any]] = {
+STAND_INS: dict[str, Callable[..., Any]] = {
     "allreduce_": _allreduce,
     "allreduce_coalesced_": _allreduce_coalesced,
     "broadcast_": _broadcast,
@@ -150,4 +144,4 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
     "recv_": _recv,
     "barrier": _barrier,
 }
-"""By operator of `c10d`, through which every collective of torch goes, functional or not."""
+"""By operator of `c10d`."""

@@ -13,7 +13,7 @@ from parallelizer.styles.context_parallel.dropout import dropped_attention
 from parallelizer.styles.context_parallel.gathering import GatheredAttention
 from parallelizer.styles.context_parallel.order import Order, padded
 from parallelizer.styles.context_parallel.part import SequencePart, row_and_column, whole
-from parallelizer.styles.context_parallel.ring import RingAttention
+from parallelizer.styles.context_parallel.ring import Ring, RingAttention
 from parallelizer.styles.context_parallel.ring_operator import compiled_ring
 from parallelizer.styles.context_parallel.ulysses import fits, ulysses_attention
 from parallelizer.styles.context_parallel.ulysses_ring import chosen_degree, mask_of_row, orders_of_grid
@@ -152,7 +152,7 @@ def _ring(
     if mask is not None:
         mask = _padded_columns(mask, k.size(2) * order.ranks)
     run = compiled_ring if torch.compiler.is_compiling() else RingAttention.apply
-    out: Tensor = run(q, k, v, part, order, is_causal, scale, mask)
+    out: Tensor = run(q, k, v, Ring(part, order, is_causal, scale, mask))
     return out
 
 

@@ -9,7 +9,7 @@ restores the whole buffers; so does taking a state dict.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,10 +145,17 @@ def _cp(mesh: DeviceMesh) -> tuple[int, int]:
 
 
 class LocalBuffers:
-    """The whole positional buffers of one model, and the swapping of them; `sequence` says in which order."""
+    """The whole positional buffers of one model, and the swapping of them; `sequence` says in which order. They are swapped
+    when the forward of one of `forwards` begins: the model itself, or its stages, which have the same buffers.
+    """
 
     def __init__(
-        self, model: nn.Module, plan: Plan, mesh: DeviceMesh, sequence: CurrentOrder | None = None
+        self,
+        model: nn.Module,
+        plan: Plan,
+        mesh: DeviceMesh,
+        sequence: CurrentOrder | None = None,
+        forwards: Sequence[nn.Module] | None = None,
     ) -> None:
         self.model, self.plan = model, plan
         self.ranks, self.rank = _cp(mesh)
@@ -159,11 +166,13 @@ class LocalBuffers:
         self._there: tuple[Order, int, Tensor] | None = None
         self.sequence = sequence or CurrentOrder(static_order(plan.balance, self.ranks))
         if self.dims and self.ranks > 1:
-            model.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
             model.register_state_dict_pre_hook(self._restore_before)
-        if self.ranks > 1:
-            padded = any(buffer.pad is not None for buffer in plan.batch.values())
-            self.sequence.follow(model, needed=_by_batch(plan), padded=padded)
+        padded = any(buffer.pad is not None for buffer in plan.batch.values())
+        for begins in (model,) if forwards is None else forwards:
+            if self.dims and self.ranks > 1:
+                begins.register_forward_pre_hook(self._swap, prepend=True, with_kwargs=True)
+            if self.ranks > 1:
+                self.sequence.follow(begins, needed=_by_batch(plan), padded=padded)
 
     def _swap(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.restore()

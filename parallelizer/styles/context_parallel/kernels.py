@@ -40,7 +40,7 @@ def block_forward(
         return torch_private.cudnn_attention(q, k, v, is_causal, scale)
     if kernel == "flash":
         return torch_private.flash_attention_cuda(q, k, v, is_causal, scale)
-    added = None if mask is None else _added(mask, q.dtype)
+    added = None if mask is None else added_to_scores(mask, q.dtype)
     if kernel == "cpu":
         out, lse = torch_private.flash_attention_cpu(q, k, v, is_causal, scale, added)
     else:
@@ -89,7 +89,7 @@ def block_backward(
         return torch_private.flash_attention_cuda_backward(
             grad_out, q, k, v, out, lse.contiguous(), is_causal, scale
         )
-    added = None if mask is None else _added(mask, q.dtype)
+    added = None if mask is None else added_to_scores(mask, q.dtype)
     if kernel == "cpu":
         return torch_private.flash_attention_cpu_backward(
             grad_out, q, k, v, out, lse, is_causal, scale, added
@@ -201,12 +201,12 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool, scale: float, mask: Tensor | 
         later = torch.arange(k.size(2), device=q.device) > rows
         scores = scores.masked_fill(later, float("-inf"))
     if mask is not None:
-        added = _added(mask, q.dtype).expand(-1, q.size(1), q.size(2), -1)
+        added = added_to_scores(mask, q.dtype).expand(-1, q.size(1), q.size(2), -1)
         scores = scores + _by_kv_head(added, k.size(1))
     return scores
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def added_to_scores(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask as it is added to the scores."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)

@@ -83,6 +83,10 @@ class Order:
             return rows
         return int((self.positions(rows * self.ranks, rank) < self.length).sum())
 
+    def of_rows(self, start: int, size: int) -> Order:
+        """The order of some rows of the batch."""
+        return self
+
     def padded_for(self, rows: int, multiple: int) -> Order:
         """This order for a sequence of `rows`, which is padded if it is no multiple of `multiple`; itself if it was made for
         one sequence.
@@ -152,6 +156,9 @@ class Dealt(Order):
     @property
     def name(self) -> str:  # type: ignore[override]
         return self.kind
+
+    def of_rows(self, start: int, size: int) -> Order:
+        return self if len(self.dealt) == 1 else replace(self, dealt=self.dealt[start : start + size])
 
     def positions(self, rows: int, rank: int) -> Tensor:
         self._check(rows)

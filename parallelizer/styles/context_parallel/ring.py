@@ -30,26 +30,26 @@ from parallelizer.styles.context_parallel.part import SequencePart
 Tensor = torch.Tensor
 
 
-class RingAttention(torch.autograd.Function):
-    """As `attention.context_attention`, on checked arguments and more than one rank: those of the part, over which `order`
-    deals the sequence out. A mask [B or 1, H or 1, rows or 1, P] has a column for every row of the padded sequence, and no
-    gradient.
+@dataclass(frozen=True)
+class Ring:
+    """The ranks of a ring, those of `part`, over which `order` deals the sequence out, and what their attention is like. A mask
+    [B or 1, H or 1, rows or 1, P] has a column for every row of the padded sequence, and no gradient.
     """
 
+    part: SequencePart
+    order: Order
+    is_causal: bool
+    scale: float
+    mask: Tensor | None = None
+
+
+class RingAttention(torch.autograd.Function):
+    """As `attention.context_attention`, on checked arguments and more than one rank."""
+
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        part: SequencePart,
-        order: Order,
-        is_causal: bool,
-        scale: float,
-        mask: Tensor | None,
-    ) -> Tensor:
-        result, lse = ring_forward(q, k, v, part, order, is_causal=is_causal, scale=scale, mask=mask)
-        ctx.part, ctx.order, ctx.is_causal, ctx.scale, ctx.mask = part, order, is_causal, scale, mask
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
+        result, lse = ring_forward(q, k, v, ring)
+        ctx.ring = ring
         # Under a shape that no attention of torch's saves: see `gathering`.
         ctx.save_for_backward(q, k, v, result, lse.unsqueeze(0))
         return result
@@ -59,35 +59,21 @@ class RingAttention(torch.autograd.Function):
         refuse_second_order()
         (grad_out,) = gradients
         q, k, v, out, lse = ctx.saved_tensors
-        grads = ring_backward(
-            grad_out, q, k, v, out, lse.squeeze(0), ctx.part, ctx.order,
-            is_causal=ctx.is_causal, scale=ctx.scale, mask=ctx.mask,
-        )  # fmt: skip
-        return *grads, None, None, None, None, None
+        return *ring_backward(grad_out, q, k, v, out, lse.squeeze(0), ctx.ring), None
 
 
-def ring_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    part: SequencePart,
-    order: Order,
-    *,
-    is_causal: bool,
-    scale: float,
-    mask: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def ring_forward(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> tuple[Tensor, Tensor]:
     """The attention of this rank's rows, in q's dtype, and its log-sum-exp [B, H, rows], in the accumulation dtype."""
-    pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
-    passed = _passed_on(k, v, part)
+    pairs = _Pairs(ring, q.size(2), k.size(2))
+    passed = _passed_on(k, v, ring.part)
     source, keys, values = next(passed)  # one's own
-    out, lse = pairs.forward(q, keys, values, source, pairs.own(), scale)
+    out, lse = pairs.forward(q, keys, values, source, pairs.own())
     out, lse = out.to(accumulation_dtype(q.dtype)), lse.contiguous()
     for source, keys, values in passed:
         seen = pairs.seen(source)
         if seen is None:
             continue
-        out_part, lse_part = pairs.forward(q, keys, values, source, seen, scale)
+        out_part, lse_part = pairs.forward(q, keys, values, source, seen)
         rows, _ = seen
         merged, merged_lse = merge(_take(out, rows), _take(lse, rows), out_part, lse_part)
         _take(out, rows).copy_(merged)
@@ -96,40 +82,29 @@ def ring_forward(
 
 
 def ring_backward(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    part: SequencePart,
-    order: Order,
-    *,
-    is_causal: bool,
-    scale: float,
-    mask: Tensor | None,
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, ring: Ring
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, from what `ring_forward` returned."""
-    pairs = _Pairs(order, part.rank, q.size(2), k.size(2), is_causal, mask)
-    rank, wide = part.rank, accumulation_dtype(q.dtype)
+    pairs = _Pairs(ring, q.size(2), k.size(2))
+    rank, wide = ring.part.rank, accumulation_dtype(q.dtype)
     grad_q, grad_k, grad_v = (
         torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
     )
-    for source, keys, values in _passed_on(k, v, part):
+    for source, keys, values in _passed_on(k, v, ring.part):
         found: tuple[Tensor, ...] = ()
         seen = pairs.own() if source == rank else pairs.seen(source)
         if seen is not None:
             rows, columns = seen
             part_q, *found_here = block_backward(
                 _take(grad_out, rows), _take(q, rows), _take(keys, columns), _take(values, columns),
-                _take(out, rows), _take(lse, rows), is_causal=pairs.is_causal and source == rank,
-                scale=scale, mask=pairs.mask(source, columns),
+                _take(out, rows), _take(lse, rows), is_causal=ring.is_causal and source == rank,
+                scale=ring.scale, mask=pairs.mask(source, columns),
             )  # fmt: skip
             found = tuple(found_here)
             _take(grad_q, rows).add_(part_q)
         own = seen[1] if seen is not None else None
         if source != rank:
-            found, own = _exchanged(found, k, v, source, pairs, part)
+            found, own = _exchanged(found, k, v, source, pairs)
         if own is not None:
             for total, share in zip((grad_k, grad_v), found, strict=True):
                 _take(total, own).add_(share)
@@ -140,46 +115,41 @@ def ring_backward(
 class _Pairs:
     """What rows of one rank have to do with the keys of another."""
 
-    order: Order
-    rank: int
+    ring: Ring
     rows: int
     keys: int
-    is_causal: bool
-    whole_mask: Tensor | None
 
     def own(self) -> tuple[slice, slice]:
         """All rows, and which of the rank's own keys they see."""
-        keys = (
-            self.keys
-            if self.is_causal or self.whole_mask is not None
-            else self.order.real(self.rank, self.keys)
-        )
+        ring = self.ring
+        all_keys = ring.is_causal or ring.mask is not None
+        keys = self.keys if all_keys else ring.order.real(ring.part.rank, self.keys)
         return slice(0, self.rows), slice(0, keys)
 
     def seen(self, source: int, rank: int | None = None) -> tuple[slice, slice] | None:
         """Which of its rows a rank (this one) needs for the keys of `source`, and which of those they see."""
-        rank = self.rank if rank is None else rank
-        if self.whole_mask is not None:
+        if self.ring.mask is not None:
             return slice(0, self.rows), slice(0, self.keys)
-        return self.order.seen(rank, source, self.rows, self.keys, is_causal=self.is_causal)
+        rank = self.ring.part.rank if rank is None else rank
+        return self.ring.order.seen(rank, source, self.rows, self.keys, is_causal=self.ring.is_causal)
 
     def forward(
-        self, q: Tensor, keys: Tensor, values: Tensor, source: int, seen: tuple[slice, slice], scale: float
+        self, q: Tensor, keys: Tensor, values: Tensor, source: int, seen: tuple[slice, slice]
     ) -> tuple[Tensor, Tensor]:
         """Attention of the rows over what they see of the keys of `source`, and its log-sum-exp."""
         rows, columns = seen
         return block_forward(
             _take(q, rows), _take(keys, columns), _take(values, columns),
-            is_causal=self.is_causal and source == self.rank, scale=scale, mask=self.mask(source, columns),
+            is_causal=self.ring.is_causal and source == self.ring.part.rank,
+            scale=self.ring.scale, mask=self.mask(source, columns),
         )  # fmt: skip
 
     def mask(self, source: int, columns: slice) -> Tensor | None:
         """The mask's columns for the keys of `source`."""
-        if self.whole_mask is None:
+        if self.ring.mask is None:
             return None
-        return self.order.split(self.whole_mask, 3, source).narrow(
-            3, columns.start, columns.stop - columns.start
-        )
+        whole = self.ring.order.split(self.ring.mask, 3, source)
+        return whole.narrow(3, columns.start, columns.stop - columns.start)
 
 
 def _passed_on(k: Tensor, v: Tensor, part: SequencePart) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -199,11 +169,12 @@ def _passed_on(k: Tensor, v: Tensor, part: SequencePart) -> Iterator[tuple[int, 
 
 
 def _exchanged(
-    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs, part: SequencePart
+    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs
 ) -> tuple[tuple[Tensor, ...], slice | None]:
     """Send the gradients of a block to the rank that it belongs to, and get this rank's own from the rank that had
     it at this step: with which rows of it they are. Either may be none.
     """
+    part = pairs.ring.part
     rank, ranks = part.rank, part.ranks
     other = (2 * rank - owner) % ranks  # as many steps behind as the owner is ahead
     seen = pairs.seen(rank, other)

@@ -20,7 +20,7 @@ from parallelizer import torch_private
 from parallelizer.styles.context_parallel.kernels import accumulation_dtype
 from parallelizer.styles.context_parallel.order import Contiguous, Dealt, Order
 from parallelizer.styles.context_parallel.part import SequencePart
-from parallelizer.styles.context_parallel.ring import ring_backward, ring_forward
+from parallelizer.styles.context_parallel.ring import Ring, ring_backward, ring_forward
 
 Tensor = torch.Tensor
 
@@ -28,21 +28,13 @@ _HOW = "Tensor? mask, Tensor? dealt, str order, int ranks, int? length, str grou
 """How the ring runs, as both operators are told. `dealt` is of an order that is `Dealt`."""
 
 
-def compiled_ring(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    part: SequencePart,
-    order: Order,
-    is_causal: bool,
-    scale: float,
-    mask: Tensor | None,
-) -> Tensor:
+def compiled_ring(q: Tensor, k: Tensor, v: Tensor, ring: Ring) -> Tensor:
     """As `RingAttention.apply`."""
+    order, part = ring.order, ring.part
     dealt = order.dealt if isinstance(order, Dealt) else None
     out: Tensor = torch.ops.parallelizer.ring_forward(
-        q, k, v, mask, dealt, order.name, order.ranks, order.length, _name(part.group), list(part.places),
-        is_causal, scale,
+        q, k, v, ring.mask, dealt, order.name, order.ranks, order.length, _name(part.group), list(part.places),
+        ring.is_causal, ring.scale,
     )[0]  # fmt: skip
     return out
 
@@ -53,17 +45,17 @@ def _name(group: dist.ProcessGroup) -> str:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
-    out, lse = ring_forward(q, k, v, **_arguments(*how))
+    out, lse = ring_forward(q, k, v, _ring(*how))
     return out.contiguous(), lse
 
 
 def _backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *how: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return ring_backward(grad_out, q, k, v, out, lse, **_arguments(*how))
+    return ring_backward(grad_out, q, k, v, out, lse, _ring(*how))
 
 
-def _arguments(
+def _ring(
     mask: Tensor | None,
     dealt: Tensor | None,
     name: str,
@@ -73,8 +65,7 @@ def _arguments(
     places: Sequence[int],
     is_causal: bool,
     scale: float,
-) -> dict[str, Any]:
-    """The keyword arguments of the ring's functions."""
+) -> Ring:
     order: Order
     if dealt is not None:
         order = Dealt(ranks, length, dealt, name)
@@ -82,7 +73,7 @@ def _arguments(
         order = Contiguous(ranks, length) if name == Contiguous.name else Order(ranks, length)
     step = places[1] - places[0]
     part = SequencePart(torch_private.group_of(group), range(places[0], places[-1] + 1, step))
-    return {"part": part, "order": order, "is_causal": is_causal, "scale": scale, "mask": mask}
+    return Ring(part, order, is_causal, scale, mask)
 
 
 _operator_forward = torch.library.custom_op(

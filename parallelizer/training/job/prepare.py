@@ -14,7 +14,7 @@ from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
 from parallelizer.hugging_face.find_weights import weights_folder
-from parallelizer.proof.unsure import compile_unsure
+from parallelizer.proof.unsure import UNSURE
 from parallelizer.runtime.checkpoint.choose import choose, unwritable
 from parallelizer.runtime.checkpoint.fit import misfits
 from parallelizer.runtime.launch.outside import OutsideRanks
@@ -45,7 +45,7 @@ def prepare(
     """
     setup = from_config(config, origins)
     model = setup.build_model()
-    program = compile_unsure(setup, model)
+    program = setup.compile(model, unsure=UNSURE)
     setup.loss()
     setup.build_optimizer(torch.nn.Linear(1, 1))
 

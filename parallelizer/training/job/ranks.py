@@ -29,9 +29,9 @@ def check_ranks(setup: Setup, settings: Settings, outside: OutsideRanks | None, 
     if outside is None and setup.device == "cuda":
         check_gpus(world, command)
     elif outside is None:
+        check_processes(world, settings.max_cpu_ranks, command)
         if not _chosen(setup):
             _check_cores(world)
-        check_processes(world, settings.max_cpu_ranks, command)
     elif outside.world_size != world:
         message = (
             f"the mesh has {world} ranks ({setup.mesh}), {outside.launcher} started {outside.world_size}"

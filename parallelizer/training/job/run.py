@@ -24,6 +24,7 @@ from torch import nn
 
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import running_origins, searched_first
+from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.render import write as write_diagnostics
@@ -119,14 +120,14 @@ def run(
         model = setup.build_model()
         # A dry run is of the hardware that is configured, wherever it runs.
         nodes = outside.nodes if outside is not None and not dry else ()
-        proofs = Path(settings.proofs)
-        looked = look(setup, job.program, model, proofs, classes=dry, nodes=nodes or None)
+        validation = validated(setup, job.program, model, classes=dry, nodes=nodes or None)
+        looked = look(setup, model, validation, Path(settings.proofs))
         if looked.refused or (dry and looked.unsure):
             raise PlanError(looked.found)
         if not dry:
             job = _announced(job, model, looked, alone=outside is None)
         else:
-            dry_run.write(setup, job.program, model, looked.validation.trace, looked.found)
+            dry_run.write(setup, job.program, model, validation.trace, looked.found)
     if dry:
         return
     if outside is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class FirstStep:
         )
         self.observed: Observed | None = None
         self.peak: int | None = None
+        self.seconds: float | None = None
         self.fresh = True
 
     @contextmanager
@@ -74,9 +76,23 @@ class FirstStep:
         ]
         with observing(self.program, self.mesh, model, active=self.leads) as observed, ExitStack() as stack:
             peak = stack.enter_context(PeakOfStep(self.device, there)) if self.leads and memory else None
+            started = self._now()
             yield
+            self.seconds = self._now() - started
         self.observed = observed
         self.peak = peak.bytes if peak is not None else None
+
+    def _now(self) -> float:
+        """The time when the device has done everything that it was asked for."""
+        if self.device.type == "cuda" and self.leads and self.forecast.seconds is not None:
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    @property
+    def times(self) -> tuple[float, float] | None:
+        """The seconds that the step took, and those that were predicted."""
+        predicted = self.forecast.seconds
+        return None if self.seconds is None or predicted is None else (self.seconds, predicted)
 
     @property
     def predicted(self) -> int | None:
@@ -100,20 +116,23 @@ class FirstStep:
             return
         counted = of_the_step(self.observed.entries)
         ledger = outside_compiled(planned.ledger, self.observed.compiled)
-        compared = StepComparison(step, ledger, counted, self.peaks, self.device.type)
+        compared = StepComparison(step, ledger, counted, self.peaks, self.device.type, self.times)
         print(compared, flush=True)
         show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
 
 
 @dataclass(frozen=True)
 class StepComparison:
-    """A step's collectives and those that were planned, and its peak with the one predicted, in bytes."""
+    """A step's collectives and those that were planned, its peak with the one predicted, in bytes, and its time with the one
+    predicted, in seconds. A first step is slower than later ones: nothing is found in its time.
+    """
 
     step: int
     planned: Sequence[Collective]
     counted: Sequence[Collective]
     peaks: tuple[int, int] | None = None
     device: str = "cpu"
+    times: tuple[float, float] | None = None
 
     def __str__(self) -> str:
         """`step 1: 412 collectives as planned; peak 61.0 GiB, 61.2 predicted`."""
@@ -123,7 +142,8 @@ class StepComparison:
             text = f"step {self.step}: {collectives}, {len(self.planned):,} planned"
         else:
             text = f"step {self.step}: {collectives}{'' if number else ','} as planned"
-        return text + (f"; {_peaks(*self.peaks)}" if self.peaks is not None else "")
+        text += f"; {_peaks(*self.peaks)}" if self.peaks is not None else ""
+        return text + (f"; {_times(*self.times)}" if self.times is not None else "")
 
     def findings(self) -> list[Diagnostic]:
         """A warning for what differs."""
@@ -166,3 +186,8 @@ def _peaks(peak: int, predicted: int) -> str:
         if unit == its
         else f"peak {number} {unit}, {other} {its} predicted"
     )
+
+
+def _times(seconds: float, predicted: float) -> str:
+    """`1.2 s with warm-up, 0.95 s predicted`."""
+    return f"{seconds:.3g} s with warm-up, {predicted:.3g} s predicted"

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.step_time import step_time
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.planned import Planned, planned_of
 from parallelizer.simulate.validate import Validation
@@ -19,13 +20,15 @@ from parallelizer.training.watch.peak import peak_of
 @dataclass(frozen=True)
 class Forecast:
     """What rank 0's step should send and hold; `reason` is why it is not known. `flops` are those of the global batch,
-    on all ranks, and `peak_flops` what all their devices can do in a second, where the hardware is known.
+    on all ranks, and `peak_flops` what all their devices can do in a second, where the hardware is known. `seconds` is the
+    predicted time of a step, where the hardware has what it takes.
     """
 
     planned: Planned | None = None
     reason: str = ""
     flops: int | None = None
     peak_flops: float | None = None
+    seconds: float | None = None
 
     def mfu(self, seconds: float) -> float | None:
         """The share of the devices' peak that a step of so many seconds has used for the model; None if it is not
@@ -61,7 +64,8 @@ def forecast_of(
     # A GPU that no configuration names tells its name to the rank: see `of_devices`.
     counted = peak is not None or setup.device == "cuda"
     flops = step_flops(program, model, setup.workload, loss) if counted else None
-    return Forecast(planned, reason, flops, peak)
+    time = step_time(setup, validation.trace)
+    return Forecast(planned, reason, flops, peak, None if time is None else time.seconds)
 
 
 def _peak_flops(setup: Setup) -> float | None:

@@ -10,9 +10,9 @@ from benchmarks.proofs.cells import Cell, Row
 from benchmarks.proofs.markdown import replace_between, table
 from benchmarks.proofs.matrix import (
     Known,
-    _computation,
     _setup,
     columns,
+    computation_of,
     meshes,
     models,
     presets,
@@ -75,7 +75,7 @@ def test_the_matrix_of_real_meshes_has_those_that_the_small_one_shrinks() -> Non
 
 def test_models_and_presets_that_shrink_to_the_same_share_a_proof() -> None:
     def computation(model: str, preset: str, plan: str = "llama") -> str:
-        return _computation(shrink(_setup(Row(model, plan), preset))[0])
+        return computation_of(shrink(_setup(Row(model, plan), preset))[0])
 
     assert computation("llama3_8b", "tp2") == computation("llama3_405b", "tp4")
     others = {computation("llama_debug", "tp2"), computation("llama3_8b", "cp2")}

@@ -13,7 +13,6 @@ from tests.styles.models import Mlp, around
 @pytest.mark.parametrize(
     ("sizes", "axis", "help_text"),
     [
-        ({"pp": 2}, "pp", "pipeline parallelism is not part of the plan language: set pp to 1"),
         ({"ep": 2}, "ep", "add rules with styles that use ep, or set it to 1"),
         ({"cp": 2}, "cp", "add `context-parallel` to the modules that call attention"),
         ({"tp": 2}, "tp", "add rules with styles that use tp, or set it to 1"),

@@ -32,7 +32,8 @@ from parallelizer.proof import certificate as certificates
 from parallelizer.proof.compare import ProofVerdict
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.not_equal import not_equal
-from parallelizer.proof.prove import Proof, check_ranks
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
 from parallelizer.propose.from_transformers.translate import translate
@@ -47,6 +48,7 @@ from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.runtime.step import Step
+from parallelizer.simulate.time.machine import machine_of
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import build_data
 from parallelizer.training.data.files import check_unchanged, read_document
@@ -104,6 +106,13 @@ def exported() -> Found:
     return raised(lambda: export(dataclasses.replace(program, applications=tuple(own)), model))
 
 
+def exported_stages() -> Found:
+    setup = from_config(*compose_config(("parallel=pp2",)))
+    model = setup.build_model()
+    program = setup.compile(model)
+    return raised(lambda: export(program, model))
+
+
 def not_locked() -> Found:
     arguments = argparse.Namespace(lock="plan.lock", locked=None)
     return raised(lambda: plan._lock(arguments, None, None, None, None))  # type: ignore[arg-type]
@@ -135,6 +144,12 @@ def uninitialised() -> Found:
     with torch.device("meta"):
         model = nn.ParameterList([torch.empty(2)])
     return raised(lambda: materialize(model, device="cpu", seed=0))
+
+
+def machine_without_bandwidth() -> Found:
+    """What is assumed of hardware that has a rate for products and no other."""
+    machine = machine_of({"name": "X", "bf16_tflops": 100})
+    return machine.assumed[:1] if machine is not None else ()
 
 
 def unsayable() -> Found:
@@ -206,6 +221,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "data-not-found": lambda here: raised(lambda: load(path=str(here / "nowhere.txt"), heldout=0.1)),
     "data-too-short": lambda here: raised(lambda: window_count(torch.zeros(8), 8)),
     "data-unreadable": lambda here: raised(lambda: build_data(OmegaConf.create({"_target_": "os.getcwd"}))),
+    "export-pipeline": lambda here: exported_stages(),
     "export-style": lambda here: exported(),
     "file-unreadable": lambda here: raised(lambda: read_file(str(here), "plan.yaml")),
     "file-unwritable": lambda here: raised(lambda: html.save(b"", here / "nowhere" / "plan.html")),
@@ -232,6 +248,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "resume-data": lambda here: check_same_data(
         DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
     ),
+    "time-assumed": lambda here: machine_without_bandwidth(),
     "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),
     "unknown-code": lambda here: [codes.unknown("unmached-glob")],

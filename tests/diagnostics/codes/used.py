@@ -8,6 +8,7 @@ error: then nobody could tell which codes there are.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Use:
     line: int
 
 
+@functools.cache
 def uses(root: Path = ROOT) -> list[Use]:
     """Every code that is passed somewhere. Raises ValueError for an argument that cannot be followed."""
     trees = {

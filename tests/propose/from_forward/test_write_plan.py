@@ -38,8 +38,8 @@ def test_a_plan_without_tensor_parallelism_has_no_stream(tmp_path: Path) -> None
     assert "context-parallel" not in text
 
 
-def test_a_block_that_is_styled_itself_has_fsdp_in_the_same_rule(tmp_path: Path) -> None:
+def test_a_block_that_is_styled_itself_has_fsdp_and_stage_in_the_same_rule(tmp_path: Path) -> None:
     facts = found(models.Flat)
     text = read(facts, Choice(frozenset(units(facts))), tmp_path)
-    assert "[context-parallel, fsdp]" in text
+    assert "[context-parallel, fsdp, stage]" in text
     assert sum(line.strip().startswith("hs.*:") for line in text.splitlines()) == 1

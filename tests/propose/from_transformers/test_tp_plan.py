@@ -10,6 +10,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.propose.from_transformers.tp_plan import (
     TpPlanEntry,
     read_fsdp_plan,
+    read_layer_lists,
     read_tp_plan,
     with_wildcards,
 )
@@ -73,3 +74,10 @@ def test_the_data_parallel_plan_has_what_the_model_has() -> None:
     assert found["model.layers.*"] == "free_full_weight" and found["lm_head"] == "keep_full_weight"
     with torch.device("meta"):
         assert read_fsdp_plan(nn.Linear(2, 2)) == {}
+
+
+def test_lists_of_layers_are_those_that_the_pipeline_plan_names() -> None:
+    assert read_layer_lists(small("llama")) == {"model.layers"}
+    assert read_layer_lists(small("gpt2", n_embd=32, n_layer=1, n_head=2)) == set()
+    with torch.device("meta"):
+        assert read_layer_lists(nn.Linear(2, 2)) == set()

@@ -58,7 +58,11 @@ from tests.styles.models import (
     Scaled,
 )
 
-PRESETS = sorted(p.stem for p in (config_folder() / "parallel").glob("*.yaml") if p.stem != "base")
+PRESETS = sorted(
+    p.stem
+    for p in (config_folder() / "parallel").glob("*.yaml")
+    if p.stem != "base" and not p.stem.startswith("pp")
+)
 QUICK = {("single", "llama"), ("fsdp2_tp2", "llama"), ("cp2_tp2", "llama"), ("hsdp2x16_tp8", "llama_tp")}
 
 Placements = dict[str, tuple[Any, ...]]
@@ -255,7 +259,11 @@ CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
     ),
     "selective checkpoints": (
         {"dp_shard": 2},
-        ['"": fsdp', "layers.{0..2..2}: {style: checkpoint, mode: selective}", "layers.1: checkpoint"],
+        [
+            '"": fsdp',
+            "layers.{0..2..2}: {style: checkpoint, mode: selective}",
+            "layers.1: {style: checkpoint, mode: alternate}",
+        ],
         {},
     ),
     "replicas only": ({"dp_replicate": 4}, ['"": fsdp'], {}),
@@ -408,6 +416,15 @@ def test_a_style_that_cannot_be_made_anew_is_refused_with_the_reason(act: Any, r
         export(program, model)
     [found] = {(d.code, d.span, d.message) for d in raised.value.diagnostics}
     assert found[:2] == ("export-style", program.applications[0].rule.span) and found[2].endswith(reason)
+
+
+def test_a_pipeline_is_refused_where_pp_is_set() -> None:
+    setup = shipped("pp2", "llama", "train.batch_size=8")
+    model = setup.build_model()
+    with pytest.raises(PlanError) as caught:
+        export(setup.compile(model), model)
+    [found] = caught.value.diagnostics
+    assert (found.code, found.span) == ("export-pipeline", setup.mesh.spans["pp"])
 
 
 def test_a_module_that_imports_this_package_is_known() -> None:

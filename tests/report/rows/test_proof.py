@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parallelizer.language.plan import Mesh
 from parallelizer.proof.compare import Difference, ProofVerdict
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 from parallelizer.report.rows.proof import error_rows, loss_error, number_compared
 
 PROOF = Proof(

@@ -123,7 +123,7 @@ def test_where_each_value_comes_from() -> None:
     rule = 'rules=["layers.0: {style: fsdp, shard_dim: largest}"]'
     overrides = ("parallel=fsdp2", "++parallel.styles.fsdp.min_size=7", rule)
     [one] = answer("layers.0", *overrides).explanations
-    [fsdp] = one.slots
+    fsdp = next(slot for slot in one.slots if slot.slot == "fsdp")
     values = {v.name: (v.text, v.source, str(v.span.file) if v.span else None) for v in fsdp.values}
     assert values["shard_dim"] == ("largest", "rule", f"<override {overrides[2]}>")
     assert values["min_size"] == ("7", "preset", f"<override {overrides[1]}>")
@@ -153,8 +153,9 @@ def test_a_style_on_axes_of_size_1_does_nothing() -> None:
 
 def test_a_style_that_a_preset_switches_off() -> None:
     [one] = answer("layers.0", "parallel=fsdp2", "++parallel.styles.fsdp=null").explanations
-    assert one.slots[0].effect == "off" and not one.units
-    assert "the override ++parallel.styles.fsdp=null" in one.slots[0].reason
+    fsdp = next(slot for slot in one.slots if slot.slot == "fsdp")
+    assert fsdp.effect == "off" and not one.units
+    assert "the override ++parallel.styles.fsdp=null" in fsdp.reason
 
 
 def test_globs_and_folded_paths_are_accepted_and_what_is_alike_is_said_once() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
@@ -92,7 +92,7 @@ ranks = st.floats(0, 1, exclude_max=True)
 REPLICATED: tuple[Any, ...] = ({"dp_replicate": 2}, {"train.accumulate": 2}, "", 0.0)
 
 
-@settings(max_examples=1, deadline=None)
+@settings(phases=[Phase.explicit])
 @example(8, *REPLICATED)
 @given(st.integers(8, 10), meshes, options, checkpoints, ranks)
 def test_folded_is_unfolded(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 from parallelizer.styles.context_parallel import flex
 from parallelizer.testing import assert_equivalent
 from tests.proof import subjects

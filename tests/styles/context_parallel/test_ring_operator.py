@@ -25,11 +25,11 @@ def test_order_and_part_are_those_of_the_call(
     groups: dict[str, Any] = {"cp": object()}
     monkeypatch.setattr("parallelizer.torch_private.group_of", groups.__getitem__)
     dealt = order.dealt if isinstance(order, Dealt) else None
-    found = ring_operator._arguments(
+    found = ring_operator._ring(
         None, dealt, order.name, order.ranks, order.length, "cp", list(places), True, 0.5
     )
-    assert (found["is_causal"], found["scale"], found["mask"]) == (True, 0.5, None)
-    assert found["part"].group is groups["cp"] and found["part"].places == places
-    assert type(found["order"]) is type(order) and found["order"].name == order.name
-    assert (found["order"].ranks, found["order"].length) == (order.ranks, order.length)
-    assert not isinstance(order, Dealt) or torch.equal(found["order"].dealt, order.dealt)
+    assert (found.is_causal, found.scale, found.mask) == (True, 0.5, None)
+    assert found.part.group is groups["cp"] and found.part.places == places
+    assert type(found.order) is type(order) and found.order.name == order.name
+    assert (found.order.ranks, found.order.length) == (order.ranks, order.length)
+    assert not isinstance(order, Dealt) or torch.equal(found.order.dealt, order.dealt)

@@ -17,7 +17,7 @@ from parallelizer.language.plan import Mesh
 from parallelizer.proof import duration, quick
 from parallelizer.proof.certificate import find, write
 from parallelizer.proof.compare import Difference, ProofVerdict
-from parallelizer.proof.prove import Proof
+from parallelizer.proof.proof import Proof
 from parallelizer.proof.validate import Looked
 from parallelizer.simulate.validate import Validation
 from parallelizer.styles.application import Program
@@ -66,7 +66,7 @@ def test_it_proves_once_and_finds_the_certificate_from_then_on(
 ) -> None:
     line, name, _ = asked(tp2, tmp_path)
     assert line.startswith("proven in ") and name is not None
-    monkeypatch.setattr(quick, "prove_small", never_called)
+    monkeypatch.setattr(quick, "prove_tiny", never_called)
     again, same, _ = asked(tp2, tmp_path, "always", alone=False)
     assert again.startswith("proven on ") and same == name
 
@@ -87,7 +87,7 @@ def test_a_certificate_that_cannot_be_written_does_not_stop_a_proven_run(
     verdict = ProofVerdict((Difference("gradient", "w", 0, 0.1, 0.5),), 1.0)
     proof = Proof("plan", tp2[0].mesh, "float64", verdict, (1.0, 1.0))
     monkeypatch.setattr(quick, "why_not_within", lambda *args, **options: None)
-    monkeypatch.setattr(quick, "prove_small", lambda *args, **options: proof)
+    monkeypatch.setattr(quick, "prove_tiny", lambda *args, **options: proof)
     (tmp_path / "file").touch()
     line, name, _ = asked(tp2, tmp_path / "file" / "proofs")
     assert line.startswith("proven in 0 s (worst error 0.20 of its bound); the certificate ")
@@ -101,7 +101,7 @@ def test_always_refuses_a_run_without_a_certificate(tp2: Compiled, tmp_path: Pat
 
 
 def test_never_goes_on_and_says_so(tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "prove_small", never_called)
+    monkeypatch.setattr(quick, "prove_tiny", never_called)
     assert asked(tp2, tmp_path, "never") == (
         "not proven (train.prove=never)",
         None,
@@ -112,7 +112,7 @@ def test_never_goes_on_and_says_so(tp2: Compiled, tmp_path: Path, monkeypatch: p
 def test_ranks_that_others_started_only_look(
     tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick, "prove_small", never_called)
+    monkeypatch.setattr(quick, "prove_tiny", never_called)
     line, name, _ = asked(tp2, tmp_path, alone=False)
     assert line.startswith("not proven: its ranks were started from outside") and name is None
 
@@ -120,7 +120,7 @@ def test_ranks_that_others_started_only_look(
 def test_what_takes_long_is_not_proven_first(
     tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quick, "prove_small", never_called)
+    monkeypatch.setattr(quick, "prove_tiny", never_called)
     monkeypatch.setattr(duration, "FLOPS", 1.0)
     line, *_ = asked(tp2, tmp_path)
     assert "should take about" in line and "parallelizer verify" in line

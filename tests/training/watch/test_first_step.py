@@ -77,3 +77,9 @@ def test_a_compiled_model_is_compared_without_its_compilation_being_lost(tmp_pat
         timeout=120,
     )  # fmt: skip
     assert "step 1: 28 collectives as planned" in ended.out, ended.out + ended.err
+
+
+def test_the_time_of_a_step_stands_beside_the_predicted_one_and_is_never_a_finding() -> None:
+    compared = StepComparison(1, (), (), None, "cpu", (12.0, 0.95))
+    assert str(compared).endswith("; 12 s with warm-up, 0.95 s predicted")
+    assert compared.findings() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from parallelizer import torch_private
-from parallelizer.propose.from_forward.made_up_counts import ROWS, made_up, without_masks
+from parallelizer.compiler.observe.made_up_counts import ROWS, made_up, without_masks
 
 aten = torch.ops.aten
 

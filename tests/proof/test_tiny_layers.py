@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.language.workload import Entry, Workload
-from parallelizer.proof.layer_kinds import LayerKinds, layer_kinds
 from parallelizer.proof.tiny import shrink
-from parallelizer.proof.tiny_layers import MOST_LAYERS
+from parallelizer.proof.tiny_layers import MOST_LAYERS, LayerKinds, layer_kinds, with_stages
 
 MODEL = """
 from torch import nn
@@ -104,7 +103,7 @@ WORKLOAD = Workload({"x": Entry(("batch", 2, 16), "float32")}, batch_size=2, seq
 
 
 def kinds_of(model: nn.Module) -> LayerKinds:
-    found = layer_kinds(model.to("meta"), WORKLOAD)
+    [found] = layer_kinds([model.to("meta")], WORKLOAD)
     assert found is not None
     return found["layers"]
 
@@ -122,4 +121,47 @@ class Branches(nn.Module):
 
 
 def test_a_model_whose_values_decide_its_course_has_no_kinds() -> None:
-    assert layer_kinds(Branches().to("meta"), WORKLOAD) is None
+    assert layer_kinds([Branches().to("meta")], WORKLOAD) == [None]
+
+
+STAGED = """
+from torch import nn
+
+class Staged(nn.Module):
+    def __init__(self, dim, depth, heads=2, kinds=(), most=99):
+        super().__init__()
+        assert depth <= most and len(kinds) in (0, depth)
+        self.embed = nn.Embedding(32, dim)
+        self.layers = nn.ModuleList(nn.Linear(dim, dim, bias=not kinds or kinds[i]) for i in range(depth))
+        self.more = nn.ModuleList(nn.Linear(dim, dim) for _ in range(heads - 2))
+
+    def forward(self, input_ids):
+        return self.embed(input_ids)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "grown"),
+    [
+        ([], 2, {}),  # it has as many
+        ([], 5, {"depth": 5}),
+        (["+model.kinds=[true,false]"], 5, {"depth": 5, "kinds": [True, False, True, False, True]}),
+        (["+model.most=3"], 8, {}),  # 8 layers cannot be built
+        (["+model.tiny={dim: 4}"], 4, {"depth": 4}),
+    ],
+)
+def test_numbers_of_layers_grow_until_a_cut_fits_before_each_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], wanted: int, grown: dict[str, object]
+) -> None:
+    (tmp_path / "net_of_stages.py").write_text(STAGED)
+    for folder, name, text in (
+        ("model", "staged", CONFIG.replace("net_of_kinds.Net", "net_of_stages.Staged")),
+        ("plans", "net_of_kinds", PLAN.replace("{'': fsdp}", "{'layers.*': stage, '': fsdp}")),
+    ):
+        (tmp_path / folder).mkdir()
+        config = text.replace("n_layers: 10", "depth: 2").replace("tiny: {dim: 8, n_layers: 2}\n", "")
+        (tmp_path / folder / f"{name}.yaml").write_text(config)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    setup = from_overrides(["model=staged", *given], config_dir=str(tmp_path))
+    tiny = setup.model.get("tiny") or {}
+    assert with_stages(setup, tiny, wanted) == {**tiny, **grown}

@@ -1,0 +1,1 @@
+"""Training runs that others published, predicted: `python -m benchmarks.published [FILE]`."""

@@ -1,0 +1,173 @@
+"""A published run as an ordinary configuration, and what of it the configuration cannot say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.published.rows import Row
+
+CONF = Path(__file__).parent / "conf"
+KEPT_PARTS = 2
+"""Parts of an accumulated batch that are traced; the others repeat the last of them."""
+
+_FILES = {"a100": "a100", "h100": "h100", "h200": "h200", "gb200": "gb200", "gb300": "gb300", "b200": "b200"}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """`overrides` compose the configuration. `parts` are the parts of the whole batch.
+
+    `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
+    step, not once a part. `library_kernels`: Transformer Engine's kernels, fused and with cuDNN's attention, instead of
+    torch's. `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
+    `early`: the libraries are those of the GPU's first year.
+    """
+
+    overrides: tuple[str, ...]
+    hardware: str
+    hardware_values: dict[str, Any] = field(default_factory=dict)
+    parts: int = 1
+    precision: str = "bfloat16"
+    deferred: bool = False
+    library_kernels: bool = False
+    overlapped_tp: bool = False
+    small_gathers: bool = False
+    early: bool = False
+
+
+def left_out(row: Row) -> str | None:
+    """Why a row cannot be composed yet; None for one that can."""
+    if not row.run.get("dense", True) or row.mesh.get("ep", 1) > 1:
+        return "experts"
+    if row.mesh.get("pp", 1) > 1:
+        return "pipeline"
+    if row.tokens_per_second is None:
+        return "no throughput"
+    if not {"layers", "hidden", "ffn", "heads", "vocab"} <= set(row.model):
+        return "no sizes of the model"
+    if hardware_of(row) is None:
+        return "no such hardware"
+    return None
+
+
+def hardware_of(row: Row) -> str | None:
+    """The file of configs/hardware that describes the row's GPU."""
+    kind = str(row.gpu.get("kind", "")).lower()
+    return next(
+        (file for word, file in sorted(_FILES.items(), key=lambda x: -len(x[0])) if word in kind), None
+    )
+
+
+def compose(row: Row) -> Composed:
+    """The configuration of a row."""
+    run, mesh = row.run, row.mesh
+    library = _is_library(row)
+    replicas = mesh.get("dp_replicate", 1)
+    data = replicas * mesh.get("dp_shard", 1)
+    batch = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
+    rows = max(1, batch // data)
+    micro = min(rows, int(run.get("micro_batch") or 1))
+    parts = max(1, rows // micro)
+    # A distributed optimizer shards over the replicas what fsdp shards, and keeps the parameters.
+    sharded = data if library and replicas > 1 else mesh.get("dp_shard", 1)
+    axes = {
+        "dp_replicate": data // sharded,
+        "dp_shard": sharded,
+        "cp": mesh.get("cp", 1),
+        "tp": mesh.get("tp", 1),
+    }
+    overrides = [
+        f"hydra.searchpath=[file://{CONF}]",
+        *_model(row),
+        *(f"parallel.mesh.{axis}={size}" for axis, size in axes.items()),
+        f"train.seq_len={run['seq_len']}",
+        f"train.batch_size={micro * data * min(parts, KEPT_PARTS)}",
+        f"train.accumulate={min(parts, KEPT_PARTS)}",
+        "device=cuda",
+        "train.dtype=bfloat16",
+        *_rules(row, library),
+    ]
+    if (replicas > 1 and library) or "SHARD_GRAD_OP" in row.techniques:
+        overrides.append("++parallel.styles.fsdp.reshard_after_forward=false")
+    if "foundry" in row.source or library:
+        overrides.append("parallel.styles.fsdp.reduce_dtype=bfloat16")
+    if "Korthikanti" in row.source and "sequence parallelism" not in str(run["ac"]):
+        overrides.append("++parallel.layouts.stream=replicate")
+    hardware = hardware_of(row)
+    assert hardware is not None, row.id  # noqa: S101
+    return Composed(
+        tuple(overrides),
+        hardware,
+        _hardware_values(row),
+        parts,
+        _precision(str(run["precision"])),
+        deferred=library and replicas > 1,
+        library_kernels=library,
+        overlapped_tp="async" in row.techniques.lower() or "overlapped DP, TP" in row.techniques,
+        small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
+        early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023
+    )
+
+
+def _is_library(row: Row) -> bool:
+    """Whether the run uses Megatron's stack, of fused kernels."""
+    return any(word in row.source for word in ("Megatron", "Automodel")) and "FSDP2" not in row.techniques
+
+
+def _model(row: Row) -> list[str]:
+    m = row.model
+    sizes = {
+        "vocab_size": m["vocab"],
+        "dim": m["hidden"],
+        "n_layers": m["layers"],
+        "n_heads": m["heads"],
+        "hidden_dim": m["ffn"],
+        "tie_embeddings": bool(m.get("tied")),
+    }
+    if m.get("gated"):
+        sizes |= {"n_kv_heads": m.get("kv_heads") or m["heads"], "max_seq_len": row.run["seq_len"]}
+        return ["model=published_llama", *(f"++model.{key}={value}" for key, value in sizes.items())]
+    if "Korthikanti" in row.source:
+        sizes["written_out"] = True
+    return ["model=published_gpt", *(f"++model.{key}={value}" for key, value in sizes.items())]
+
+
+def _rules(row: Row, library: bool) -> list[str]:
+    ac = str(row.run["ac"])
+    rules = []
+    if ac == "full":
+        rules.append("layers.*: checkpoint")
+    elif ac.startswith("selective (attention)"):
+        rules.append("layers.*.attention.inner: checkpoint")
+    elif ac.startswith("selective"):
+        rules.append("layers.*: {style: checkpoint, mode: alternate}")  # torchtitan's, of operators
+    if row.run.get("compile") or library:
+        # Recomputation of DTensors is not compiled: it goes around modules that are.
+        inner = bool(rules) and row.mesh.get("tp", 1) > 1
+        rules.append(
+            f"layers.*{'.{attention,feed_forward,attention_norm,ffn_norm}' if inner else ''}: compile"
+        )
+    return [f"rules=[{','.join(chr(34) + rule + chr(34) for rule in rules)}]"] if rules else []
+
+
+def _precision(name: str) -> str:
+    if name in ("bf16", "fp16"):
+        return "bfloat16"
+    if "rowwise" in name:
+        return "float8_rowwise"
+    return "float4" if "fp4" in name else "float8"
+
+
+def _hardware_values(row: Row) -> dict[str, Any]:
+    """What the row says of its machines, over the hardware file's own."""
+    gpu = row.gpu
+    values: dict[str, Any] = {"devices_per_node": int(gpu.get("per_node") or 8)}
+    if gpu.get("power_w"):
+        values["power_w"] = float(gpu["power_w"])
+    if gpu.get("hbm_tb_s"):
+        values["memory_gb_per_s"] = float(gpu["hbm_tb_s"]) * 1e3
+    if "domain of 72" in str(gpu.get("inter_node")):
+        values["devices_per_node"] = 72
+    return values

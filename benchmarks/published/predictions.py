@@ -1,0 +1,123 @@
+"""Published runs predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from benchmarks.published.compose import Composed, compose
+from benchmarks.published.lines import line_of
+from benchmarks.published.rows import Row
+from benchmarks.published.traces import Traced, traced
+from parallelizer.diagnostics.package_folder import config_folder
+from parallelizer.simulate.record.operators import Moment
+from parallelizer.simulate.time.constants import FITTED, Constants
+from parallelizer.simulate.time.machine import Machine, machine_of
+from parallelizer.simulate.time.predict import StepTime, predict_on
+from parallelizer.simulate.time.price import Habits
+
+RESERVED = 1.18
+"""Published peaks are of the memory that the allocator has reserved: so much more than what is in use at the peak."""
+
+LINE_PARTS = 4
+"""Parts of a batch that are replayed one by one."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A row with everything that does not depend on constants."""
+
+    row: Row
+    composed: Composed
+    traced: Traced
+    lines: tuple[tuple[Moment, ...], ...]
+    machine: Machine
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row: tokens a second on each GPU, published and predicted, and peaks of memory in GiB."""
+
+    prepared: Prepared
+    time: StepTime
+    published: float
+    predicted: float
+    memory: float | None
+    predicted_memory: float
+
+    @property
+    def error(self) -> float:
+        """By how much the predicted throughput is off, as a share of the published one, with its sign."""
+        return self.predicted / self.published - 1
+
+
+def prepare(row: Row, folder: Path | None = None) -> Prepared:
+    """Trace a row's configuration. Raises PlanError."""
+    composed = compose(row)
+    found = traced(composed, folder)
+    hardware = OmegaConf.to_container(
+        OmegaConf.load(config_folder() / "hardware" / f"{composed.hardware}.yaml")
+    )
+    assert isinstance(hardware, dict)  # noqa: S101
+    machine = machine_of({**hardware, **composed.hardware_values})
+    assert machine is not None  # noqa: S101
+    run = row.run
+    data = row.mesh.get("dp_replicate", 1) * row.mesh.get("dp_shard", 1)
+    sequences = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
+    counts = [composed.parts] if composed.parts <= LINE_PARTS else [LINE_PARTS - 1, LINE_PARTS]
+    lines = tuple(tuple(line_of(composed, found.line, count)) for count in counts)
+    return Prepared(row, composed, found, lines, machine, sequences * int(run["seq_len"]))
+
+
+def habits_of(composed: Composed) -> Habits:
+    """What the run does beyond its configuration."""
+    return Habits(
+        composed.precision if composed.precision != "bfloat16" else None,
+        is_linear=lambda module: module.startswith("layers."),
+        library=composed.library_kernels,
+        payload=0.5 if composed.small_gathers else 1.0,
+        overlapped_tp=composed.overlapped_tp,
+        early=composed.early,
+    )
+
+
+def step_seconds(prepared: Prepared, line: Sequence[Moment], constants: Constants) -> float:
+    """The time of one line."""
+    machine, mesh = prepared.machine, prepared.traced.mesh
+    return predict_on(
+        machine, line, mesh, prepared.tokens, constants=constants, habits=habits_of(prepared.composed)
+    ).seconds
+
+
+def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction:
+    """The prediction of one row."""
+    composed, mesh = prepared.composed, prepared.traced.mesh
+    time = predict_on(
+        prepared.machine,
+        prepared.lines[-1],
+        mesh,
+        prepared.tokens,
+        constants=constants,
+        habits=habits_of(composed),
+    )
+    # Parts beyond those of the lines take what the last of them takes.
+    seconds = time.seconds
+    if composed.parts > LINE_PARTS:
+        seconds += (composed.parts - LINE_PARTS) * (
+            seconds - step_seconds(prepared, prepared.lines[0], constants)
+        )
+    published = prepared.row.tokens_per_second
+    assert published is not None  # noqa: S101
+    predicted = prepared.tokens / mesh.world_size / seconds
+    return Prediction(
+        prepared,
+        time,
+        published,
+        predicted,
+        prepared.row.peak_memory,
+        RESERVED * prepared.traced.peak / 2**30,
+    )

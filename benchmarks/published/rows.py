@@ -1,0 +1,73 @@
+"""The rows of a file of published runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+OURS = Path(__file__).parent / "runs.yaml"
+"""The runs that the constants were fitted on. Each has its source."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published run, with the entries of its GPU and its model."""
+
+    run: Mapping[str, Any]
+    gpu: Mapping[str, Any]
+    model: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.run["id"])
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        return {axis: int(size) for axis, size in self.run["mesh"].items()}
+
+    @property
+    def source(self) -> str:
+        """The name of the repository or the paper that the run comes from."""
+        source = self.run["source"]
+        if source.get("repo"):
+            return str(source["repo"]).rpartition("/")[2]
+        url = str(source.get("url", "unknown"))
+        return "Korthikanti et al." if "2205.05198" in url else url.split("//")[-1].split("?")[0]
+
+    @property
+    def techniques(self) -> str:
+        return str(self.run.get("techniques") or "")
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens a second on each GPU; from the published MFU where nothing else is there."""
+        measured = self.run["measured"]
+        if measured.get("tokens_per_second_per_gpu"):
+            return float(measured["tokens_per_second_per_gpu"])
+        tflops = measured.get("model_tflops_per_gpu_reported")
+        return float(tflops) * 1e12 / self.flops_per_token if tflops and self.model else None
+
+    @property
+    def flops_per_token(self) -> float:
+        """6 P + 12 L d S, without a discount for the causal mask (Chowdhery et al. 2022, appendix B)."""
+        layers, hidden = int(self.model["layers"]), int(self.model["hidden"])
+        return 6.0 * float(self.model["params"]) + 12.0 * layers * hidden * int(self.run["seq_len"])
+
+    @property
+    def peak_memory(self) -> float | None:
+        """The published peak in GiB."""
+        measured = self.run["measured"]
+        if measured.get("peak_memory_gib"):
+            return float(measured["peak_memory_gib"])
+        return float(measured["peak_memory_gb"]) * 1e9 / 2**30 if measured.get("peak_memory_gb") else None
+
+
+def read(path: Path = OURS) -> list[Row]:
+    """The rows of a file of the form of runs.yaml."""
+    document = yaml.safe_load(path.read_text())
+    gpus, models = document["gpus"], document["models"]
+    return [Row(run, gpus[run["gpu"]], models.get(run["model"], {})) for run in document["runs"]]

@@ -1,0 +1,41 @@
+"""The dry runs of published runs, kept in a folder while constants are fitted."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.published.compose import Composed
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.operators import Moment
+from parallelizer.simulate.record.trace import trace
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The time line of a step, and the peak of its memory in bytes."""
+
+    line: tuple[Moment, ...]
+    peak: int
+    mesh: Mesh
+
+
+def traced(composed: Composed, folder: Path | None = None) -> Traced:
+    """The dry run of a configuration; from `folder`, if it is there. Raises PlanError."""
+    key = hashlib.sha256(repr(composed.overrides).encode()).hexdigest()[:16]
+    file = folder / f"{key}.pickle" if folder is not None else None
+    if file is not None and file.is_file():
+        found: Traced = pickle.loads(file.read_bytes())
+        return found
+    setup = from_config(*compose_config(list(composed.overrides)))
+    model = setup.build_model()
+    step = trace(setup.compile(model), model, setup.recipe())
+    made = Traced(step.line, step.memory.peak, setup.mesh)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(pickle.dumps(made))
+    return made

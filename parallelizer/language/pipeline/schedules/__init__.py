@@ -1,0 +1,1 @@
+"""One file for each pipeline schedule; `all_schedules.py` lists them."""

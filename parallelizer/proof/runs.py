@@ -1,0 +1,168 @@
+"""The runs that a proof compares: unsharded ones in children of this process, and the sharded one on real ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from parallelizer.child.children import in_children
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.proof.divergence import governing_rule
+from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
+from parallelizer.proof.observe import Observation, joined, sharded, unsharded
+from parallelizer.proof.recording import ModuleFailed
+from parallelizer.proof.rounding import nudge_size
+from parallelizer.proof.slices import line
+from parallelizer.proof.staged import stage_over_the_cpu
+from parallelizer.proof.subject import Subject
+from parallelizer.runtime.launch import launcher as launch
+from parallelizer.styles.application import Program
+
+START_TIMEOUT = 120.0
+COLLECTIVE_TIMEOUT = 60.0
+"""Seconds: a plan that is wrong may well make its ranks wait for each other."""
+
+
+@dataclass(frozen=True)
+class References:
+    """The unsharded run, the same in another order of summation, and the same with its first gradients nudged. Their values were
+    multiplied by `loud` before the second step.
+    """
+
+    plain: Observation
+    other_order: Observation
+    nudged: Observation
+    loud: float
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The unsharded runs, and every rank's observation of the sharded one."""
+
+    references: References
+    ranks: list[Observation]
+
+
+def runs_of(
+    subject: Subject, program: Program, seed: int, dtype: torch.dtype, references: References | None = None
+) -> Runs:
+    """Run a subject unsharded, unless its references are known, and sharded. Raises PlanError as `references_of`, and when a
+    module's forward fails on a rank; LaunchError when a rank fails otherwise.
+    """
+    references = references or references_of(subject, seed, dtype)
+    subject = dataclasses.replace(subject, loud=references.loud)
+    return Runs(references, _ranks(subject, program, seed, dtype))
+
+
+def references_of(subject: Subject, seed: int = 0, dtype: torch.dtype = torch.float64) -> References:
+    """The unsharded runs of a subject, side by side. Where multiplied values overflow, they are not multiplied. Raises PlanError
+    when the runs give no numbers.
+    """
+    modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
+    with _quiet():
+        plain, other_order, nudged = in_children(
+            [
+                (unsharded, subject, seed, modes, dtype, False, 0.0, True),
+                (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
+                (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
+            ]
+        )
+    references = References(plain, other_order, nudged, subject.loud)
+    if _is_finite(plain):
+        return references
+    if subject.loud != 1:
+        return references_of(dataclasses.replace(subject, loud=1.0), seed, dtype)
+    raise PlanError([_not_finite(plain)])
+
+
+def _is_finite(reference: Observation) -> bool:
+    return all(map(math.isfinite, (*reference.losses, *reference.norms)))
+
+
+def _not_finite(reference: Observation) -> Diagnostic:
+    """A run that is not a number even on one device has nothing that ranks could equal."""
+    step, loss, norm = next(
+        (step, loss, norm)
+        for step, (loss, norm) in enumerate(zip(reference.losses, reference.norms, strict=True))
+        if not (math.isfinite(loss) and math.isfinite(norm))
+    )
+    what = f"loss is {loss:g}" if not math.isfinite(loss) else f"gradient norm is {norm:g}"
+    return Diagnostic(
+        "model-failed",
+        f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with",
+        None,
+        "every batch needs tokens that count in the loss, and the model finite initial values",
+    )
+
+
+def _ranks(subject: Subject, program: Program, seed: int, dtype: torch.dtype) -> list[Observation]:
+    """Every rank's observation. They travel through files: results through the launcher must be small."""
+    world = subject.mesh.world_size
+    with tempfile.TemporaryDirectory(prefix="parallelizer-") as folder:
+        worker = functools.partial(_rank, subject, program, seed, dtype, folder)
+        with _quiet():
+            launch.start(
+                worker,
+                ranks=world,
+                device="cpu",
+                start_timeout=START_TIMEOUT,
+                collective_timeout=COLLECTIVE_TIMEOUT,
+                sees_gpus=subject.device == "cuda",
+            )
+        seen = [torch.load(Path(folder) / f"{r}.pt", weights_only=False) for r in range(world)]
+    return joined(seen, subject.mesh)
+
+
+def _rank(subject: Subject, program: Program, seed: int, dtype: torch.dtype, folder: str) -> None:
+    rank = dist.get_rank()
+    if subject.device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        stage_over_the_cpu()
+    try:
+        with _quiet():
+            seen = sharded(subject, program, seed, (Float64(),) if dtype == torch.float64 else (), dtype)
+    except ModuleFailed as failed:
+        raise PlanError([_failure(program, failed, rank)]) from failed
+    if rank not in line(subject.mesh, 0, "pp"):
+        # Whole parameters are the same everywhere, or their bits tell: those of rank 0 and its pipeline are compared.
+        seen.start, seen.parameters, seen.states = {}, [], {}
+    torch.save(seen, Path(folder) / f"{rank}.pt")
+
+
+def _failure(program: Program, failed: ModuleFailed, rank: int) -> Diagnostic:
+    """A module's forward that raised on a rank, at the rule that governs it."""
+    rule = governing_rule(program, failed.module, None)
+    what = f"the forward of {failed.module}" if failed.module else "the model's forward"
+    return Diagnostic(
+        "rank-failed",
+        f"{what} fails on rank {rank}: {failed.reason}",
+        rule.span if rule else None,
+        "the unsharded run does not fail: what this rule, or the one before it, gives the module does not fit"
+        if rule
+        else "the unsharded run does not fail, and no rule of the plan stands at this module",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice on speed: small models on small meshes are no place for it."""
+    log = logging.getLogger("torch.distributed.tensor")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)

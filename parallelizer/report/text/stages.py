@@ -1,0 +1,41 @@
+"""The stages of a pipeline as a table, and the picture of its schedule."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+from torch import nn
+
+from parallelizer.report.rows.stages import stage_rows, summary
+from parallelizer.report.text import schedule, tables
+from parallelizer.report.text.tables import Column
+from parallelizer.styles.application import Program
+
+
+def write(program: Program, model: nn.Module, screen: Console) -> None:
+    """Print the stages of a program; nothing for one without. `model` is as it was compiled."""
+    if program.stages is None:
+        return
+    columns = [
+        Column("stage", right=True),
+        Column("pp rank", right=True),
+        Column("modules", wrap="path"),
+        Column("parameters", right=True),
+        Column("receives", wrap="path", spare=1),
+        Column("microbatches\nheld", right=True),
+    ]
+    rows = [
+        [
+            str(row.stage),
+            str(row.rank),
+            "\n".join(row.paths),
+            f"{row.parameters:,}",
+            "\n".join(row.receives) or "the batch",
+            str(row.live),
+        ]
+        for row in stage_rows(program, model)
+    ]
+    tables.write(screen, Text.assemble(("stages", "bold"), f"  {summary(program)}"), columns, rows)
+    screen.print()
+    schedule.write(program.stages.order, screen)
+    screen.print()

@@ -1,0 +1,241 @@
+"""A step of many microbatches from a recording of a few.
+
+What an action of a schedule computes depends on its kind and stage, and on whether it is the first or the last of these:
+FSDP gathers in the first forward and reduces in the last backward, the first backward allocates the gradients. All others
+are alike. So microbatches are recorded that have the first, the second and the last action of every kind, and the
+recordings are put together in the order of the whole schedule.
+
+What a channel allocates and frees in an action belongs to other messages: a receive is posted one message ahead, and a
+send frees what was sent before. These recordings are kept by message, and are put where the whole schedule has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import nn
+
+from parallelizer.language.pipeline.actions import Action, Order
+from parallelizer.runtime.pipeline.execute import expected_messages
+from parallelizer.runtime.pipeline.forms import Forms
+from parallelizer.runtime.pipeline.live import LivePipeline, key_of
+from parallelizer.runtime.pipeline.microbatches import Batch
+from parallelizer.runtime.state import state_of
+from parallelizer.styles.application import Program
+
+T = TypeVar("T")
+
+FEW = 3
+"""Actions of a kind, or accumulated parts, that stand for all."""
+
+Lists = list[list[Any]]
+"""The lists of a recording, or a stretch of each."""
+
+Message = tuple[str, int, int]
+"""The kind, the stage that it is for, and the microbatch."""
+
+
+def prepare(model: nn.Module, forms: Forms, microbatch: Batch) -> LivePipeline | None:
+    """The pipeline of a model that was cut, whose stages are told `forms` from now on; None without one."""
+    state = state_of(model)
+    if state is None or state.pipeline is None:
+        return None
+    for stage in range(1, len(state.pipeline.stages)):
+        state.pipeline.forms[key_of(microbatch), stage] = forms
+    return state.pipeline
+
+
+def sample(pipeline: LivePipeline) -> tuple[int, ...]:
+    """The microbatches that stand for all on this rank."""
+    by_kind: dict[tuple[Any, int], list[int]] = {}
+    for action in pipeline.order[pipeline.rank]:
+        by_kind.setdefault((action.kind, action.stage), []).append(action.microbatch)
+    return tuple(sorted({each[at] for each in by_kind.values() for at in _few(len(each))}))
+
+
+def few_parts(parts: Sequence[T]) -> list[T]:
+    """The accumulated parts that stand for all."""
+    return [parts[at] for at in _few(len(parts))]
+
+
+def _few(count: int) -> tuple[int, ...]:
+    return tuple(range(count)) if count <= FEW else (*range(FEW - 1), count - 1)
+
+
+@dataclass
+class Marks:
+    """Where in a recording what begins. `counts` says how long its lists are now."""
+
+    counts: Callable[[], tuple[int, ...]]
+    noted: list[tuple[Any, tuple[int, ...]]] = field(default_factory=list)
+
+    def note(self, mark: Any) -> None:
+        """Something begins: see `progress`."""
+        self.noted.append((mark, self.counts()))
+
+    def since(self, event: int) -> Marks:
+        """The same with the second list, the events of the memory, counted from one of them."""
+        return Marks(self.counts, [(mark, (a, b - event, c)) for mark, (a, b, c) in self.noted])
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A recording in pieces: before the first action, the actions by part in order, behind the last action of each part,
+    and what belongs to one message by what was done and its kind and stage. An action is a list of stretches, and of
+    places where messages are received or one before was sent.
+    """
+
+    before: Lists
+    actions: dict[tuple[int, Any, int], list[list[Lists | Message]]]
+    ends: dict[int, Lists]
+    messages: dict[tuple[str, str, int], Lists]
+
+
+def alike(program: Program, model: nn.Module, rank: int) -> list[int]:
+    """The ranks on `pp` whose stages are like those of `rank`: as many units and parameters of the same shapes, and as
+    many tensors that cross. They run the same actions in another order. `model` is as it was compiled.
+    """
+    stages = program.require_stages()
+    shapes: list[list[object]] = [[] for _ in stages.stages]
+    for name, param in model.named_parameters():
+        for index in stages.copies(name):
+            shapes[index].append((tuple(param.shape), str(param.dtype)))
+
+    def kind(rank: int) -> list[object]:
+        return [
+            (shapes[at], len(one.units), len(one.receives), len(one.sends), at in (0, len(stages) - 1))
+            for at, one in ((at, stages.stages[at]) for at in stages.on_rank(rank))
+        ]
+
+    return [other for other in range(stages.ranks) if kind(other) == kind(rank)]
+
+
+def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | None = None) -> Lists:
+    """The lists of a recording, as they are for all microbatches and all `parts`. With a `rank` on `pp` as they
+    are there: its stages must be alike, and modules are called as on the rank that was recorded.
+    """
+    rank = pipeline.rank if rank is None else rank
+    mine, there = pipeline.stages.on_rank(pipeline.rank), pipeline.stages.on_rank(rank)
+    shift = {other: own - other for own, other in zip(mine, there, strict=True)}
+    result: Lists = [list(items) for items in pieces.before]
+
+    def add(piece: Lists) -> None:
+        for items, more in zip(result, piece, strict=True):
+            items += more
+
+    actions = pipeline.order[rank]
+    recorded = 1 + max(pieces.ends)
+    for part in range(parts):
+        channels = _Channels(pipeline.order, rank, pipeline.ranks)
+        stands = _stand_in(part, parts, recorded)
+        number = _occurrences(actions)
+        for action, (at, count) in zip(actions, number, strict=True):
+            own = action.stage + shift[action.stage]
+            those = pieces.actions[stands, action.kind, own]
+            for piece in those[_stand_in(at, count, len(those))]:
+                if not isinstance(piece, tuple):
+                    add(piece)
+                    continue
+                what, stage, _ = piece
+                message = (what.partition(" ")[2], stage - own + action.stage, action.microbatch)
+                touched = channels.receive(message) if what.startswith("receive") else channels.send(message)
+                for done, (kind, to, _) in touched:
+                    # A receive is for a stage of this rank, a send is from one.
+                    here = to if done == "post" else to + (-1 if kind == "F" else 1)
+                    add(pieces.messages[done, kind, to + shift[here]])
+        add(pieces.ends[stands])
+    return result
+
+
+def _occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
+    """Of each action, which of its kind and stage it is, and how many there are."""
+    counts: dict[tuple[Any, int], int] = {}
+    places = []
+    for action in actions:
+        kind = action.kind, action.stage
+        places.append(counts.get(kind, 0))
+        counts[kind] = places[-1] + 1
+    return [(at, counts[a.kind, a.stage]) for at, a in zip(places, actions, strict=True)]
+
+
+def _stand_in(at: int, count: int, few: int) -> int:
+    """Which of the few stands for the one at `at` of `count`: the first, the last, or the second."""
+    if at == 0 or count <= few:
+        return at
+    return few - 1 if at == count - 1 else 1
+
+
+class _Channels:
+    """What the channels of a rank do in the order of a whole schedule, as `channels.py` does it."""
+
+    def __init__(self, order: Order, rank: int, ranks: Sequence[int]) -> None:
+        self.expected = {peer: list(keys) for peer, keys in expected_messages(order, rank, ranks).items()}
+        self.posted: dict[Any, Message] = {}
+        self.kept: set[Message] = set()
+        self.sent: dict[Any, Message] = {}
+        self.rank, self.ranks = rank, ranks
+
+    def receive(self, message: Message) -> Iterator[tuple[str, Message]]:
+        """The messages whose receives are posted when one is received."""
+        kind, stage, _ = message
+        peer = kind, self.ranks[stage + (-1 if kind == "F" else 1)]
+        while message not in self.kept:
+            yield from self._post(peer)
+            self.kept.add(self.posted.pop(peer))
+        self.kept.discard(message)
+        yield from self._post(peer)
+
+    def _post(self, peer: Any) -> Iterator[tuple[str, Message]]:
+        if peer not in self.posted and self.expected[peer]:
+            self.posted[peer] = self.expected[peer].pop(0)
+            yield "post", self.posted[peer]
+
+    def send(self, message: Message) -> Iterator[tuple[str, Message]]:
+        """The message that is freed when one is sent."""
+        kind, stage, _ = message
+        peer = kind, self.ranks[stage]
+        if peer in self.sent:
+            yield "finish", self.sent[peer]
+        self.sent[peer] = message
+
+
+def pieces_of(lists: Lists, marks: Marks) -> Pieces:
+    """A recording of a few microbatches and parts, in pieces."""
+    noted = [*marks.noted, (None, tuple(map(len, lists)))]
+
+    def stretch(begin: tuple[int, ...], end: tuple[int, ...]) -> Lists:
+        return [items[b:e] for items, b, e in zip(lists, begin, end, strict=True)]
+
+    before = stretch(tuple(0 for _ in lists), noted[0][1])
+    actions: dict[tuple[int, Any, int], list[list[Lists | Message]]] = {}
+    ends: dict[int, Lists] = {}
+    messages: dict[tuple[str, str, int], Lists] = {}
+    current: list[Lists | Message] = []
+    inside = 0
+    behind: int | None = None
+    for (mark, begin), (_, end) in itertools.pairwise(noted):
+        first, second = mark
+        piece = stretch(begin, end)
+        if isinstance(first, int):
+            if second is None:
+                behind, ends[first] = first, piece
+                continue
+            behind, current = None, []
+            actions.setdefault((first, second.kind, second.stage), []).append(current)
+        elif first in ("post", "finish"):
+            messages.setdefault((first, *second[:2]), piece)
+        elif first == "send":
+            current.append((f"send {second[0]}", second[1], 0))
+        elif first == "receive":
+            inside += 1
+            current.append((f"receive {second[0]}", second[1], 0))
+        elif first == "end receive":
+            inside -= 1
+        if behind is not None:
+            ends[behind] = [[*a, *b] for a, b in zip(ends[behind], piece, strict=True)]
+        elif not inside and first not in ("post", "finish"):
+            current.append(piece)
+    return Pieces(before, actions, ends, messages)

@@ -1,0 +1,153 @@
+"""The machine that a step is priced for: a hardware configuration with its table of kernels, and what had to be assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.time.kernel_table import LIKE, GemmGrid, KernelTable, load_table, parse_table
+
+REFERENCE = ("h100", 989.0)
+"""The table that gives the efficiency of shapes on a device without one, and its peak in bfloat16."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and its neighbourhood.
+
+    `peaks` are dense TFLOP/s by dtype, as in datasheets; `scale` turns the table's rates into this device's, and
+    `power` is its power limit by that of the measured device. Bandwidths are in bytes a second, each way: `memory`, `node` a
+    device inside a node, `network` a device between nodes. `streams` is false where collectives run on the processors
+    that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
+    `module_seconds` what calling a module takes, `dtensor_seconds` dispatching an operator on DTensors and
+    `unit_seconds` one of FSDP's collectives. `cores` is the number of processors that all ranks share, 0 where each has a
+    device. `fa2` says whether torch's attention is slower than the table's.
+    """
+
+    name: str
+    table: KernelTable
+    peaks: Mapping[str, float]
+    memory: float
+    node: float
+    network: float
+    per_node: int
+    scale: float = 1.0
+    power: float = 1.0
+    streams: bool = True
+    measured: bool = False
+    fa2: bool = False
+    kernel_seconds: float = 2.5e-6
+    host_seconds: float = 8e-6
+    module_seconds: float = 0.0
+    dtensor_seconds: float = 0.0
+    unit_seconds: float = 0.0
+    cores: int = 0
+    assumed: tuple[Diagnostic, ...] = field(default=())
+
+    def grid(self, dtype: str) -> tuple[GemmGrid, float] | None:
+        """The grid for products in a dtype, and what its rates are multiplied by; None where no rate is known.
+
+        A dtype without measurements has bfloat16's times the ratio of the datasheet's peaks.
+        """
+        name = LIKE.get(dtype, dtype)
+        if name in self.table.gemm:
+            return self.table.gemm[name], self.scale
+        base, peak = self.peaks.get("bfloat16"), self.peaks.get(name)
+        if "bfloat16" in self.table.gemm and base and peak:
+            return self.table.gemm["bfloat16"], self.scale * peak / base
+        return None
+
+
+def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
+    """The machine that a hardware configuration describes; None where it has neither a table nor a peak rate."""
+    name = str(hardware.get("name") or "")
+    if hardware.get("kernels") == "this":
+        return this_machine()
+    kernels, peak = hardware.get("kernels"), hardware.get("bf16_tflops")
+    assumed: list[Diagnostic] = []
+    scale = 1.0
+    if kernels:
+        try:
+            table = load_table(str(kernels))
+        except (OSError, ValueError) as error:
+            assumed.append(_assumed(f"hardware.kernels={kernels} is no table of kernels: {error}"))
+            kernels = None
+    if not kernels:
+        if not peak:
+            return None
+        file, its = REFERENCE
+        table, scale = load_table(file), float(peak) / its
+        assumed.append(
+            _assumed(
+                f"{name or 'the hardware'} has no table of measured kernels: sizes cost as on {file.upper()}, by peak rate"
+            )
+        )
+    peaks = {
+        "bfloat16": float(peak or 0),
+        "float8": float(hardware.get("fp8_tflops") or 0),
+        "float4": float(hardware.get("fp4_tflops") or 0),
+        "float32": float(hardware.get("fp32_tflops") or (peak or 0) / 15),
+    }
+    memory = _rate(hardware, "memory_gb_per_s", 2000.0, assumed, name)
+    node = _rate(hardware, "node_gb_per_s", 100.0, assumed, name)
+    network = _rate(hardware, "network_gb_per_s", 25.0, assumed, name)
+    limit, of_table = hardware.get("power_w"), hardware.get("kernels_power_w")
+    return Machine(
+        name or "the hardware",
+        table,
+        peaks,
+        memory,
+        node,
+        network,
+        int(hardware.get("devices_per_node") or 8),
+        scale,
+        float(limit) / float(of_table) if limit and of_table else 1.0,
+        streams=bool(hardware.get("streams", True)),
+        measured=bool(hardware.get("measured", False)),
+        fa2=bool(hardware.get("torch_attention_is_fa2", False)),
+        assumed=tuple(assumed),
+    )
+
+
+def this_machine(folder: Path | None = None) -> Machine:
+    """The machine that this process runs on, as it was measured; measured now where it has not been."""
+    from parallelizer.simulate.time.measure import kept
+
+    found = kept(folder)
+    rates = found["rates"]
+    return Machine(
+        str(found["name"]),
+        parse_table(found),
+        {},
+        rates["memory"],
+        rates["node"],
+        rates["node"],
+        1 << 30,
+        streams=bool(found["streams"]),
+        measured=True,
+        kernel_seconds=rates["kernel"],
+        host_seconds=rates["host"],
+        module_seconds=rates["module"],
+        dtensor_seconds=rates["dtensor"],
+        unit_seconds=rates["unit"],
+        cores=int(found["cores"]),
+    )
+
+
+def _rate(
+    hardware: Mapping[str, Any], key: str, otherwise: float, assumed: list[Diagnostic], name: str
+) -> float:
+    value = hardware.get(key)
+    if value is None:
+        assumed.append(_assumed(f"{name or 'the hardware'} has no {key}: {otherwise:g} is assumed"))
+    return float(otherwise if value is None else value) * 1e9
+
+
+def _assumed(message: str) -> Diagnostic:
+    help_text = (
+        "set it in the hardware configuration; `parallelizer explain time-assumed` says what each key means"
+    )
+    return Diagnostic("time-assumed", message, None, help_text, severity="note")

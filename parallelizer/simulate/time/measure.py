@@ -1,0 +1,242 @@
+"""Measuring this machine: products of matrices, attention, memory, the host's own time, and collectives.
+
+It takes less than a minute, and what it finds is kept in a file. On a machine without GPUs, ranks are processes with one thread
+each, as the recipe starts them, and collectives are gloo's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from parallelizer.child.children import Children, in_children
+
+FILE = Path(".parallelizer") / "machine.json"
+SIZES = (32, 128, 512, 2048)
+"""The grid of products on a CPU; on a GPU, each is eight times as large."""
+LENGTHS = (128, 512, 2048)
+PAYLOADS = (1 << 10, 1 << 13, 1 << 16, 1 << 19, 1 << 22, 1 << 24)
+RANKS = (2, 4, 8)
+SECONDS = 0.05
+"""How long one thing is repeated, at least once."""
+
+
+def kept(folder: Path | None = None) -> dict[str, Any]:
+    """What was measured of this machine, from the file; measured and written now where the file is of another machine."""
+    file = (folder or Path()) / FILE
+    name = _name()
+    try:
+        found: dict[str, Any] = json.loads(file.read_text("utf-8"))
+        if found.get("name") == name:
+            return found
+    except (OSError, ValueError):
+        pass
+    found = measure()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n", "utf-8")
+    except OSError:
+        pass  # it is measured again next time
+    return found
+
+
+def measure() -> dict[str, Any]:
+    """Everything, in children of this process, which must have no process group."""
+    gpu = torch.cuda.is_available()
+    [found] = in_children([(_device, "cuda" if gpu else "cpu")], sees_gpus=gpu)
+    collectives: dict[str, dict[str, list[float]]] = {}
+    rates = {}
+    for ranks in () if gpu else RANKS:
+        with tempfile.TemporaryDirectory() as folder:
+            calls = [(_collectives, rank, ranks, f"{folder}/store") for rank in range(ranks)]
+            with Children(calls) as children:
+                times = children.results()
+        for kind in times[0]["microseconds"]:
+            slowest = [max(each) for each in zip(*(t["microseconds"][kind] for t in times), strict=True)]
+            collectives.setdefault(kind, {})[str(ranks)] = slowest
+        if ranks == 2:
+            rates = {key: max(t[key] for t in times) for key in ("dtensor", "unit")}
+    found["collectives"] = {"bytes": list(PAYLOADS), "microseconds": collectives}
+    found["rates"] = {"dtensor": 0.0, "unit": 0.0, **found["rates"], **rates}
+    return {"name": _name(), "cores": 0 if gpu else (os.cpu_count() or 1), "streams": gpu, **found}
+
+
+def _name() -> str:
+    """What tells this machine and its torch from others."""
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.processor() or platform.machine()
+    )
+    return f"{platform.node()}, {device}, {os.cpu_count()} cores, torch {torch.__version__}"
+
+
+def _timed(function: Callable[[], object], wait: Callable[[], object]) -> float:
+    """Seconds of one call, the least of some groups of calls."""
+    function()
+    wait()
+    started = time.perf_counter()
+    function()
+    wait()
+    calls = max(1, int(SECONDS / 3 / max(time.perf_counter() - started, 1e-7)))
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        for _ in range(calls):
+            function()
+        wait()
+        best = min(best, (time.perf_counter() - started) / calls)
+    return best
+
+
+def _device(device: str) -> dict[str, Any]:
+    """One device by itself, in a child of one thread."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    larger = 8 if device == "cuda" else 1
+    sizes = [larger * n for n in SIZES]
+    gemm: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        values: list[list[list[float]]] = []
+        for m, n in itertools.product(sizes, sizes):
+            if n == sizes[0]:
+                values.append([])
+            row = []
+            for k in sizes:
+                # The largest products of a CPU would take a minute: they run at the rate of smaller ones.
+                if device == "cpu" and m * n * k > (1 << 28 if dtype == torch.float32 else 1 << 25):
+                    row.append(0.0)
+                    continue
+                a, b = (
+                    torch.ones(m, k, dtype=dtype, device=device),
+                    torch.ones(k, n, dtype=dtype, device=device),
+                )
+                row.append(2 * m * n * k / _timed(lambda a=a, b=b: a @ b, wait) / 1e12)  # type: ignore[misc]
+            values[-1].append(row)
+        gemm[str(dtype).removeprefix("torch.")] = {"m": sizes, "n": sizes, "k": sizes, "tflops": values}
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    attention: dict[str, list[float]] = {}
+    for size in (16, 64):
+        for length in LENGTHS:
+            q = torch.ones(1, 8, length, size, dtype=dtype, device=device)
+            seconds = _timed(lambda q=q: F.scaled_dot_product_attention(q, q, q, is_causal=True), wait)  # type: ignore[misc]
+            attention.setdefault(str(size), []).append(2 * 8 * length**2 * size / seconds / 1e12)
+    return {
+        "source": "measured on this machine",
+        "gemm": gemm,
+        "attention": {"length": list(LENGTHS), "tflops": attention},
+        "rates": {"memory": _bandwidth(device, wait), "node": 1e9, **_overheads(device, wait)},
+    }
+
+
+def _bandwidth(device: str, wait: Callable[[], object]) -> float:
+    """Bytes a second of typical operators between products: the mean time of some over the bytes they read and write."""
+    x = torch.rand(64, 1 << 12 if device == "cpu" else 1 << 20, device=device)
+    y = torch.rand_like(x)
+    moved = x.numel() * x.element_size()
+    operators: Mapping[Callable[[], object], int] = {
+        lambda: x + y: 3,
+        lambda: x * y: 3,
+        lambda: F.silu(x): 2,
+        lambda: x.t().contiguous(): 2,
+        lambda: x.pow(2).mean(-1): 1,
+        lambda: x.add_(y, alpha=0.0): 3,
+    }
+    return sum(operators.values()) * moved / sum(_timed(one, wait) for one in operators)
+
+
+def _overheads(device: str, wait: Callable[[], object]) -> dict[str, float]:
+    """What the host takes for an operator with its backward, and for calling a module."""
+    x = torch.ones(8, device=device, requires_grad=True)
+    chain = 20
+
+    def operators() -> None:
+        y = x
+        for _ in range(chain):
+            y = y * 1.5
+        y.sum().backward()
+
+    layers = nn.Sequential(*(nn.Sequential(nn.Identity()) for _ in range(chain)))
+    operator = _timed(operators, wait) / (2 * chain + 4)
+    module = _timed(lambda: layers(x), wait) / (2 * chain)
+    return {"host": operator, "module": module, "kernel": 2.5e-6 if device == "cuda" else 0.0}
+
+
+def _collectives(rank: int, ranks: int, store: str) -> dict[str, Any]:
+    """gloo's collectives as one of so many ranks, which begin each together, and what DTensor and FSDP take besides."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    gather, scatter = _gather(), getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    try:
+        found: dict[str, list[float]] = {
+            "all_gather": [],
+            "reduce_scatter": [],
+            "all_reduce": [],
+            "all_to_all": [],
+        }
+        for payload in PAYLOADS:
+            whole, part = torch.ones(payload // 4), torch.ones(payload // 4 // ranks)
+            calls: Mapping[str, Callable[[], object]] = {
+                "all_gather": lambda w=whole, p=part: gather(w, p),  # type: ignore[misc]
+                "reduce_scatter": lambda w=whole, p=part: scatter(p, w),  # type: ignore[misc]
+                "all_reduce": lambda w=whole: dist.all_reduce(w),  # type: ignore[misc]
+                "all_to_all": lambda w=whole: dist.all_to_all_single(torch.empty_like(w), w),  # type: ignore[misc]
+            }
+            for kind, call in calls.items():
+                found[kind].append(round(_together(call, 3 if payload > 1 << 20 else 8) * 1e6, 1))
+        rates = _wrappers(ranks) if ranks == 2 else {"dtensor": 0.0, "unit": 0.0}
+    finally:
+        dist.destroy_process_group()
+    return {"microseconds": found, **rates}
+
+
+def _gather() -> Callable[..., object]:
+    """The function by its new name, where torch has it."""
+    function: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return function
+
+
+def _together(call: Callable[[], object], calls: int) -> float:
+    """Seconds of one call, where all ranks make the same number of calls."""
+    call()
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - started) / calls
+
+
+def _wrappers(ranks: int) -> dict[str, float]:
+    """The host's time for an operator on DTensors, and for one of FSDP's collectives beyond the collective itself."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    x = distribute_tensor(torch.ones(ranks * 4, 4), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
+    plain, other = torch.ones(4, 4), torch.ones(4, 4)
+    tensors = _together(lambda: x @ weight, 100) - _together(lambda: plain @ other, 100)
+    units = 4
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(units)))
+    alone = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(units)))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    batch = torch.ones(4, 8)
+    sharded = _together(lambda: model(batch).sum().backward(), 10)
+    whole = _together(lambda: alone(batch).sum().backward(), 10)
+    gathered, part = torch.ones(64), torch.ones(64 // ranks)
+    gather = _gather()
+    collective = _together(lambda: gather(gathered, part), 20)
+    # A unit gathers twice and reduces once.
+    return {"dtensor": max(0.0, tensors), "unit": max(0.0, (sharded - whole) / (3 * units) - collective)}

@@ -1,0 +1,154 @@
+"""The price of every entry of a time line."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
+from parallelizer.simulate.time.constants import FITTED, Constants
+from parallelizer.simulate.time.machine import Machine
+from parallelizer.simulate.time.price_attention import attention_seconds
+from parallelizer.simulate.time.price_collectives import collective_seconds
+from parallelizer.simulate.time.price_gemm import EIGHT_BITS, cast_seconds, gemm_seconds
+from parallelizer.simulate.time.price_memory import memory_seconds
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a configuration does not say of the code that runs it.
+
+    `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
+    `library` says that attention's kernels are cuDNN's. `payload` is what the bytes of FSDP's gathers are multiplied by.
+    `overlapped_tp` says that collectives over tp run in pieces beside the products around them. `early`: the libraries
+    are those of the device's first year.
+    """
+
+    linear: str | None = None
+    is_linear: Callable[[str], bool] = lambda module: True
+    library: bool = False
+    payload: float = 1.0
+    overlapped_tp: bool = False
+    early: bool = False
+
+
+class Prices:
+    """Seconds of operators and collectives on one machine. Equal ones are priced once; `unpriced` are the dtypes without a
+    rate, which cost what they move.
+    """
+
+    def __init__(
+        self, machine: Machine, mesh: Mesh, constants: Constants = FITTED, habits: Habits | None = None
+    ) -> None:
+        self.machine, self.mesh, self.constants = machine, mesh, constants
+        self.habits = habits or Habits()
+        self.unpriced: dict[str, str] = {}
+        # Ranks that share processors take turns on them.
+        self.crowd = max(1.0, mesh.world_size / machine.cores) if machine.cores else 1.0
+        self._gemm = functools.cache(self._gemm_seconds)
+        self._attention = functools.cache(
+            lambda operator: attention_seconds(operator, machine, constants, library=self.habits.library)
+        )
+        self._collective = functools.cache(
+            lambda entry, payload: collective_seconds(entry, mesh, machine, constants, payload=payload)
+        )
+
+    def operator(self, operator: Operator) -> float:
+        """The time on the device, without what the host takes to ask for it."""
+        found: float | None = None
+        if operator.kind == GEMM:
+            found = self._gemm(_alike(operator), self._dtype(operator))
+        elif operator.kind == ATTENTION:
+            found = self._attention(_alike(operator))
+        if found is not None and self.habits.early:
+            found /= self.constants.early
+        if found is None:
+            if operator.kind != "memory":
+                self.unpriced.setdefault(operator.dtype, operator.name)
+            return memory_seconds(operator, self.machine, self.constants)
+        return found
+
+    def collective(self, issued: Issued) -> float:
+        """The time on the links."""
+        gathers = issued.unit and issued.entry.kind == "all_gather"
+        seconds = self._collective(_of_no_module(issued), self.habits.payload if gathers else 1.0)
+        if not self.machine.cores:
+            return seconds
+        # It was measured with the processors for its own ranks alone.
+        return seconds * self.crowd / max(1.0, issued.entry.ranks / self.machine.cores)
+
+    def _dtype(self, operator: Operator) -> str:
+        linear = self.habits.linear
+        return linear if linear and self.habits.is_linear(operator.module) else operator.dtype
+
+    def _gemm_seconds(self, operator: Operator, dtype: str) -> float | None:
+        seconds = gemm_seconds(operator, self.machine, self.constants, dtype)
+        if seconds is not None and dtype in EIGHT_BITS and operator.dtype != "float8":
+            seconds += cast_seconds(operator, self.machine, self.constants, dtype)
+        return seconds
+
+    def assumed(self) -> tuple[Diagnostic, ...]:
+        """Notes for what was assumed: of the machine, and dtypes without a rate."""
+        return self.machine.assumed + tuple(
+            Diagnostic(
+                "time-assumed",
+                f"{self.machine.name} has no rate for {name} in {dtype}: its time is that of the bytes it moves",
+                None,
+                "choose a hardware configuration whose table has the dtype",
+                severity="note",
+            )
+            for dtype, name in self.unpriced.items()
+        )
+
+
+def host_seconds(operator: Operator, machine: Machine) -> float:
+    """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once."""
+    calls = 0.25 * operator.kernels if operator.compiled else operator.kernels
+    return (
+        calls * machine.host_seconds
+        + operator.modules * machine.module_seconds
+        + operator.dtensors * machine.dtensor_seconds
+    )
+
+
+def _alike(operator: Operator) -> Operator:
+    """What the price of an operator depends on."""
+    return Operator(
+        "",
+        "",
+        operator.kind,
+        operator.name,
+        operator.dtype,
+        0,
+        operator.sizes,
+        operator.causal,
+        operator.backward,
+    )
+
+
+def _of_no_module(issued: Issued) -> object:
+    entry = issued.entry
+    return _Entry(entry.kind, entry.axis, entry.ranks, entry.payload_bytes, entry.wire_bytes)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    kind: str
+    axis: str
+    ranks: int
+    payload_bytes: int
+    wire_bytes: int
+
+
+def total_flops(line: Sequence[Moment]) -> tuple[int, int, int]:
+    """The floating-point operations of products and attention on this rank; those of them that are computed again; and those that
+    a causal mask hides. A ring's blocks behind the diagonal belong to a causal attention too.
+    """
+    operators = [m for m in line if isinstance(m, Operator)]
+    attention = [o for o in operators if o.kind == ATTENTION]
+    causal = any(o.causal for o in attention)
+    hidden = sum(o.flops for o in attention if not o.again) if causal else 0
+    return sum(o.flops for o in operators), sum(o.flops for o in operators if o.again), hidden

@@ -1,0 +1,67 @@
+"""The time of a collective, by how its ranks lie on nodes.
+
+Inside a node it is measured (NCCL on 2, 4 and 8 devices), or bytes over the links. Between nodes it is the ring's: each rank
+sends `wire_bytes`, and the ring passes each node's border once. A group with g ranks on every node runs g rings beside each
+other, each through another network adapter, so that its bus bandwidth is g adapters', at most that of the links inside the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.time.constants import HOP_SECONDS, Constants
+from parallelizer.simulate.time.machine import Machine
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the ranks of one group lie: `ranks` of them, `local` on each of `nodes`."""
+
+    ranks: int
+    local: int
+    nodes: int
+
+
+def spread_of(axis: str, mesh: Mesh, per_node: int) -> Spread:
+    """How a group of the axis lies when nodes are filled rank after rank. Folded axes are named with a plus."""
+    names = axis.split("+")
+    sizes: Mapping[str, int] = mesh.sizes
+    if not all(name in sizes for name in names):
+        ranks = mesh.world_size
+        return Spread(ranks, min(ranks, per_node), -(-ranks // per_node))
+    inside = 1
+    ranks = local = 1
+    for name in reversed(list(sizes)):
+        size = sizes[name]
+        if name in names:
+            ranks *= size
+            local *= max(1, min(size, per_node // max(inside, 1)))
+        inside *= size
+    return Spread(ranks, local, -(-ranks // local))
+
+
+def collective_seconds(
+    entry: Collective, mesh: Mesh, machine: Machine, constants: Constants, *, payload: float = 1.0
+) -> float:
+    """The time from the last rank's start to the end; `payload` is what the bytes are multiplied by."""
+    spread = spread_of(entry.axis, mesh, machine.per_node)
+    size, wire = entry.payload_bytes * payload, entry.wire_bytes * payload
+    if entry.kind in ("send", "recv"):
+        inside = spread.nodes == 1
+        bandwidth = machine.node if inside else machine.network * constants.network
+        return size / bandwidth + (machine.kernel_seconds if inside else HOP_SECONDS)
+    measured = machine.table.collective_seconds(entry.kind, min(entry.ranks, spread.local), int(size))
+    if spread.nodes == 1:
+        return measured if measured is not None else wire / machine.node + 2 * machine.kernel_seconds
+    bus = machine.network * constants.network * spread.local
+    if measured is not None:
+        # What the links inside the node take for the same bytes bounds the rings.
+        crossing = {"all_reduce": 2.0}.get(entry.kind, 1.0) * (spread.local - 1) / spread.local
+        bus = min(bus, crossing * size / measured)
+    elif spread.local > 1:
+        bus = min(bus, machine.node)
+    steps = 2 if entry.kind == "all_reduce" else 1
+    return wire / bus + steps * spread.nodes * HOP_SECONDS

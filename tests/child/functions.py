@@ -1,0 +1,28 @@
+"""Functions for new processes, which import this file: it imports torch, and nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+
+
+def visible() -> tuple[int, str | None, int]:
+    return os.getpid(), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.get_num_threads()
+
+
+def drawn() -> list[float]:
+    return torch.rand(4).tolist()
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def sleep() -> None:
+    time.sleep(60)
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), 9)

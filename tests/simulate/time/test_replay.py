@@ -1,0 +1,141 @@
+"""Queues against lines whose times are known, and what holds for all lines."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallelizer.simulate.record.operators import Issued, Moment, Wait
+from parallelizer.simulate.time.constants import Constants
+from parallelizer.simulate.time.price import Habits, Prices
+from parallelizer.simulate.time.replay import COMPUTE, WAIT, Replayed, replay
+from tests.simulate.time.lines import MESH, collective, gathered, machine, memory
+
+PLAIN = Constants(memory=1.0, contention=0.0)
+SECOND = int(1e12)  # bytes that the memory moves in a second
+GATHER = 400_000_000_000 // 3  # bytes whose gather over four ranks takes a second
+
+
+def run(
+    line: list[Moment], constants: Constants = PLAIN, habits: Habits | None = None, **changes: object
+) -> Replayed:
+    return replay(line, Prices(machine(**changes), MESH, constants, habits))
+
+
+def waited(done: Replayed) -> float:
+    return sum(span.waited for span in done.spans)
+
+
+def test_operators_run_one_after_another() -> None:
+    assert run([memory(SECOND), memory(2 * SECOND)]).seconds == pytest.approx(3.0)
+
+
+def test_gathers_are_hidden_behind_the_layer_before_except_the_first() -> None:
+    done = run(gathered(4, GATHER // 2, SECOND))
+    assert done.seconds == pytest.approx(4.5, rel=1e-6)
+    assert waited(done) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_gathers_that_take_longer_than_a_layer_set_the_pace() -> None:
+    assert run(gathered(4, 2 * GATHER, SECOND)).seconds == pytest.approx(9.0, rel=1e-6)
+
+
+def test_two_gathers_may_be_ahead_of_the_computation_in_forward_and_one_in_backward() -> None:
+    """While the long first layer runs, the gathers of the next two are made; in backward the second waits for a copy."""
+    forward = [*gathered(1, GATHER, 3 * SECOND), *gathered(2, GATHER, SECOND // 10)]
+    assert run(forward).seconds == pytest.approx(1 + 3 + 0.2, rel=1e-6)
+    backward = [
+        dataclasses.replace(m, entry=dataclasses.replace(m.entry, phase="backward"))
+        if isinstance(m, Issued)
+        else dataclasses.replace(m, phase="backward")
+        for m in forward
+    ]
+    assert run(backward).seconds == pytest.approx(1 + 3 + 0.1 + 0.9 + 0.1, rel=1e-6)
+
+
+def test_without_streams_everything_runs_in_turn() -> None:
+    assert run(gathered(4, GATHER, SECOND), streams=False).seconds == pytest.approx(8.0, rel=1e-6)
+
+
+def test_a_collective_of_a_style_is_waited_for_where_the_line_says_so() -> None:
+    issued = Issued(collective("all_gather", GATHER, "tp", ranks=4), False)
+    between = [issued, memory(SECOND // 2), Wait("forward", "", 1), memory(SECOND)]
+    done = run(between)
+    assert done.seconds == pytest.approx(2.0, rel=1e-6)
+    assert [span.axis for span in done.spans if span.waited] == ["tp"]
+    assert run([dataclasses.replace(issued, waits=True), memory(SECOND)]).seconds == pytest.approx(
+        2.0, rel=1e-6
+    )
+
+
+def test_the_reduction_before_is_waited_for_at_the_next_and_the_last_at_the_end_of_backward() -> None:
+    def layer() -> list[Moment]:
+        return [
+            memory(SECOND, "backward"),
+            Issued(collective("reduce_scatter", 2 * GATHER, phase="backward"), True),
+        ]
+
+    done = run([*layer(), *layer(), memory(SECOND, "optimizer")])
+    # A second of layer 1, two of its reduction, which layer 2's own waits for; two of that, and one of the optimizer.
+    assert done.seconds == pytest.approx(6.0, rel=1e-6)
+
+
+def test_an_operator_beside_a_collective_is_slower_by_the_contention() -> None:
+    line = [Issued(collective("all_gather", GATHER), True), memory(2 * SECOND)]
+    # The first second of the gather does four fifths of a second's work.
+    assert run(line, dataclasses.replace(PLAIN, contention=0.2)).seconds == pytest.approx(2.2, rel=1e-6)
+
+
+def test_a_host_that_is_slower_than_the_device_sets_the_pace() -> None:
+    done = run([memory(SECOND // 10), memory(SECOND // 10)], host_seconds=1.0)
+    assert done.seconds == pytest.approx(2.1)
+    assert {span.axis for span in done.spans if span.waited} == {"host"}
+
+
+def test_collectives_over_tp_in_pieces_run_beside_the_products_around_them() -> None:
+    tp = Issued(collective("reduce_scatter", GATHER, "tp", ranks=4), False)
+    line: list[Moment] = [tp, Wait("forward", "", 1), memory(SECOND), memory(SECOND)]
+    assert run(line).seconds == pytest.approx(3.0, rel=1e-6)
+    assert run(line, habits=Habits(overlapped_tp=True)).seconds == pytest.approx(2.0, rel=1e-6)
+
+
+ENTRIES = st.one_of(
+    st.builds(memory, st.integers(0, SECOND), st.sampled_from(["forward", "backward"]), copies=st.sampled_from(["", "out"])),
+    st.builds(
+        lambda kind, payload, unit, waits: Issued(collective(kind, payload), unit, waits),
+        st.sampled_from(["all_gather", "reduce_scatter"]), st.integers(1, GATHER), st.booleans(), st.booleans(),
+    ),
+    st.builds(Wait, st.just("forward"), st.just(""), st.integers(1, 3)),
+)  # fmt: skip
+
+
+@given(st.lists(ENTRIES, max_size=30), st.sampled_from([0.0, 0.3]))
+def test_a_replay_never_beats_its_critical_path_and_no_queue_runs_two_at_once(
+    line: list[Moment], contention: float
+) -> None:
+    prices = Prices(machine(), MESH, dataclasses.replace(PLAIN, contention=contention))
+    done = replay(line, prices)
+    work = sum(prices.operator(m) for m in line if not isinstance(m, Issued | Wait))
+    units = sum(prices.collective(m) for m in line if isinstance(m, Issued) and m.unit)
+    alone = [prices.collective(m) for m in line if isinstance(m, Issued)]
+    assert done.seconds >= max([work, units, *alone]) * (1 - 1e-9)
+    assert done.seconds <= (work / (1 - contention) + sum(alone)) * (1 + 1e-9)
+    lanes: dict[str, float] = {}
+    for span in done.spans:
+        if span.queue == COMPUTE:
+            assert span.start >= lanes.get(COMPUTE, 0.0) - 1e-12
+            lanes[COMPUTE] = span.end
+    standing = sum(s.waited for s in done.spans if s.queue in (COMPUTE, WAIT))
+    computing = sum(s.seconds for s in done.spans if s.queue == COMPUTE)
+    assert standing + computing <= done.seconds * (1 + 1e-9)
+
+
+@given(st.lists(ENTRIES, max_size=30))
+def test_more_bandwidth_is_never_slower(line: list[Moment]) -> None:
+    slow = replay(line, Prices(machine(), MESH, PLAIN)).seconds
+    for key in ("memory", "node", "network"):
+        fast = dataclasses.replace(machine(), **{key: 2 * getattr(machine(), key)})
+        assert replay(line, Prices(fast, MESH, PLAIN)).seconds <= slow * (1 + 1e-9)
