@@ -9,6 +9,7 @@ import pytest
 
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
+from tests.chosen import chosen
 from tests.simulate.setups import CHECKPOINT, llama, stack, traced
 
 LONG = ("model.n_layers=9",)  # enough equal layers to be folded
@@ -114,14 +115,18 @@ def test_a_ring_waits_where_it_reads_what_it_received() -> None:
     assert received and len(waits) >= len(received) // 2
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [("parallel=fsdp2_tp2",), ("parallel=fsdp2", CHECKPOINT.format("layers")), ("parallel=tp2", 'rules=["layers.*: compile"]'),
-     ("parallel=fsdp2", "train.accumulate=2"), ("parallel=cp2",)],
-    ids=["fsdp tp", "checkpoint", "compile", "accumulate", "cp"],
-)  # fmt: skip
-def test_folding_equal_layers_changes_nothing(overrides: tuple[str, ...]) -> None:
-    setup = llama(*LONG, *overrides)
+FOLDED = {
+    "fsdp tp": ("parallel=fsdp2_tp2",),
+    "checkpoint": ("parallel=fsdp2", CHECKPOINT.format("layers")),
+    "compile": ("parallel=tp2", 'rules=["layers.*: compile"]'),
+    "accumulate": ("parallel=fsdp2", "train.accumulate=2"),
+    "cp": ("parallel=cp2",),
+}
+
+
+@pytest.mark.parametrize("kind", chosen(FOLDED, ("fsdp tp",)))
+def test_folding_equal_layers_changes_nothing(kind: str) -> None:
+    setup = llama(*LONG, *FOLDED[kind])
     whole, folded = (traced(setup, fold=fold).line for fold in (False, True))
     inside = ("forward", "backward")
     assert [m for m in folded if m.phase in inside] == [m for m in whole if m.phase in inside]
