@@ -64,7 +64,7 @@ def refused(overrides: list[str], folder: str | None = None, name: str = "train"
         (["++parallel=tp2"], "unknown-key", "parallel", "exists already", "write parallel=tp2"),
         (["+train.seq_len=3"], "unknown-key", "train.seq_len", "exists already", "write train.seq_len=3"),
         (["~foo"], "unknown-key", "foo", "there is no 'foo' to remove", "remove the override"),
-        (["~parallel=tp2"], "unknown-key", "parallel", "there is no 'parallel=tp2' to remove", "leave"),
+        (["~parallel=tp2"], "unknown-key", "parallel", "there is no 'parallel=tp2' to remove", "remove the override"),
         (["plan=a,b"], "override-sweep", "a,b", "are a sweep", "`python -m recipes.train -m plan=a,b`"),
         (['rules=["a: b"],["c: d"]'], "override-sweep", '["a: b"],["c: d"]', "rules takes one list", "'rules=["),
         (["train.steps=range(3)"], "override-sweep", "range(3)", "are a sweep", "-m train.steps=range(3)"),
