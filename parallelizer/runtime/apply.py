@@ -131,5 +131,5 @@ def _apply(application: Application, part: AppliedPart, live: Live) -> None:
     APPLY.get(application.style, apply_tensor_style)(application, module, live)
     if part.stage is not None and application.options.get("reshard_after_forward") is False:
         part.stage.kept_gathered.add(module)
-    if part.stage is not None and application.slot == "checkpoint":
-        part.stage.recomputes = True
+    if part.stage is not None and application.slot in ("checkpoint", "compile"):
+        part.stage.backward_at_once = True

@@ -92,6 +92,19 @@ def test_losses_are_those_of_one_rank(preset: str, plan: str, one_rank: list[flo
     assert worst(got, one_rank) <= TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["compile", "checkpoint"])
+def test_a_backward_that_can_run_once_only_is_not_split(style: str, tmp_path: Path) -> None:
+    """Under a schedule that splits backwards, of four stages."""
+    four = ("model.n_layers=4", "train.seq_len=32", f'rules=["layers.*: {style}"]')
+    folders = [tmp_path / "alone", tmp_path / "split"]
+    for folder in folders:
+        folder.mkdir()
+    alone = losses(folders[0], *four, "parallel=single")
+    split = losses(folders[1], *four, "parallel=pp2", "parallel.pipeline.schedule=zbv")
+    assert worst(split, alone) <= TOLERANCE
+
+
 def test_every_preset_that_fits_is_here() -> None:
     # The model has two layers, too few for four stages.
     sizes = {name: mesh.world_size for name, mesh in meshes().items() if name not in ("single", "pp4")}

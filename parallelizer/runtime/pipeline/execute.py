@@ -187,7 +187,7 @@ class Execution:
             elif not inputs or not done.roots:  # there is nothing to send, and so nothing to do early
                 done.gradients = gradients
                 found = [None] * len(inputs)
-            elif model.recomputes:  # which the second part would do once more
+            elif model.backward_at_once:
                 torch.autograd.backward(done.roots, gradients)
                 found, done.branches, done.roots = [t.grad for t in inputs], [], []
             else:

@@ -67,8 +67,10 @@ class StageModel(nn.Module):
         self._handles: list[RemovableHandle] = []
         self.kept_gathered: set[nn.Module] = set()
         """FSDP's units that stay gathered from their first forward in a step to their last backward."""
-        self.recomputes = False
-        """Whether a module of the stage is checkpointed. Its backward is not split: each part would recompute the forward."""
+        self.backward_at_once = False
+        """Whether a module of the stage is checkpointed or compiled. Its backward is not split: each part would recompute the
+        forward of a checkpoint, and a compiled backward can run once only.
+        """
 
     def watch(self) -> None:
         """Note what the stage's units return from now on, behind all hooks that there are: these may change it."""
