@@ -96,7 +96,13 @@ def test_losses_are_those_of_one_rank(preset: str, plan: str, one_rank: list[flo
 @pytest.mark.parametrize("style", ["compile", "checkpoint"])
 def test_a_backward_that_can_run_once_only_is_not_split(style: str, tmp_path: Path) -> None:
     """Under a schedule that splits backwards, of four stages."""
-    four = ("model.n_layers=4", "train.seq_len=32", f'rules=["layers.*: {style}"]')
+    four = (
+        "model.n_layers=4",
+        "model.dim=256",
+        "model.hidden_dim=704",
+        "train.seq_len=32",
+        f'rules=["layers.*: {style}"]',
+    )
     folders = [tmp_path / "alone", tmp_path / "split"]
     for folder in folders:
         folder.mkdir()
