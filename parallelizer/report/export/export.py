@@ -18,7 +18,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import AXES, Buffer, folded_name
 from parallelizer.report.export import own_styles
+from parallelizer.report.export import stages as exported_stages
 from parallelizer.report.export.copied import Copied, copied
+from parallelizer.report.export.exported_stage import PlainStage, SharedGradients
 from parallelizer.report.export.loops import Item, access, emit
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Exporting, Program
@@ -29,9 +31,10 @@ from parallelizer.styles.tensor_styles import has_hooks, tensor_style_statements
 from parallelizer.styles.tied_parameters import tied_names
 
 IMPORTS: Mapping[str, Sequence[str]] = {
-    "collections.abc": ("Mapping",),
+    "collections.abc": ("Callable", "Mapping"),
     "torch": ("nn",),
     "torch.distributed.device_mesh": ("DeviceMesh", "init_device_mesh"),
+    "torch.distributed.pipelining": ("PipelineStage", *exported_stages.SCHEDULES.values()),
     "torch.distributed.fsdp": ("CPUOffloadPolicy", "MixedPrecisionPolicy", "fully_shard"),
     "torch.distributed.tensor": ("Partial", "Replicate", "Shard"),
     "torch.distributed.tensor.parallel": (
@@ -74,17 +77,25 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
 
     `model` is the one the program was compiled for. With `calls` (see `module_calls.observe`) inputs are laid out by
     torch's own PrepareModuleInput, which must know how a module is called; without, by a function that is copied. `command`
-    is what the file says it was written by. A style of the user's own is imported from where its class is;
-    PlanError is raised for one that cannot be made anew from what it holds, and for a program with stages.
+    is what the file says it was written by. A program with stages becomes `build_stages` and `build_schedule` on
+    torch.distributed.pipelining too. A style of the user's own is imported from where its class is; PlanError is raised for one
+    that cannot be made anew from what it holds, and for stages that torch cannot run.
     """
-    _refuse_pipelines(program)
+    exported_stages.refuse_what_torch_cannot_run(program, calls)
     lines = _Lines.of(program, calls)
     body = _parallelize(program, model, lines)
-    copies = copied(lines.copies)
+    more: list[object] = [PlainStage] if program.stages is not None else []
+    if program.stages is not None and program.stages.shared:
+        more.append(SharedGradients)
+    copies = copied([*lines.copies, *more])
     own = own_styles.origins(_own_acts(program))
     mesh, extras = _build_mesh(program), _batch_function(program)
     constants = [*(line for source in copies.constants.values() for line in (*source.splitlines(), ""))]
     constants += _constants(program, "\n".join(body))
+    if program.stages is not None:
+        constants += exported_stages.constants(program.stages, calls)
+        units = lines.slots.get("fsdp", ())
+        body += exported_stages.functions(program.stages, units, _fsdp_lines(program, lines), model)
     helpers = [line for source in copies.sources.values() for line in ("", *source.splitlines(), "")]
     code = "\n".join([*constants, *mesh, *extras, *helpers, *body])
     parts = [
@@ -98,21 +109,6 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
         *helpers,
     ]
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _refuse_pipelines(program: Program) -> None:
-    """Raise PlanError for a program with stages, since the file would leave the pipeline out."""
-    if program.mesh.sizes["pp"] > 1:
-        raise PlanError(
-            [
-                Diagnostic(
-                    "export-pipeline",
-                    f"pipelines cannot be exported yet, and the mesh has pp={program.mesh.sizes['pp']}",
-                    program.mesh.spans.get("pp"),
-                    "export a preset with pp=1, or run this one with parallelizer",
-                )
-            ]
-        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +129,7 @@ class _Lines:
         precision = policies.pop() if len(policies) == 1 and len(units) > 1 else None
         slots: dict[str, list[Item]] = {"tensor": _tensor_items(program, calls)}
         for application in program:
-            if application.slot not in ("params", "io"):
+            if application.slot not in ("params", "io", "stage"):
                 exporting = Exporting(_mesh_of(application), precision=precision)
                 statements = EXPORT[application.style](application, exporting)
                 slots.setdefault(application.slot, []).extend(_items(application, statements))
@@ -237,9 +233,23 @@ def _docstring(program: Program, model: nn.Module, calls: Calls | None, command:
         "    mesh = build_mesh()",
         '    with torch.device("meta"):',
         f"        model = {type(model).__name__}(...)",
-        "    parallelize(model, mesh)",
-        '    model.to_empty(device="cuda")  # then give its parameters values',
     ]
+    if program.stages is None:
+        lines += [
+            "    parallelize(model, mesh)",
+            '    model.to_empty(device="cuda")  # then give its parameters values',
+        ]
+    else:
+        lines += [
+            "    stages = build_stages(model, mesh)",
+            "    for stage in stages:",
+            '        stage.to_empty(device="cuda")  # then give its parameters values',
+            '    schedule = build_schedule(stages, mesh, loss_fn, torch.device("cuda"))',
+        ]
+        shared = bool(program.stages.shared)
+        lines += ["    sum_shared = SharedGradients(stages, mesh, SHARED, PLACED)"] if shared else []
+        lines += ["    schedule.step(target=labels, **inputs)"]
+        lines += ["    sum_shared()"] if shared else []
     notes = []
     if "sum_instead_of_average" in code:
         notes.append(
@@ -318,7 +328,7 @@ def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]
     for axes in sorted(used, key=lambda axes: [AXES.index(a) for a in axes]):
         names = ", ".join(f'"{a}"' for a in AXES if a in axes)
         body.append(f"    {mesh_variable(axes)} = mesh[{names}]")
-    if units:
+    if units and program.stages is None:
         body += _fsdp_mesh(program)
     if _needs_runtime(program):
         body.append(
@@ -341,7 +351,7 @@ def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]
     for slot, items in lines.slots.items():
         if slot in HEADINGS:
             body += ["", f"    # {HEADINGS[slot]}", *emit(items, model)]
-    if units:
+    if units and program.stages is None:
         body += [
             "",
             f"    # FSDP over {folded_name(mesh)}{', replicated over dp_replicate' if mesh.sizes['dp_replicate'] > 1 else ''}.",
@@ -358,8 +368,17 @@ def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]
             "    LocalBuffers(model, SEQUENCE, mesh, sequence)",
         ]
     if len(body) == 3:
-        body.append("    # One rank: nothing to do.")
+        alone = (
+            "One rank: nothing to do." if program.stages is None else "Nothing inside of a stage is divided."
+        )
+        body.append(f"    # {alone}")
     return [*body, "    return model", ""]
+
+
+def _fsdp_lines(program: Program, lines: _Lines) -> list[str]:
+    """What a function that shards the units begins with."""
+    precision = [f"    precision = {lines.precision}"] if lines.precision else []
+    return [*_fsdp_mesh(program), *precision]
 
 
 def _torch_names() -> set[str]:
@@ -439,7 +458,8 @@ def _imports(code: str, own: Mapping[str, Sequence[str]], copies: Copied) -> lis
     wanted: dict[str, set[str]] = {module: set(names) for module, names in copies.names.items()}
     for module, names in IMPORTS.items():
         wanted.setdefault(module, set()).update(n for n in names if n in used)
-    modules = {**({"torch": "torch"} if "torch" in used else {}), **copies.modules}
+    modules: dict[str, str] = {name: name for name in ("copy", "torch") if name in used}
+    modules.update(copies.modules)
     plain = {f"import {m}" if n == m else f"import {m} as {n}": m for n, m in modules.items()}
     lines = ["from __future__ import annotations", ""]
     for torch_too in (False, True):

@@ -107,7 +107,7 @@ def exported() -> Found:
 
 
 def exported_stages() -> Found:
-    setup = from_config(*compose_config(("parallel=pp2",)))
+    setup = from_config(*compose_config(("parallel=pp2_cp2",)))
     model = setup.build_model()
     program = setup.compile(model)
     return raised(lambda: export(program, model))

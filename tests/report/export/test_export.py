@@ -418,15 +418,6 @@ def test_a_style_that_cannot_be_made_anew_is_refused_with_the_reason(act: Any, r
     assert found[:2] == ("export-style", program.applications[0].rule.span) and found[2].endswith(reason)
 
 
-def test_a_pipeline_is_refused_where_pp_is_set() -> None:
-    setup = shipped("pp2", "llama", "train.batch_size=8")
-    model = setup.build_model()
-    with pytest.raises(PlanError) as caught:
-        export(setup.compile(model), model)
-    [found] = caught.value.diagnostics
-    assert (found.code, found.span) == ("export-pipeline", setup.mesh.spans["pp"])
-
-
 def test_a_module_that_imports_this_package_is_known() -> None:
     assert imports_this_package(__name__) and not imports_this_package(own_styles.__name__)
 
