@@ -117,7 +117,7 @@ def constants(stages: Stages, calls: Calls | None) -> list[str]:
     return lines
 
 
-def _stage(stage: PlainStage) -> list[str]:
+def _stage(stage: Stage) -> list[str]:
     parts = [
         _set(stage.units | stage.recomputed),
         _set(stage.parameters),
