@@ -10,7 +10,7 @@ from torch import nn
 from parallelizer.compiler.observe.module_calls import Calls
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.pipeline.settings import stage_rank
-from parallelizer.language.pipeline.stages import Stages, UnitOutput
+from parallelizer.language.pipeline.stages import Stage, Stages, UnitOutput
 from parallelizer.report.export.loops import Item, emit
 from parallelizer.styles.application import Program
 from parallelizer.styles.fsdp import left_whole
