@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.hugging_face.saving import save_pretrained as save_pretrained
     from parallelizer.hugging_face.weights import load_pretrained as load_pretrained
     from parallelizer.language.load import load_plan as load_plan
+    from parallelizer.language.pipeline.settings import Pipeline as Pipeline
     from parallelizer.language.plan import Mesh as Mesh
     from parallelizer.language.plan import Plan as Plan
     from parallelizer.language.workload import Entry as Entry
@@ -63,6 +64,7 @@ _WHERE = {
     "Entry": "language.workload",
     "LaunchError": "runtime.launch.failures",
     "Mesh": "language.plan",
+    "Pipeline": "language.pipeline.settings",
     "Plan": "language.plan",
     "PlanError": "diagnostics.diagnostic",
     "Program": "styles.application",

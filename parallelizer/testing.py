@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from parallelizer.language.load import load_plan
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import BATCH_AXES, Mesh, Plan
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.step import Loss
@@ -34,6 +35,7 @@ def assert_equivalent(
     clip: float | None = 1.0,
     accumulate: int = 1,
     initializer: Initializer | None = None,
+    pipeline: Pipeline | None = None,
     seed: int = 0,
     force: bool = False,
 ) -> Proof:
@@ -44,7 +46,8 @@ def assert_equivalent(
     modules' `reset_parameters()`, or with values of its own. `plan` is a plan, its name or its path; `mesh`
     has the sizes of axes. The whole batch is given as tensors with rows along dimension 0, as a function from
     a step's seed to such tensors, or described by a `workload`. `loss(output, batch)` returns the sum of the
-    losses and what they weigh, the number of tokens, say.
+    losses and what they weigh, the number of tokens, say. A mesh with an axis `pp` needs a workload; `pipeline` has its
+    schedule and the numbers of that, 1F1B's without it.
 
     The process forks, so it must have no process group; one that has used CUDA starts new processes
     instead, for which all arguments must pickle. Returns the proof. Raises AssertionError with the
@@ -76,6 +79,7 @@ def assert_equivalent(
         clip=clip,
         initializer=initializer,
         workload=workload,
+        pipeline=pipeline,
     )
     proof = prove_subject(subject, seed=seed, force=force)
     if not proof.passed:

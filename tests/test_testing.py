@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from parallelizer import Entry, Pipeline, Workload
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.testing import assert_equivalent
+from tests.parity import VOCAB
 from tests.proof.subjects import MLP_PLAN, Mlp, plan, token_batch, token_loss
+from tests.runtime.pipeline.models import Staged
 
 PLAN = plan(MLP_PLAN)
 
@@ -61,3 +64,23 @@ def test_rows_that_cannot_be_dealt_out_are_refused() -> None:
         assert_equivalent(build, PLAN, {"dp_shard": 3}, loss=token_loss, batch=token_batch(0))
     with pytest.raises(ValueError, match="needs a batch"):
         assert_equivalent(build, PLAN, {"tp": 2}, loss=token_loss)
+
+
+def test_a_pipeline_of_one_s_own_settings_is_proven() -> None:
+    work = Workload(
+        {
+            "input_ids": Entry(("batch", "sequence"), "int64", (0, VOCAB)),
+            "labels": Entry(("batch", "sequence"), "int64", (0, VOCAB)),
+        },
+        8,
+        6,
+    )
+    stages = plan("rules: {'layers.*': stage}")
+    settings = Pipeline("gpipe", microbatches=2)
+    assert assert_equivalent(
+        Staged, stages, {"pp": 2}, loss=token_loss, workload=work, pipeline=settings
+    ).passed
+    with pytest.raises(ValueError, match="there is no balance 'width'"):
+        assert_equivalent(
+            Staged, stages, {"pp": 2}, loss=token_loss, workload=work, pipeline=Pipeline(balance="width")
+        )

@@ -13,6 +13,7 @@ from parallelizer.configuration.argument_places import own_place
 from parallelizer.configuration.setup import MODEL_KEYS, Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 
@@ -33,16 +34,16 @@ def validate(
     workload: Workload | None = None,
     loss: Loss | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
+    pipeline: Pipeline | None = None,
 ) -> tuple[Diagnostic, ...]:
     """All findings of `parallelizer validate` for a setup, or for a model under a plan on a mesh: notes,
     then warnings, then errors, each sorted by position.
 
-    The model may be on meta or not, and is unchanged. `plan` is a plan, its name or its path; `mesh` has
-    the sizes of axes. With a `workload`, batch, sequence and heads are checked as well. With `loss(output,
-    batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
-    shows. This forks the process, which must not have a process group; one
-    that has used CUDA starts new processes instead, for which the model and the loss must pickle. Raises ValueError for a model
-    without a plan or a mesh.
+    The model may be on meta or not, and is unchanged. `plan` is a plan, its name or its path; `mesh` has the sizes of axes,
+    `pipeline` the schedule of one with `pp`. With a `workload`, batch, sequence and heads are checked as well. With
+    `loss(output, batch)` too, one step is followed and one is traced on simulated ranks, which finds errors that no file
+    shows. This forks the process, which must not have a process group; one that has used CUDA starts new processes instead,
+    for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
     """
     try:
         if isinstance(subject, Setup):
@@ -52,7 +53,7 @@ def validate(
             raise ValueError("validating a model needs a plan and a mesh: validate(model, plan, mesh)")
         plan = plan if isinstance(plan, Plan) else load_plan(str(plan))
         mesh = mesh if isinstance(mesh, Mesh) else Mesh(mesh)
-        return _validate_model(subject, plan, mesh, workload, loss, defaults)
+        return _validate_model(subject, plan, mesh, workload, loss, defaults, pipeline)
     except PlanError as error:
         return error.diagnostics
 
@@ -120,6 +121,7 @@ def _validate_model(
     workload: Workload | None,
     loss: Loss | None,
     defaults: Mapping[str, StyleDefaults] | None,
+    pipeline: Pipeline | None,
 ) -> tuple[Diagnostic, ...]:
     from parallelizer.compiler.compile import compile as compile_plan
     from parallelizer.simulate.meta_copy import meta_copy
@@ -127,7 +129,7 @@ def _validate_model(
     from parallelizer.simulate.validate import validating as validating_program
 
     model = meta_copy(model)
-    program = compile_plan(plan, model, mesh, workload=workload, defaults=defaults)
+    program = compile_plan(plan, model, mesh, workload=workload, defaults=defaults, pipeline=pipeline)
     recipe = Recipe(workload, loss, _adamw, None) if workload is not None and loss is not None else None
     with validating_program(program, model, recipe) as finish:
         return finish().found

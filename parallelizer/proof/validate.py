@@ -15,6 +15,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validate as validate_unproven
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.proof.certificate import FOLDER, Found, find, missing, told
@@ -75,6 +76,7 @@ def validate(
     workload: Workload | None = None,
     loss: Loss | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
+    pipeline: Pipeline | None = None,
     prove: bool = True,
 ) -> tuple[Diagnostic, ...]:
     """Every finding of `parallelizer validate`, errors, warnings and notes, about a setup, or a model under a plan on a
@@ -85,14 +87,17 @@ def validate(
     `not-equal`.
 
     A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent` does
-    that). `plan` is a plan, its name or its path, `mesh` has the sizes of axes. `workload` lets batch, sequence and heads be
+    that). `plan` is a plan, its name or its path, `mesh` has the sizes of axes, `pipeline` the schedule of one
+    with `pp`. `workload` lets batch, sequence and heads be
     checked; with `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and
     finds what no file can tell. The process forks for that: it must have no process group. One that has used CUDA starts new
     processes instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
     """
     if isinstance(subject, Setup) and prove:
         return check(subject).found
-    return validate_unproven(subject, plan, mesh, workload=workload, loss=loss, defaults=defaults)
+    return validate_unproven(
+        subject, plan, mesh, workload=workload, loss=loss, defaults=defaults, pipeline=pipeline
+    )
 
 
 def look(setup: Setup, model: nn.Module, validation: Validation, proofs: Path) -> Looked:

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.load import load_plan
+from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe, rename_axes
@@ -27,6 +28,7 @@ def parallelize(
     workload: Workload | None = None,
     defaults: Mapping[str, StyleDefaults] | None = None,
     redistribute: str = "greedy",
+    pipeline: Pipeline | None = None,
     check_values: bool = True,
 ) -> nn.Module:
     """Load, compile and apply a plan in one call. `plan` is a name, a path or a loaded plan. Collective:
@@ -38,6 +40,9 @@ def parallelize(
     `redistribute` is the method by which `train_step` and `evaluate` redistribute DTensors of several axes:
     `greedy` or `min-cost`.
 
+    A mesh with an axis `pp` needs a workload. `pipeline` then has the schedule and its numbers; without it 1F1B runs.
+    `train_step` takes the rows of the data rank on every rank of `pp`.
+
     A model that has values must have the same values on every rank, for example because each rank built it
     from one seed or read one file. The ranks first compare a checksum of each parameter and buffer.
     `check_values=False` skips this comparison.
@@ -48,7 +53,13 @@ def parallelize(
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)
     program = compile_plan(
-        loaded, model, ours, workload=workload, defaults=defaults, redistribute=redistribute
+        loaded,
+        model,
+        ours,
+        workload=workload,
+        defaults=defaults,
+        redistribute=redistribute,
+        pipeline=pipeline,
     )
     if check_values:
         _check_values(model, ours)

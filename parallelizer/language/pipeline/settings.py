@@ -45,7 +45,11 @@ class Pipeline:
         return SCHEDULES[self.schedule]
 
     def settled(self, ranks: int) -> Pipeline:
-        """These settings with every number filled in, for `ranks` ranks on the axis pp."""
+        """These settings with every number filled in, for `ranks` ranks on the axis pp. Raises ValueError for an unknown
+        schedule or balance.
+        """
+        if isinstance(self.balance, str) and self.balance not in BALANCES:
+            raise ValueError(f"there is no balance {self.balance!r}: there are {', '.join(BALANCES)}")
         if self.order is not None:
             stages = len(stage_ranks(self.order))
             return replace(
