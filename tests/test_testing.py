@@ -66,6 +66,7 @@ def test_rows_that_cannot_be_dealt_out_are_refused() -> None:
         assert_equivalent(build, PLAN, {"tp": 2}, loss=token_loss)
 
 
+@pytest.mark.ranks
 def test_a_pipeline_of_one_s_own_settings_is_proven() -> None:
     work = Workload(
         {
