@@ -12,7 +12,10 @@ from torch import nn
 
 from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.workload import Workload
+from parallelizer.runtime.step import Loss
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
+from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing
 from parallelizer.simulate.record.trace_classes import tracing_classes
 from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
@@ -40,15 +43,16 @@ def running_steps(
 ) -> Iterator[Callable[[], Steps]]:
     """Run the steps while the body of the `with` runs. The function that is yielded waits for them.
 
-    Without a `recipe` none is run. On a mesh of data axes alone none is followed: its ranks do the same with other tokens.
+    Without a `recipe` none is run. On a mesh of data axes alone none is followed: its ranks do the same with other tokens. Of a
+    pipeline the whole model is, since the trace has the stages of one rank.
     """
     if recipe is None:
         yield Steps
         return
     given = program, model, recipe.workload, recipe.loss
-    follows = program.mesh.size("cp", *TENSOR_AXES) > 1
+    follows = program.mesh.size("pp", "cp", *TENSOR_AXES) > 1
     with (
-        Children([(follow, *given)] if follows else []) as children,
+        Children([(_followed, *given)] if follows else []) as children,
         (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
     ):
 
@@ -86,3 +90,16 @@ def running_steps(
             return Steps(flow, trace, not_followed, not_traced, alone)
 
         yield finish
+
+
+def _followed(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> FollowedStep:
+    """The step that was followed. Of a pipeline the loss is tried here, since a trace has it on the last stage alone.
+
+    Raises PlanError for a loss of another form.
+    """
+    if program.stages is None:
+        return follow(program, model, workload, loss)
+    seen = TriedLoss(loss)
+    flow = follow(program, model, workload, seen.watched())
+    refuse_other_than_sums(seen, workload, program.mesh, program.stages.pipeline.microbatches or 1)
+    return flow

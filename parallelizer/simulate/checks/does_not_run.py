@@ -22,6 +22,7 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     if failure is None:
         return
     where = followed.folded([failure.module]) if failure.module else "the root"
+    where = "the loss" if failure.phase == "loss" else where
     stage = f"{failure.phase} of " if failure.phase in ("forward", "backward") else ""
     axes = [a for a in TENSOR_AXES if followed.program.mesh.sizes[a] > 1]
     operands = ""
@@ -42,7 +43,7 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     at = "" if own_words or not failure.computes else f" at {failure.operator}"
     yield Diagnostic(
         "does-not-run",
-        f"the plan does not run: {stage}{where} fails{at}: {failure.text}{operands}",
+        f"the plan does not run: {stage}{where} fails{at}: {failure.text or failure.error}{operands}",
         span,
         help_text,
         related=related + _taken_near(followed, failure.module),

@@ -151,6 +151,8 @@ def follow(
     if run is not None:
         program = shorten(program, model, run, SHORT)
     rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
+    if program.stages is not None:
+        rows //= program.stages.pipeline.microbatches or 1
     program = _without_data_axes(program)
     flow = FollowedStep(folded=run)
     step = _Step(program, model, flow)

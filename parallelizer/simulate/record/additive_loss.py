@@ -52,14 +52,17 @@ class TriedLoss:
         return called
 
 
-def refuse_other_than_sums(seen: TriedLoss, workload: Workload, mesh: Mesh) -> None:
+def refuse_other_than_sums(seen: TriedLoss, workload: Workload, mesh: Mesh, microbatches: int = 1) -> None:
     """Raises PlanError (`wrong-loss`) for a loss whose two numbers for a batch are not the sums of those of its parts: of its
-    rows where ranks or parts of the batch hold different rows, of its tokens where ranks hold different tokens. Means are right
-    where no label is left out of the loss, so that all parts weigh the same.
+    rows where ranks, parts of the batch or microbatches hold different rows, of its tokens where ranks hold different tokens.
+    Means are right where no label is left out of the loss, so that all parts weigh the same.
 
     The loss runs on a small made-up output. A loss that fails there, or that draws random numbers, is not judged.
     """
-    axes = [("batch", workload.accumulate * mesh.size(*BATCH_AXES)), ("sequence", mesh.size("cp"))]
+    axes = [
+        ("batch", workload.accumulate * microbatches * mesh.size(*BATCH_AXES)),
+        ("sequence", mesh.size("cp")),
+    ]
     for word, parts in axes:
         if parts > 1:
             _judge(seen, workload, word)
