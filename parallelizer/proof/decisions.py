@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
-from parallelizer.simulate.users_code import written_here
 from parallelizer.torch_private import TorchDispatchMode
 
 aten = torch.ops.aten

@@ -14,12 +14,12 @@ import torch
 
 from parallelizer.child import children
 from parallelizer.child.children import WorldError, in_children
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import forward
-from parallelizer.simulate.users_code import written_here
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.users_code import written_at
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.simulate.fake_world import remedy
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.places import Places
-from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import advised, whole_numbers_of
 from parallelizer.styles.application import Program
 

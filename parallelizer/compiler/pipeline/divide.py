@@ -9,7 +9,8 @@ from parallelizer.compiler.compilation import Compilation
 from parallelizer.compiler.pipeline.layer_costs import layer_costs
 from parallelizer.compiler.pipeline.needs import needs_of_stages
 from parallelizer.compiler.pipeline.refusals import refusals, refusals_of_stages
-from parallelizer.compiler.pipeline.survey import Survey, UnitCall, survey
+from parallelizer.compiler.pipeline.survey import NotFollowed, Survey, survey
+from parallelizer.compiler.pipeline.unit_calls import UnitCall
 from parallelizer.diagnostics.diagnostic import Span, has_errors
 from parallelizer.language.pipeline.balance import balanced_sizes, sizes_mistake
 from parallelizer.language.pipeline.settings import Pipeline
@@ -67,15 +68,16 @@ def _surveyed(state: Compilation) -> Survey | None:
             "no-stages",
             "a forward must be followed to find the tensors that cross between stages, but there is no workload",
             place,
-            "pass `workload`, the entries of a batch, to `compile`",
+            "pass `workload=parallelizer.Workload(entries, batch_size, seq_len)`, which describes a batch",
         )
         return None
     found = survey(state.model, matched, state.workload)
-    if isinstance(found, str):
+    if isinstance(found, NotFollowed):
         state.find(
             "no-stages",
-            f"the model's forward does not run on the meta device, so the tensors that cross between stages are unknown: {found}",
-            _place(state),
+            "the model's forward does not run on the meta device, so the tensors that cross between stages are unknown: "
+            f"{found.reason}",
+            found.span or _place(state),
             "change the forward so that it does not read values of tensors, or set pp to 1",
         )
         return None

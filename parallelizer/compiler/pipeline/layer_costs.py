@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from parallelizer.compiler.compilation import Compilation
-from parallelizer.compiler.pipeline.survey import Survey, UnitCall
+from parallelizer.compiler.pipeline.survey import Survey
+from parallelizer.compiler.pipeline.unit_calls import UnitCall
 
 
 def layer_costs(state: Compilation, balance: str, found: Survey) -> tuple[list[float], float, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from parallelizer.compiler.pipeline.survey import Need, Survey, UnitCall
+from parallelizer.compiler.pipeline.survey import Survey
+from parallelizer.compiler.pipeline.unit_calls import Need, UnitCall
 from parallelizer.language.pipeline.stages import UnitOutput
 
 

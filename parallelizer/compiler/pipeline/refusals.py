@@ -8,8 +8,10 @@ from itertools import combinations
 from torch import nn
 
 from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.pipeline.left_behind import LeftBehind
 from parallelizer.compiler.pipeline.needs import needs_of_stages
-from parallelizer.compiler.pipeline.survey import Draw, Survey
+from parallelizer.compiler.pipeline.survey import Survey
+from parallelizer.compiler.pipeline.unit_calls import Draw
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related, Span
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.pipeline.settings import Pipeline, stage_rank
@@ -25,6 +27,7 @@ def refusals(
 ) -> Iterator[Diagnostic]:
     """The findings about cuts. `of_place` has the stage of each place of the survey; `place` is the first rule of `stage`."""
     yield from _called_twice(state, pipeline, found, of_place, place)
+    yield from _left_behind(found, of_place, place)
     yield from _read_outside(state, found, place)
     yield from _inside_regions(state, found)
     yield from _without_parameters(state, found, of_place, place)
@@ -100,6 +103,28 @@ def _held_twice(state: Compilation, cut: Stages, place: Span | None) -> Iterator
                 "set `balance` to a list of numbers of layers or another schedule, so that it is read on one stage or on "
                 "several ranks",
             )
+
+
+def _left_behind(found: Survey, of_place: Sequence[int], place: Span | None) -> Iterator[Diagnostic]:
+    """Tensors that a stage would lack, because a unit of another stage hands them on otherwise than by what it returns."""
+    by_line: dict[tuple[Span | None, bool], list[LeftBehind]] = {}
+    for one in found.left_behind:
+        if of_place[one.place] != of_place[one.read_place]:
+            by_line.setdefault((one.span, one.wrote), []).append(one)
+    for (span, wrote), every in by_line.items():
+        units, first = _listed(dict.fromkeys(one.unit for one in every)), every[0]
+        how = "writes into a tensor that it was given" if wrote else "makes a tensor that it does not return"
+        reader = first.reader or "the code between the modules"
+        yield Diagnostic(
+            "value-left-behind",
+            f"{units} {how}, and {reader} reads it on another stage ({of_place[first.read_place]}, not "
+            f"{of_place[first.place]}), where it does not exist",
+            span or place,
+            f"let {units} return the tensor: what a module returns is sent to the stages that need it",
+            related=(Related(place, "the model is cut here"),)
+            if span is not None and place is not None
+            else (),
+        )
 
 
 def _varying(found: Survey, cut: Stages, place: Span | None) -> Iterator[Diagnostic]:

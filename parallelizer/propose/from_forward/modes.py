@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.compiler.observe.made_up_counts import made_up, without_masks
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import FEATURE, PARAMETER, WHOLE, fresh, leaves, refuse
 from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
-from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.divided_sizes import SHAPE, asked_by
 from parallelizer.torch_private import (
     NOT_FLEX,

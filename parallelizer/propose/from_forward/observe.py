@@ -13,6 +13,7 @@ from torch import nn
 
 from parallelizer import torch_private
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.propose.from_forward import operators
 from parallelizer.propose.from_forward.atoms import (
@@ -50,7 +51,6 @@ from parallelizer.propose.from_forward.seen import (
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
-from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.target import forward_names
 from parallelizer.torch_private import tree_leaves
 

@@ -26,6 +26,7 @@ from parallelizer.compiler.observe.flex_attention import FlexAttention
 from parallelizer.compiler.observe.phase import current as current_phase
 from parallelizer.compiler.observe.phase import phase
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.compiler.observe.users_code import written_at
 from parallelizer.diagnostics.diagnostic import PlanError, Span
 from parallelizer.language.plan import BATCH_AXES, Mesh, Placement
 from parallelizer.language.workload import Workload
@@ -42,7 +43,6 @@ from parallelizer.simulate.follow.parts import Part
 from parallelizer.simulate.follow.sequence import watch_sequence
 from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, EqualDraw, EqualSum, Operand, Tags, Varying
 from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of, watch_wholes
-from parallelizer.simulate.users_code import written_at
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens

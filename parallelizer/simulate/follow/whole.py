@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.hooks import RemovableHandle
 
 from parallelizer import torch_private
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import Flow
 from parallelizer.simulate.follow.parts import Call, Lay, NeedsWhole, Part, TakesApart, Terms, after
 from parallelizer.simulate.follow.varying import SEQUENCE_AXIS, Varying
-from parallelizer.simulate.users_code import written_here
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.linears import feature_dims
 

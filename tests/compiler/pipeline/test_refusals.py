@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,84 @@ def test_a_stage_without_parameters_is_refused() -> None:
         ("stage-without-parameters", "stage 1 has no parameters"),
         ("stage-without-parameters", "stage 2 has no parameters"),
     ]
+
+
+# --- values that do not cross ---------------------------------------------------------------------------
+
+
+class Keeping(nn.Linear):
+    """Leaves a tensor behind, as an attribute, or in a list or a sum that it is given."""
+
+    kept: Tensor
+
+    def forward(self, x: Tensor, every: list[Tensor] | None = None, total: Tensor | None = None) -> Tensor:
+        self.kept = x.square().mean()
+        if every is not None:
+            every.append(self.kept * 2)
+        if total is not None:
+            total.add_(self.kept)
+        return super().forward(x)
+
+
+class ReadsAnAttribute(Layered):
+    def __init__(self) -> None:
+        super().__init__(lambda: Keeping(WIDTH, WIDTH), 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        output: Tensor = self.head(x) + sum(layer.kept for layer in self.layers)  # read
+        return output
+
+
+class ReadsAList(ReadsAnAttribute):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, every = self.embed(input_ids), list[Tensor]()
+        for layer in self.layers:
+            x = layer(x, every)
+        output: Tensor = self.head(x) + sum(every)  # read
+        return output
+
+
+class ReadsWhatWasWritten(ReadsAnAttribute):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        total = x.new_zeros(())
+        for layer in self.layers:
+            x = layer(x, None, total)
+        output: Tensor = self.head(x) + total
+        return output
+
+
+class ReadsWhatIsHere(ReadsAnAttribute):
+    """Of a module on the stage that reads."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        output: Tensor = self.head(x) + self.layers[3].kept
+        return output
+
+
+@pytest.mark.parametrize("build", [ReadsAnAttribute, ReadsAList])
+def test_a_tensor_that_a_module_does_not_return_is_refused_where_another_stage_reads_it(
+    build: type[nn.Module],
+) -> None:
+    [one] = found(build)
+    assert one.code == "value-left-behind" and one.span is not None
+    assert one.message.startswith("layers.{0,1} makes a tensor that it does not return")
+    assert Path(one.span.file).read_text().splitlines()[one.span.line - 1].endswith("# read")
+
+
+def test_a_tensor_that_modules_of_several_stages_write_into_is_refused() -> None:
+    every = found(ReadsWhatWasWritten)
+    assert every and all(one.code == "value-left-behind" and "writes into" in one.message for one in every)
+
+
+def test_what_is_read_on_its_own_stage_is_fine() -> None:
+    assert found(ReadsWhatIsHere) == []
 
 
 # --- random numbers ------------------------------------------------------------------------------------

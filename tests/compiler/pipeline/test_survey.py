@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from parallelizer.compiler.pipeline.survey import Survey, UnitCall, divided_by, survey, units_of
+from parallelizer.compiler.pipeline.survey import NotFollowed, Survey, divided_by, survey, units_of
+from parallelizer.compiler.pipeline.unit_calls import UnitCall
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.language.workload import Entry, Workload
 from tests.compiler.pipeline.models import VOCABULARY, Choosing, Counting, Fickle, Plain, Tangled, Two
@@ -106,7 +107,8 @@ def test_rows_that_are_chosen_by_values_are_followed() -> None:
 def test_a_course_that_depends_on_values_is_a_reason() -> None:
     model = on_meta(Fickle)
     found = survey(model, ["blocks.1"], WORK)
-    assert isinstance(found, str) and "meta" in found
+    assert isinstance(found, NotFollowed) and "meta" in found.reason
+    assert found.span is not None and found.span.file.endswith("models.py")
 
 
 def test_lists_are_no_units() -> None:
@@ -117,7 +119,7 @@ def test_lists_are_no_units() -> None:
 
 def test_a_parameter_that_glue_reads_is_needed_by_the_unit_that_follows() -> None:
     found = survey(on_meta(Staged), [f"layers.{i}" for i in range(4)], WORKLOAD)
-    assert not isinstance(found, str)
+    assert not isinstance(found, NotFollowed)
     needs = {one.unit: one.needs for one in found.calls}
     assert needs["after"] == {"scale", of("norm")}
     assert needs["layers.1"] == {of("layers.0")}
