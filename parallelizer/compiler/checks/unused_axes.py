@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
-    """Model axes (`ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
+    """Model axes (`tp_outer`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
     `pp` and no rule of `stage` was refused before.
     """
     used = {a for application in state.applications if application.slot != "fsdp" for a in application.axes}

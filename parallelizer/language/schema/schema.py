@@ -16,7 +16,7 @@ from parallelizer.language.parse_rule import MAX_RULES
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.language.pipeline.settings import BALANCES
 from parallelizer.language.placement import RESERVED
-from parallelizer.language.plan import AXES, AXIS_MEANINGS, SLOTS
+from parallelizer.language.plan import AXES, AXIS_MEANINGS, MESH_KEYS, SLOTS
 from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
 from parallelizer.language.schema.schema_patterns import (
     FLOW,
@@ -117,7 +117,7 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_interpolated({"type": "integer", "minimum": 1}, {"const": -1}),
             "description": f"{AXIS_MEANINGS[axis]}; -1 is what the others leave of the ranks",
         }
-        for axis in AXES
+        for axis in MESH_KEYS
     }
     defaults = {
         name: {**or_null(closed(_option_defaults(s))), "description": f"{s.doc}; null switches it off"}

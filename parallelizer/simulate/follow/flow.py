@@ -28,7 +28,7 @@ from parallelizer.compiler.observe.phase import phase
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.compiler.observe.users_code import written_at
 from parallelizer.diagnostics.diagnostic import PlanError, Span
-from parallelizer.language.plan import BATCH_AXES, Mesh, Placement
+from parallelizer.language.plan import BATCH_AXES, TENSOR_AXES, Mesh, Placement
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
@@ -47,7 +47,6 @@ from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.styles.sharded_logits import is_sharded, taken_sharded
-from parallelizer.styles.sizes import TENSOR_AXES
 
 FOLLOWED = ("params", "io", "random", "attention")
 

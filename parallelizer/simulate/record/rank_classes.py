@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.language.plan import Mesh, Placement, full_name
+from parallelizer.language.plan import TENSOR_AXES, Mesh, Placement, full_name
 from parallelizer.mesh import cut
 from parallelizer.styles.application import Program, tensor_placements
 
@@ -75,7 +75,7 @@ class Likeness:
             first = p * (mesh.world_size // mesh.sizes["pp"])
             for place, alike, sizes in _by_tensor_axes(mesh, tensors, self.split):
                 for d, c, count in _by_data_axes(mesh, sizes, "cp" in self.split):
-                    inner = (d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]
+                    inner = (d * mesh.sizes["cp"] + c) * mesh.sizes["tp_outer"] + place[0]
                     rank = first + inner * mesh.sizes["tp"] + place[1]
                     classes.append(RankClass(rank, same * alike * count, self._bytes(rank)))
         return sorted(classes, key=lambda c: c.rank)
@@ -151,16 +151,16 @@ def _dim(placements: Mapping[str, Placement]) -> int | None:
 def _by_tensor_axes(
     mesh: Mesh, tensors: Tensors, split: Iterable[str]
 ) -> Iterator[tuple[tuple[int, int], int, frozenset[int]]]:
-    """Classes of indices on `ep` and `tp`: the first pair, their number, and the sizes that are left for the
+    """Classes of indices on `tp_outer` and `tp`: the first pair, their number, and the sizes that are left for the
     data axes to shard.
     """
     classes: dict[Any, list[tuple[int, int]]] = {}
     sizes: dict[Any, frozenset[int]] = {}
-    for ep, tp in itertools.product(range(mesh.sizes["ep"]), range(mesh.sizes["tp"])):
-        index = {"ep": ep, "tp": tp}
+    for outer, tp in itertools.product(range(mesh.sizes["tp_outer"]), range(mesh.sizes["tp"])):
+        index = {"tp_outer": outer, "tp": tp}
         local = {(_cut(shape, cuts, mesh, index), dim) for shape, cuts, dim in tensors}
-        key = frozenset(local), tuple(index[a] for a in ("ep", "tp") if a in split)
-        classes.setdefault(key, []).append((ep, tp))
+        key = frozenset(local), tuple(index[a] for a in TENSOR_AXES if a in split)
+        classes.setdefault(key, []).append((outer, tp))
         sizes[key] = frozenset(shape[dim] for shape, dim in local if dim is not None)
     for key, members in classes.items():
         yield members[0], len(members), sizes[key]
