@@ -81,7 +81,7 @@ def expert_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
 
 
 def expert_fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh that fsdp shards experts over: what `ep` leaves of a replica, with `dp_replicate` outside it when it is above 1."""
+    """The mesh that fsdp shards experts over: what `ep` leaves of a replica, with `dp_replicate` outside it if it is above 1."""
     sharded = expert_mesh(device_mesh)[EXPERT_SHARDS]
     if describe(device_mesh).sizes["dp_replicate"] > 1:
         return torch_private.join_meshes(device_mesh["dp_replicate"], sharded)

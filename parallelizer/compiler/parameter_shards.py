@@ -42,7 +42,7 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
     data = _data_placements(program)
     tensor = tensor_placements(program.applications)
     styles: dict[str, list[str]] = {}
-    for application in program.of_slot("params"):
+    for application in program.of_slot("params", "experts"):
         for name in application.params:
             styles.setdefault(full_name(application.module, name), []).append(application.style)
     shards = []
@@ -101,7 +101,7 @@ def _of_experts(
     for axis, placement in placements.items():
         if placement.dim is not None:
             local[placement.dim] //= mesh.size_of(axis)
-    outside = {axis: REPLICATE for axis in ("pp", "dp_replicate")}
+    outside = dict.fromkeys(("pp", "dp_replicate"), REPLICATE)
     return {a: p for a, p in {**outside, **placements}.items() if mesh.size_of(a) > 1}, local
 
 

@@ -39,6 +39,7 @@ AXIS_MEANINGS = {
     "dp_shard": "shards of parameters, gradients and optimizer state",
     "cp": "parts of each sequence",
     "ep": "shares of the experts, taken out of the ranks of dp_shard, cp and tp",
+    "efsdp": "shards of the experts' parameters, over what ep leaves of a replica",
     "tp_outer": "slices of each layer, a second axis around tp",
     "tp": "slices of each layer",
 }

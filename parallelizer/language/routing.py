@@ -29,6 +29,11 @@ class Routing:
         own = experts // ranks
         if path in self.counted:
             table = self.counted[path]
+            if len(table) != ranks or len(table[0]) != experts or sum(table[rank]) != rows:
+                raise ValueError(
+                    f"the counts of {path} are of {len(table)} ranks, {len(table[0])} experts and {sum(table[0])} rows; here are "
+                    f"{ranks}, {experts} and {rows}"
+                )
             return list(table[rank]), [list(row[rank * own : (rank + 1) * own]) for row in table]
         sent = self._sent(rows, experts, ranks)
         return sent, [sent[rank * own : (rank + 1) * own] for _ in range(ranks)]

@@ -68,9 +68,10 @@ def units(
 ) -> dict[str, list[str]]:
     """Which parameters each FSDP unit gathers, by the unit's path, innermost unit first.
 
-    `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit
-    around it, unless there is none. Parameters named in `without` belong to no unit. So is a module that shares all its parameters with modules outside of it, such as an
-    embedding and an output layer of one weight: one unit gathers a parameter for all modules that use it.
+    `options` are the fsdp options by module path. Parameters named in `without` belong to no unit. A module below its
+    `min_params` is left to the next unit around it, unless there is none. So is a module that shares all its parameters with
+    modules outside of it, such as an embedding and an output layer of one weight: one unit gathers a parameter for all modules
+    that use it.
     """
     from parallelizer.styles.tied_parameters import tied_names
 

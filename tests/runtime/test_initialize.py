@@ -31,7 +31,8 @@ PACKED = plan(
     '  inner.out: rowwise\n  "": fsdp\n'
 )
 EXPERTS = plan(
-    'rules:\n  inner: {style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp_outer: shard(0)}}}\n  "": fsdp'
+    "rules:\n  inner: {style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp_outer: shard(0)}}}\n"
+    '  "": fsdp'
 )
 UNEVEN = {"vocab_size": 30, "hidden_dim": 36, "dim": 24, "n_heads": 6, "n_kv_heads": 2}
 

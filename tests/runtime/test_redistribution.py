@@ -121,7 +121,10 @@ def test_a_path_is_told_with_what_each_hop_sends() -> None:
     (found,) = in_children([(_planned, "greedy")])
     first, second = found
     assert first.path == (Hop("all_reduce", "tp", 1024, 2 * 768), Hop("all_gather", "tp_outer", 2048, 1024))
-    assert (first.before, first.after) == ("tp_outer=shard(0), tp=partial", "tp_outer=replicate, tp=replicate")
+    assert (first.before, first.after) == (
+        "tp_outer=shard(0), tp=partial",
+        "tp_outer=replicate, tp=replicate",
+    )
     assert first.cheaper is None
     assert second.path == (Hop("all_gather", "tp", 4096, 3072), Hop("all_reduce", "tp_outer", 4096, 4096))
     assert second.cheaper == (Hop("all_reduce", "tp_outer", 1024, 1024), Hop("all_gather", "tp", 4096, 3072))

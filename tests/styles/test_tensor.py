@@ -138,16 +138,20 @@ OF_4 = [
         " input: replicate, output: replicate}",
     )),
     ("two axes on one dimension", OUTER_TP, TransposedMlp, rules(
-        "inner.up: {style: shard-params, params: {weight: {tp_outer: shard(1), tp: shard(1)}, bias: {tp: shard(0), tp_outer: shard(0)}},"
+        "inner.up: {style: shard-params, params: {weight: {tp_outer: shard(1), tp: shard(1)}, bias: {tp: shard(0), "
+        "tp_outer: shard(0)}},"
         " input: replicate, output: replicate}",
-        "inner.down: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(0)}}, input: replicate, output: replicate}",
+        "inner.down: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(0)}}, input: replicate, "
+        "output: replicate}",
     )),
     ("two axes on one dimension of local shards", OUTER_TP, Experts, rules(
-        "inner: [{style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp: shard(1), tp_outer: shard(1)}}},"
+        "inner: [{style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp: shard(1), "
+        "tp_outer: shard(1)}}},"
         f" {REPLICATED_INPUT}, {ON_OUTER}]",
     )),
     ("two axes on local shards", OUTER_TP, Experts, rules(
-        "inner: [{style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(2)}, down: {tp_outer: shard(0), tp: shard(1)}}},"
+        "inner: [{style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(2)}, down: {tp_outer: shard(0), "
+        "tp: shard(1)}}},"
         f" {REPLICATED_INPUT}, {ON_OUTER}]",
     )),
     ("two axes on one packed dimension", OUTER_TP, lambda: Experts(hidden=8, fused=True), rules(
@@ -190,7 +194,8 @@ OF_4 = [
         f"{REPLICATED_INPUT}]", '"": fsdp',
     )),
     ("fsdp around two axes", {"dp_shard": 2, "tp_outer": 2}, Experts, rules(
-        f"inner: [{{style: shard-params, params: {{up: {{tp_outer: shard(0)}}, down: {{tp_outer: shard(0)}}}}}}, {ON_OUTER}]", '"": fsdp',
+        f"inner: [{{style: shard-params, params: {{up: {{tp_outer: shard(0)}}, down: {{tp_outer: shard(0)}}}}}}, "
+        f"{ON_OUTER}]", '"": fsdp',
     )),
     ("whole parameters on local shards", {"dp_shard": 2, "tp": 2}, TransposedMlp, rules(
         "inner.up: {style: shard-params, params: {weight: shard(1), bias: shard(0)}}",
@@ -394,7 +399,9 @@ def test_an_axis_of_size_1_is_left_out() -> None:
 
 
 def test_packing_counts_every_axis_that_shares_the_dimension() -> None:
-    text = rules("inner.up: {style: shard-params, params: {tp_outer: shard(2), tp: shard(2)}, packed: [1, 1]}")
+    text = rules(
+        "inner.up: {style: shard-params, params: {tp_outer: shard(2), tp: shard(2)}, packed: [1, 1]}"
+    )
     (one,) = compiled(text, around(Experts, hidden=8, fused=True), mesh_of(tp_outer=2, tp=2))
     assert one.packed == {"up": Packing(2, (8, 8), 4)}
     (one,) = compiled(

@@ -152,6 +152,21 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_null(closed(_pipeline())),
             "description": "How the stages of the axis pp take turns. Without pp nothing of it is used.",
         },
+        "routing": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                closed(
+                    {
+                        "skew": {
+                            "type": "number",
+                            "minimum": 1,
+                            "description": "The busiest rank of ep over the mean.",
+                        }
+                    }
+                ),
+            ],
+            "description": "How many tokens dry runs take to go to which expert: balanced, worst, {skew: 1.3}, or a file.",
+        },
         "max_unsharded": {
             **or_interpolated({"type": ["number", "null"], "minimum": 0, "maximum": 1}),
             "description": "The share of parameters that may lie whole on every rank without a rule that says so.",

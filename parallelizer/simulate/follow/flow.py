@@ -341,7 +341,9 @@ def _gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags]) -> I
         if isinstance(gradient, DTensor):
             axes = gradient.device_mesh.mesh_dim_names or ()
             if EXPERT in axes:
-                sharded.update(TENSOR_AXES)  # fsdp sums the gradients of experts over all that `ep` leaves of a replica
+                sharded.update(
+                    TENSOR_AXES
+                )  # fsdp sums the gradients of experts over all that `ep` leaves of a replica
             for axis, placement in zip(axes, gradient.placements, strict=False):
                 if placement.is_partial():
                     partial.add(axis)

@@ -235,7 +235,7 @@ class Ledger(TorchDispatchMode):
     def _of_experts(self, kind: str, members: tuple[int, ...]) -> str | None:
         """`ep` or `efsdp` for a collective of experts, whose ranks may be those of another axis too."""
         axis = self.expert_axes.get(members)
-        if axis is None or EXPERT_SHARDS in axis and self.unit not in self.experts:
+        if axis is None or (EXPERT_SHARDS in axis and self.unit not in self.experts):
             return None
         if EXPERT_SHARDS in axis or (kind == "all_to_all" and self.running.current in self.experts):
             return axis

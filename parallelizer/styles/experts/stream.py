@@ -70,7 +70,7 @@ class _Part(torch.autograd.Function):
         return whole.narrow(0, *stream.place(whole.size(0))).clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return ctx.stream.gathered(gradient, ctx.length), None
 
 
@@ -81,5 +81,5 @@ class _Join(torch.autograd.Function):
         return stream.gathered(part, length)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return gradient.narrow(0, *ctx.stream.place(ctx.length)), None, None

@@ -28,7 +28,7 @@ class _Exchange(torch.autograd.Function):
         return _sent(rows, send, receive, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         return _sent(gradient, ctx.receive, ctx.send, ctx.group), None, None, None
 
 
@@ -62,7 +62,7 @@ class _Spread(torch.autograd.Function):
         return tokens.index_select(0, order // copies)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         (inverse,) = ctx.saved_tensors
         return _summed(gradient, inverse, ctx.copies), None, None, None
 
@@ -75,7 +75,7 @@ class _Combine(torch.autograd.Function):
         return _summed(rows, inverse, copies)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         (order,) = ctx.saved_tensors
         return gradient.index_select(0, order // ctx.copies), None, None, None
 

@@ -31,4 +31,7 @@ def test_data_axes_are_used_by_the_batch() -> None:
 def test_any_style_on_an_axis_uses_it() -> None:
     text = 'rules: {inner: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}, "": fsdp}'
     assert findings(text, around(Mlp), mesh_of(cp=2)) == ()
-    assert findings("rules: {inner.up: {style: replicate, axis: tp_outer}}", around(Mlp), mesh_of(tp_outer=2)) == ()
+    assert (
+        findings("rules: {inner.up: {style: replicate, axis: tp_outer}}", around(Mlp), mesh_of(tp_outer=2))
+        == ()
+    )

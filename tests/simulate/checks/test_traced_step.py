@@ -152,7 +152,13 @@ def test_hops_over_several_axes_are_told_and_the_cheaper_order_with_its_price() 
         "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(1)}}, "
         "input: shard(-1) -> shard(-1), output: shard(1)}"
     )
-    given = ["parallel=tp2", "parallel.mesh.tp_outer=2", f'rules=["{rule}"]', "train.batch_size=4", "model.dim=64"]
+    given = [
+        "parallel=tp2",
+        "parallel.mesh.tp_outer=2",
+        f'rules=["{rule}"]',
+        "train.batch_size=4",
+        "model.dim=64",
+    ]
     found = [d for d in linted(*given) if d.code.endswith("-redistribution")]
     assert [(d.code, d.severity) for d in found] == [
         ("multi-hop-redistribution", "note"),
