@@ -17,8 +17,8 @@ draw = script(DOCS / "pictures/draw.py")
 PICTURES = draw.pictures()
 TEXT = (DOCS / "styles.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
-WITHOUT = {"local-random", "stage"}
-"""Styles under which nothing moves, now or later."""
+WITHOUT = {"experts", "local-random", "stage"}
+"""Styles under which nothing moves, now or later; and `experts`, under which it depends on the tokens what moves."""
 
 
 def plan_of(style: str, folder: Path) -> Path:

@@ -15,11 +15,11 @@ def exchange(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: d
     """The first `send[0]` rows go to rank 0 of the group, the next `send[1]` to rank 1, and so on; `receive[r]` rows come
     from rank r. rows [sum(send), ...]; the result is [sum(receive), ...]. One all-to-all, and one in backward.
     """
-    made: Tensor = _Exchange.apply(rows, list(send), list(receive), group)
+    made: Tensor = _Travel.apply(rows, list(send), list(receive), group)
     return made
 
 
-class _Exchange(torch.autograd.Function):
+class _Travel(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup
