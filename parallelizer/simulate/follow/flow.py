@@ -252,8 +252,8 @@ def failure_alone(
 def _without_data_axes(program: Program) -> Program:
     """The program on the axes that are followed: of a pipeline the whole model, since stages compute what it does."""
     sizes = {**program.mesh.sizes, **dict.fromkeys((*BATCH_AXES, "pp"), 1)}
-    kept = tuple(a for a in program if a.slot in FOLLOWED)
     ep = math.gcd(program.mesh.ep, Mesh(sizes).replica)
+    kept = tuple(a for a in program if a.slot in FOLLOWED and (a.slot != "experts" or ep > 1))
     mesh = Mesh(sizes, program.mesh.spans, ep=ep)
     return dataclasses.replace(program, mesh=mesh, applications=kept, stages=None)
 
