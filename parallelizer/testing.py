@@ -121,7 +121,9 @@ def _rows_and_tokens(batch: Batch) -> tuple[int, int]:
     """Of the first entry that has rows."""
     first = next((tensor for tensor in batch.values() if tensor.ndim), None)
     if first is None:
-        raise ValueError("no entry of the batch has rows: at least one tensor needs a dim 0 with a row for each sequence")
+        raise ValueError(
+            "no entry of the batch has rows: at least one tensor needs a dim 0 with a row for each sequence"
+        )
     return first.shape[0], first.shape[1] if first.ndim > 1 else 1
 
 

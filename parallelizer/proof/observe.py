@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.language.plan import Mesh, Plan
+from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
 from parallelizer.proof.recording import Tensors, local_part, recording

@@ -173,6 +173,8 @@ def draw(seed: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mesh", [{"tp": 2}, pytest.param({"dp_replicate": 2}, marks=pytest.mark.slow)])
-def test_a_model_that_returns_a_number_and_takes_an_entry_without_rows_is_proven(mesh: dict[str, int]) -> None:
+def test_a_model_that_returns_a_number_and_takes_an_entry_without_rows_is_proven(
+    mesh: dict[str, int],
+) -> None:
     plan = subjects.plan("version: 1\nrules:\n  up: colwise\n  down: rowwise\n  '': fsdp")
     assert assert_equivalent(Scalar, plan, mesh, loss=own, batch=draw).passed
