@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running, within
-from parallelizer.language.plan import EXPERT_SHARDS, full_name
+from parallelizer.language.plan import EXPERT, full_name
 from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.runtime.redistribution import wire_bytes
 from parallelizer.runtime.state import state_of
@@ -90,11 +90,8 @@ class Ledger(TorchDispatchMode):
         self.entries: list[Collective] = []
         self.axes = axes_by_ranks(mesh)
         self.experts = {a.module for a in program.of_slot("experts")}
-        self.expert_axes = {
-            tuple(dist.get_process_group_ranks(each.get_group(i))): axis
-            for each in expert_meshes(mesh)
-            for i, axis in enumerate(each.mesh_dim_names or ())
-            if each.size(i) > 1
+        self.expert_ranks = {
+            tuple(dist.get_process_group_ranks(each.get_group(EXPERT))) for each in expert_meshes(mesh)
         }
         self.rules = _Rules(program)
         self.unit: str | None = None
@@ -179,7 +176,8 @@ class Ledger(TorchDispatchMode):
             return
         payload, dtype = _payload(kind, leaves, result)
         axis = self._axis(members)
-        axis = self._of_experts(kind, members) or axis
+        if kind == "all_to_all" and members in self.expert_ranks and self.running.current in self.experts:
+            axis = EXPERT  # its ranks may be those of another axis too
         wire = wire_bytes(kind, payload, ranks)
         if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):
             wire = payload - payload * sizes[members.index(dist.get_rank())] // sum(sizes)
@@ -231,15 +229,6 @@ class Ledger(TorchDispatchMode):
             wide = (axis for ranks, axis in self.axes.items() if set(members) < set(ranks))
             self.axes[members] = next(wide, "world")
         return self.axes[members]
-
-    def _of_experts(self, kind: str, members: tuple[int, ...]) -> str | None:
-        """`ep` or `efsdp` for a collective of experts, whose ranks may be those of another axis too."""
-        axis = self.expert_axes.get(members)
-        if axis is None or (EXPERT_SHARDS in axis and self.unit not in self.experts):
-            return None
-        if EXPERT_SHARDS in axis or (kind == "all_to_all" and self.running.current in self.experts):
-            return axis
-        return None
 
     def _owner_of_gradient(self, tensor: torch.Tensor) -> str | None:
         """The module of the parameter whose gradient this is."""
