@@ -1,0 +1,20 @@
+"""The recipes of float8 by name. No torch: plans are read with this file."""
+
+from __future__ import annotations
+
+TORCHAO_NAMES = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise-gw-hp": "rowwise_with_gw_hp",
+}
+"""Torchao's name of each recipe."""
+
+REFUSED = {
+    "mxfp8": "it needs a GPU of compute capability 10.0 (Blackwell), scales of 32 neighbouring values, and all "
+    "collectives in the parameters' own dtype",
+    "nvfp4": "it needs a GPU of compute capability 10.0 (Blackwell), and scales of 16 neighbouring values with one of the tensor",
+}
+"""The recipes that are known and cannot be used, with what they need."""
+
+DIVISOR = 16
+"""What the kernels for float8 demand: both dimensions of each factor are multiples of it."""
