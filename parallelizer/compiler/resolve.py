@@ -125,9 +125,7 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
 
 def _target(state: Compilation, application: Application, param: str | None, axis: str) -> Target:
     path, options = application.module, {**application.options, "style": application.style}
-    return Target(
-        state.modules[path], path, param, options, axis, state.mesh.sizes, _around(state, path)
-    )
+    return Target(state.modules[path], path, param, options, axis, state.mesh.sizes, _around(state, path))
 
 
 def _around(state: Compilation, path: str) -> tuple[nn.Module, ...]:

@@ -56,15 +56,23 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class LowPrecision:
-    """The modules that compute in float8 with their recipes, and the groups of tokens that share a scale: the rows in
-    `blocks` equal blocks, and of each row the tokens of each of `ranks` parts that `balance` deals out.
+    """The modules that compute in float8 with their recipes, and the groups of tokens that share a scale.
+
+    The rows are those of `data` ranks, each of which cuts its own into `microbatches` while it trains; of each row the
+    tokens are those of `ranks` ranks, as `balance` deals out a sequence of `length`.
     """
 
     recipes: Mapping[str, str]
-    blocks: int
+    data: int
+    microbatches: int
     ranks: int
     balance: str
     length: int
+
+    @property
+    def blocks(self) -> int:
+        """The equal blocks of rows: an evaluation is in one piece."""
+        return self.data * (self.microbatches if torch.is_grad_enabled() else 1)
 
 
 def low_precision(program: Program, length: int, pipeline: Pipeline | None) -> LowPrecision | None:
@@ -73,8 +81,10 @@ def low_precision(program: Program, length: int, pipeline: Pipeline | None) -> L
     if not recipes:
         return None
     microbatches = (pipeline.microbatches or 1) if pipeline is not None and program.stages is not None else 1
-    blocks = program.mesh.size(*BATCH_AXES) * microbatches
-    return LowPrecision(recipes, blocks, program.mesh.sizes["cp"], program.plan.balance, length)
+    mesh = program.mesh
+    return LowPrecision(
+        recipes, mesh.size(*BATCH_AXES), microbatches, mesh.sizes["cp"], program.plan.balance, length
+    )
 
 
 def round_linears(model: nn.Module, precision: LowPrecision) -> None:

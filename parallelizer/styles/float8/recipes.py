@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+
 TORCHAO_NAMES = {
     "tensorwise": "tensorwise",
     "rowwise": "rowwise",
@@ -18,3 +20,17 @@ REFUSED = {
 
 DIVISOR = 16
 """What the kernels for float8 demand: both dimensions of each factor are multiples of it."""
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise-gw-hp": (9, 0)}
+"""The compute capability from which on a GPU has kernels for a recipe."""
+
+
+def no_units(device: str, span: Span | None) -> Diagnostic:
+    """The error for a device that cannot multiply in float8, at the rule that asks for it."""
+    return Diagnostic(
+        "precision-hardware",
+        f"{device} has no units for float8",
+        span,
+        "use a GPU of compute capability 8.9 (tensorwise) or 9.0 (rowwise) and above, or write `emulate: true`, "
+        "which only rounds, and is slower than without float8",
+    )

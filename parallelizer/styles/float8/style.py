@@ -11,8 +11,9 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
-from parallelizer.styles.float8.recipes import REFUSED, TORCHAO_NAMES
+from parallelizer.styles.float8.recipes import CAPABILITY, REFUSED, TORCHAO_NAMES, no_units
 from parallelizer.styles.registry import applies, exports, implements, prepares
 from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.target import Sharding, StyleError
@@ -20,6 +21,7 @@ from parallelizer.styles.target import Sharding, StyleError
 if TYPE_CHECKING:
     from torch import nn
 
+    from parallelizer.diagnostics.diagnostic import Span
     from parallelizer.styles.application import Application, Exporting, Live
     from parallelizer.styles.target import Target
 
@@ -53,11 +55,16 @@ def float8(target: Target) -> Sharding:
     recipe = target.options.get("recipe", "tensorwise")
     if recipe in REFUSED:
         raise StyleError(
-            "float8-recipe", f"the recipe {recipe} is not supported: {REFUSED[recipe]}", "use tensorwise or rowwise", "recipe"
+            "precision-recipe",
+            f"the recipe {recipe} is not supported: {REFUSED[recipe]}",
+            "use tensorwise or rowwise",
+            "recipe",
         )
     _check_module(target)
     if importlib.util.find_spec("torchao") is None:
-        raise StyleError("float8-torchao", "float8 needs the package torchao, which is not installed", INSTALL)
+        raise StyleError(
+            "precision-torchao", "float8 needs the package torchao, which is not installed", INSTALL
+        )
     return Sharding(None, ())
 
 
@@ -73,7 +80,7 @@ def _check_module(target: Target) -> None:
         return
     inside = [n for n, m in module.named_modules() if n and isinstance(m, nn.Linear)]
     raise StyleError(
-        "float8-module",
+        "precision-module",
         f"float8 is for nn.Linear, and {where} is a {name}"
         + (" with a forward of its own" if isinstance(module, nn.Linear) and not only_read else "")
         + (", whose weight an attention reads without calling it" if only_read else ""),
@@ -83,6 +90,14 @@ def _check_module(target: Target) -> None:
     )
 
 
+def _check_device(recipe: str, span: Span) -> None:
+    """Raises PlanError for a GPU that has no kernels for the recipe."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY[recipe]:
+        raise PlanError([no_units(torch.cuda.get_device_name(), span)])
+
+
 @prepares("float8")
 def prepare(application: Application, module: nn.Module, live: Live) -> None:
     """Give the module a forward in float8, before other styles wrap it."""
@@ -90,6 +105,8 @@ def prepare(application: Application, module: nn.Module, live: Live) -> None:
 
     recipe = application.options.get("recipe", "tensorwise")
     emulate = bool(application.options.get("emulate")) or live.mesh.device_type == "cpu"
+    if not emulate:
+        _check_device(recipe, application.rule.span)
     run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 def linear_config(recipe: str, emulate: bool) -> Any:
     """The Float8LinearConfig of a recipe, by torchao's name."""
-    import dataclasses
-
-    _import_quietly()
     from torchao.float8 import Float8LinearConfig
 
     return dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
@@ -25,7 +22,6 @@ def linear_config(recipe: str, emulate: bool) -> Any:
 
 def converted(linear: nn.Linear, config: Any) -> nn.Linear:
     """A Float8Linear with the parameters of a linear."""
-    _import_quietly()
     from torchao.float8 import convert_to_float8_training
 
     module: nn.Linear = convert_to_float8_training(linear, config=config)
@@ -40,7 +36,6 @@ def products_in_float64() -> Iterator[None]:
     neighbouring float8. A proof must not see that. It replaces the handler of one operator, for which torchao has no
     setting.
     """
-    _import_quietly()
     from torchao.float8 import float8_ops
 
     table, operator = float8_ops.FLOAT8_OPS_TABLE, torch.ops.aten.mm.default
@@ -57,13 +52,3 @@ def products_in_float64() -> Iterator[None]:
         yield
     finally:
         table[operator] = before
-
-
-def _import_quietly() -> None:
-    """Without what torchao logs about kernels of other Pythons and devices."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        import torchao.float8  # noqa: F401
-    finally:
-        logging.disable(before)
