@@ -6,6 +6,7 @@ Python and other devices, and torch an enumeration of torchao's that it need not
 
 from __future__ import annotations
 
+import functools
 import logging
 
 LOGGERS = {
@@ -19,4 +20,8 @@ LOGGERS = {
 def drop_torchao_messages() -> None:
     """From now on these messages are not shown. Others of the same loggers are."""
     for name, words in LOGGERS.items():
-        logging.getLogger(name).addFilter(lambda record, words=words: words not in record.getMessage())
+        logging.getLogger(name).addFilter(functools.partial(_is_other, words))
+
+
+def _is_other(words: str, record: logging.LogRecord) -> bool:
+    return words not in record.getMessage()

@@ -146,7 +146,7 @@ class _Product(torch.autograd.Function):
         return round_to(x, recipe.input, (-1,), (1, 2)) @ round_to(weight, recipe.weight, (1,), (0, 1)).t()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight = context.saved_tensors
         recipe: Recipe = context.recipe
         round_to = functools.partial(rounded, powers_of_two=recipe.powers_of_two)

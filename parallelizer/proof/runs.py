@@ -38,7 +38,8 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class References:
     """The unsharded run, the same in another order of summation, and the same with its first gradients nudged. Their values were
-    multiplied by `loud` before the second step. `precision` says what they computed in float8.
+    multiplied by `loud` before the second step. `precision` says what they computed in float8; then `full` is the first run
+    without it.
     """
 
     plain: Observation
@@ -46,6 +47,7 @@ class References:
     nudged: Observation
     loud: float
     precision: LowPrecision | None = None
+    full: Observation | None = None
 
 
 @dataclass(frozen=True)
@@ -81,15 +83,17 @@ def references_of(
     when the runs give no numbers.
     """
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
+    in_full = [] if precision is None else [(unsharded, subject, seed, modes, dtype)]
     with _quiet():
-        plain, other_order, nudged = in_children(
+        plain, other_order, nudged, *full = in_children(
             [
                 (unsharded, subject, seed, modes, dtype, False, 0.0, True, precision),
                 (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True, 0.0, False, precision),
                 (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype), False, precision),
+                *in_full,
             ]
         )
-    references = References(plain, other_order, nudged, subject.loud, precision)
+    references = References(plain, other_order, nudged, subject.loud, precision, *full)
     if _is_finite(plain):
         return references
     if subject.loud != 1:

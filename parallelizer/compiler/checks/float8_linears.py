@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
@@ -61,7 +61,7 @@ def _is_repeated(path: str) -> bool:
 
 def _is_router(modules: Mapping[str, nn.Module], path: str) -> bool:
     """Whether a linear has as many outputs as there are experts beside it."""
-    outputs = modules[path].out_features
+    outputs = cast(nn.Linear, modules[path]).out_features
     parent = path.rpartition(".")[0]
     beside = [m for p, m in modules.items() if p != path and p.rpartition(".")[0] == parent and p != parent]
     for module in beside:
@@ -103,7 +103,7 @@ def _sizes(state: Compilation, applications: list[Application]) -> Iterator[Diag
     wrong = [(a, shape) for a, shape in local if any(size % DIVISOR for size in shape)]
     if wrong:
         application, shape = wrong[0]
-        whole = tuple(state.modules[application.module].weight.shape)
+        whole = tuple(_weight(state, application).shape)
         split = f", {'x'.join(map(str, shape))} of it on a rank" if shape != whole else ""
         yield Diagnostic(
             "precision-size",
@@ -114,11 +114,15 @@ def _sizes(state: Compilation, applications: list[Application]) -> Iterator[Diag
         )
 
 
+def _weight(state: Compilation, application: Application) -> nn.Parameter:
+    return state.modules[application.module].get_parameter("weight")
+
+
 def _local(
     state: Compilation, application: Application, placements: Mapping[str, Mapping[str, Placement]]
 ) -> tuple[int, ...]:
     """The shape of a rank's part of the weight."""
-    shape = list(state.modules[application.module].weight.shape)
+    shape = list(_weight(state, application).shape)
     for axis, placement in placements.get(full_name(application.module, "weight"), {}).items():
         if placement.dim is not None:
             shape[placement.dim] //= state.mesh.sizes[axis]

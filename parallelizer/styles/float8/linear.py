@@ -9,7 +9,7 @@ from torch import nn
 from parallelizer.styles.float8.torchao_private import converted, linear_config
 
 
-def run_in_float8(module: nn.Linear, recipe: str, *, emulate: bool = False) -> None:
+def run_in_float8(module: nn.Module, recipe: str, *, emulate: bool = False) -> None:
     """From now on a linear's matrix products, forward and backward, are in float8.
 
     `recipe` is torchao's name of one. The class and the parameters of the module stay. With `emulate` factors are rounded
