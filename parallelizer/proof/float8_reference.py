@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import BATCH_AXES
 from parallelizer.styles.application import Program
@@ -24,6 +25,9 @@ from parallelizer.styles.wrap_forward import wrap_forward
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST = 1e-12
 """What a largest value is raised to, as in torchao."""
+
+
+UNPROVEN = "prove the plan without float8, or on a mesh without cp; scales are those of the tokens of a rank"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,11 @@ def _around(
     kwargs: dict[str, Any],
 ) -> Any:
     (x,) = (*args, *kwargs.values())
-    order = token_order(x.shape[:-1], precision)
+    try:
+        order = token_order(x.shape[:-1], precision)
+    except ValueError as error:
+        message = f"float8 cannot be proven here, since the tokens of ranks cannot be told apart: {error}"
+        raise PlanError([Diagnostic("model-failed", message, None, UNPROVEN)]) from None
     tokens = x.reshape(-1, x.shape[-1])[order]
     groups = precision.blocks * precision.ranks
     out = _Product.apply(tokens.view(groups, -1, x.shape[-1]), module.weight, recipe).flatten(0, 1)

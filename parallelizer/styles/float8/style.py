@@ -121,5 +121,5 @@ def export(application: Application, exporting: Exporting) -> Iterator[Statement
     from parallelizer.styles.float8.linear import run_in_float8
 
     recipe = application.options.get("recipe", "tensorwise")
-    emulate = ["emulate=True"] if application.options.get("emulate") else []
-    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', *emulate)
+    emulate = "True" if application.options.get("emulate") else 'mesh.device_type == "cpu"'
+    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}")
