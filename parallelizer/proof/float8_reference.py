@@ -39,7 +39,7 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Casts:
     """The casts of the three products; the product that gives the weight's gradient may have none."""
 
     input: Cast
@@ -52,9 +52,9 @@ class Recipe:
 
 _ROW, _WHOLE = Cast(E4M3, True), Cast(E4M3, False)
 RECIPES = {
-    "tensorwise": Recipe(_WHOLE, _WHOLE, Cast(E5M2, False), _WHOLE, powers_of_two=False),
-    "rowwise": Recipe(_ROW, _ROW, _ROW, _ROW),
-    "rowwise-gw-hp": Recipe(_ROW, _ROW, _ROW, _WHOLE, rounds_weight_gradient=False),
+    "tensorwise": Casts(_WHOLE, _WHOLE, Cast(E5M2, False), _WHOLE, powers_of_two=False),
+    "rowwise": Casts(_ROW, _ROW, _ROW, _ROW),
+    "rowwise-gw-hp": Casts(_ROW, _ROW, _ROW, _WHOLE, rounds_weight_gradient=False),
 }
 
 
@@ -98,7 +98,7 @@ def round_linears(model: nn.Module, precision: LowPrecision) -> None:
 
 
 def _around(
-    recipe: Recipe,
+    recipe: Casts,
     precision: LowPrecision,
     module: nn.Module,
     forward: Callable[..., Any],
@@ -147,7 +147,7 @@ class _Product(torch.autograd.Function):
     """x @ weight.T in float8: x [groups, tokens, inputs], weight [outputs, inputs]."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor, recipe: Recipe) -> torch.Tensor:
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor, recipe: Casts) -> torch.Tensor:
         context.save_for_backward(x, weight)
         context.recipe = recipe
         round_to = functools.partial(rounded, powers_of_two=recipe.powers_of_two)
@@ -156,7 +156,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight = context.saved_tensors
-        recipe: Recipe = context.recipe
+        recipe: Casts = context.recipe
         round_to = functools.partial(rounded, powers_of_two=recipe.powers_of_two)
         of_input = round_to(gradient, recipe.gradient, (-1,), (1, 2)) @ round_to(
             weight, recipe.weight_for_input, (0,), (0, 1)

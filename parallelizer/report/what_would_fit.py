@@ -36,12 +36,14 @@ class Alternative:
 def what_would_fit(
     setup: Setup, program: Program, model: nn.Module, step: Trace, total: int
 ) -> list[Alternative]:
-    """The peaks with activation checkpointing, offload, a smaller part of the batch at once, and twice the shards, for a device
+    """The peaks with activation checkpointing, offload, a smaller part of the batch at once (accumulated parts, or microbatches
+    of a pipeline), and twice the shards, for a device
     of `total` bytes that `step` does not fit; what cannot be tried is left out. If none of them fits alone, the first of them
     are tried together.
     """
     rank = top.rank if (top := worst(step)[1]) is not None else step.rank
-    units = Counter(a.rule.key for a in program.of_slot("fsdp") if a.module)
+    layers = program.of_slot("fsdp") or program.of_slot("stage")
+    units = Counter(a.rule.key for a in layers if a.module)
     blocks = units.most_common(1)[0][0] if units else None
     checkpointed = _with_checkpoints(setup, blocks) if blocks and not program.of_slot("checkpoint") else None
     found: list[Alternative] = []
@@ -69,8 +71,12 @@ def _with_checkpoints(setup: Setup, glob: str) -> Setup:
 
 
 def _smaller_batch(setup: Setup, model: nn.Module, rank: int, peak: int, total: int) -> list[Alternative]:
-    """The same batch in more parts: the fewest that fit, as far as memory grows with the rows evenly; else single rows."""
+    """The same batch in more parts, or more microbatches: the fewest that fit, as far as memory grows with the rows evenly; else
+    single rows.
+    """
     work = setup.workload
+    if setup.mesh.sizes["pp"] > 1:
+        return _more_microbatches(setup, model, rank, peak, total)
     rows = work.batch_size // (setup.mesh.size(*BATCH_AXES) * work.accumulate)
     smallest = _in_parts(setup, model, rank, work.accumulate * rows) if rows > 1 else []
     if not smallest or smallest[0].peak > total:
@@ -80,6 +86,34 @@ def _smaller_batch(setup: Setup, model: nn.Module, rank: int, peak: int, total: 
     fitting = next((n for n in range(min(most, rows - 1), 1, -1) if rows % n == 0), 1)
     between = _in_parts(setup, model, rank, work.accumulate * (rows // fitting)) if fitting > 1 else []
     return between if between and between[0].peak <= total else smallest
+
+
+def _more_microbatches(setup: Setup, model: nn.Module, rank: int, peak: int, total: int) -> list[Alternative]:
+    """The same rows in more microbatches: the fewest that fit, as far as memory grows with a microbatch's rows evenly; else
+    single rows.
+    """
+    pipeline, work = setup.pipeline, setup.workload
+    ranks = setup.mesh.sizes["pp"]
+    if pipeline is None or pipeline.order is not None:
+        return []
+    now = pipeline.settled(ranks).microbatches or 1
+    rows = work.batch_size // (setup.mesh.size(*BATCH_AXES) * work.accumulate)
+    more = [n for n in range(now + 1, rows + 1) if rows % n == 0]
+    more = [n for n in more if dataclasses.replace(pipeline, microbatches=n).misfit(ranks) is None]
+
+    def tried(number: int) -> list[Alternative]:
+        changed = dataclasses.replace(setup, pipeline=dataclasses.replace(pipeline, microbatches=number))
+        return [*_tried(f"parallel.pipeline.microbatches={number}", changed, model, rank)]
+
+    smallest = tried(more[-1]) if more else []
+    if not smallest or smallest[0].peak > total:
+        return smallest
+    each = (peak - smallest[0].peak) / (rows // now - rows // more[-1])
+    for number in more[:-1]:
+        if smallest[0].peak + each * (rows // number - rows // more[-1]) <= total:
+            between = tried(number)
+            return between if between and between[0].peak <= total else smallest
+    return smallest
 
 
 def _in_parts(setup: Setup, model: nn.Module, rank: int, parts: int) -> list[Alternative]:

@@ -45,6 +45,31 @@ def test_checkpointing_offload_a_smaller_batch_and_more_shards_are_tried(
     )  # fmt: skip
 
 
+def _traced_stages(program: Program, model: Any, recipe: Any, rank: int) -> Any:
+    """A trace that has 2 bytes for each row of a microbatch, half with checkpointing."""
+    microbatches = program.require_stages().pipeline.microbatches or 1
+    each = 1 if program.of_slot("checkpoint") else 2
+    return SimpleNamespace(memory=SimpleNamespace(peak=each * recipe.workload.batch_size // microbatches))
+
+
+def test_a_pipeline_takes_more_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parallelizer.report.what_would_fit.trace", _traced_stages)
+    setup = llama("parallel=pp2", "train.batch_size=64", "parallel.pipeline.microbatches=2")
+    model = setup.build_model()
+    program = setup.compile(model)
+    step = Trace(0, (), Usage(64, "forward", "", {"activations": 64}))
+
+    def found(total: int) -> list[tuple[str, int]]:
+        every = what_would_fit(setup, program, model, step, total)
+        return [(one.change, one.peak) for one in every if "offload" not in one.change]
+
+    checkpointed = ("the rule `layers.*: checkpoint`", 32)
+    assert found(16)[:2] == [checkpointed, ("parallel.pipeline.microbatches=8", 16)]
+    assert found(17)[:2] == [checkpointed, ("parallel.pipeline.microbatches=8", 16)]
+    assert found(2)[:2] == [checkpointed, ("parallel.pipeline.microbatches=64", 2)]
+    assert found(1)[-1] == ("the rule `layers.*: checkpoint` and parallel.pipeline.microbatches=64", 1)
+
+
 def test_those_that_fit_come_first() -> None:
     stream = io.StringIO()
     found = [

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
 from parallelizer.language.pipeline.actions import (
     BACKWARD,
@@ -60,6 +61,17 @@ class ActionCosts:
             BACKWARD_WEIGHT: (self.backward_weight,),
         }
         return sum(by_stage[action.stage] for by_stage in parts[action.kind])
+
+
+class Costs(Protocol):
+    """The durations of actions and of messages, in any one unit."""
+
+    @property
+    def transfer(self) -> Mapping[tuple[int, int], float]:
+        """Those of messages, by sending and receiving stage."""
+
+    def of(self, action: Action) -> float:
+        """That of an action."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,7 @@ _Result = tuple[bool, int, int]
 """Whether it is a gradient, its stage, and its microbatch: an output of a stage, or the gradient of its input."""
 
 
-def replay(order: Order, costs: ActionCosts | None = None) -> Replay:
+def replay(order: Order, costs: Costs | None = None) -> Replay:
     """The times of all actions, each as early as possible. Without costs, F, I and W take 1 each on every stage.
 
     Raises StuckOrder if ranks wait for one another without end, and ValueError if a stage lies on two ranks or on none.
@@ -165,9 +177,9 @@ def replay(order: Order, costs: ActionCosts | None = None) -> Replay:
 
 
 class _Replaying:
-    def __init__(self, order: Order, costs: ActionCosts | None) -> None:
+    def __init__(self, order: Order, costs: Costs | None) -> None:
         self.order, self.lies = order, stage_ranks(order)
-        self.costs = costs or ActionCosts.equal(len(self.lies))
+        self.costs: Costs = costs or ActionCosts.equal(len(self.lies))
         self.timed: list[list[TimedAction]] = [[] for _ in order]
         self.there: dict[tuple[_Result, int], float] = {}
         """Since when a rank has a result."""

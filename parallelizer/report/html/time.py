@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from parallelizer.report.html import schedule
 from parallelizer.report.html.markup import Markup, join, tag
 from parallelizer.report.html.table import css_class, table
 from parallelizer.report.rows.time import compute_shares, costliest_modules, duration, range_of, wait_shares
@@ -20,10 +21,14 @@ LEGEND = (("parameters", "GEMMs"), ("activations", "attention"), ("temporaries",
 
 
 def section(time: StepTime) -> Markup:
-    """The step's length and range, its time line, that of a layer in forward and in backward, and where the time goes."""
+    """The step's length and range, the schedule of a pipeline, time lines of the step and of a layer in forward and in backward,
+    and where the time goes.
+    """
     spans = [span for span in time.spans if span.queue != WAIT]
     layer = _middle_layer(spans)
-    windows = [("The step", 0.0, time.seconds)]
+    # Of many accumulated parts a pipeline's step has the first ones and the optimizer.
+    whole = max((span.end for span in spans), default=0.0) if time.schedule else time.seconds
+    windows = [("The step", 0.0, whole)]
     for phase in ("forward", "backward"):
         inside = [
             s for s in spans if layer and s.queue == COMPUTE and s.phase == phase and _in(s.module, layer)
@@ -46,6 +51,7 @@ def section(time: StepTime) -> Markup:
             [tag("li", tag("span", class_=f"swatch {colour}"), name) for colour, name in LEGEND],
             class_="legend",
         ),
+        tag("div", schedule.timeline(time.schedule), class_="scroll") if time.schedule else None,
         [_time_line(title, spans, low, high) for title, low, high in windows],
         tag(
             "div",

@@ -76,9 +76,12 @@ class Marks:
         """Something begins: see `progress`."""
         self.noted.append((mark, self.counts()))
 
-    def since(self, event: int) -> Marks:
-        """The same with the second list, the events of the memory, counted from one of them."""
-        return Marks(self.counts, [(mark, (a, b - event, c)) for mark, (a, b, c) in self.noted])
+    def of(self, *lists: int, since: int = 0) -> Marks:
+        """The same for some of the lists; the second of all, the events of the memory, is counted from one of them."""
+        return Marks(
+            self.counts,
+            [(mark, tuple(at[i] - (since if i == 1 else 0) for i in lists)) for mark, at in self.noted],
+        )
 
 
 @dataclass(frozen=True)
@@ -94,21 +97,27 @@ class Pieces:
     messages: dict[tuple[str, str, int], Lists]
 
 
-def alike(program: Program, model: nn.Module, rank: int) -> list[int]:
-    """The ranks on `pp` whose stages are like those of `rank`: as many units and parameters of the same shapes, and as
-    many tensors that cross. They run the same actions in another order. `model` is as it was compiled.
+def stage_kinds(program: Program, model: nn.Module) -> list[object]:
+    """Of each stage what is equal for stages that are alike: as many units and parameters of the same shapes, and as many
+    tensors that cross. `model` is as it was compiled.
     """
     stages = program.require_stages()
     shapes: list[list[object]] = [[] for _ in stages.stages]
     for name, param in model.named_parameters():
         for index in stages.copies(name):
             shapes[index].append((tuple(param.shape), str(param.dtype)))
+    return [
+        (shapes[at], len(one.units), len(one.receives), len(one.sends), at in (0, len(stages) - 1))
+        for at, one in enumerate(stages.stages)
+    ]
+
+
+def alike(program: Program, model: nn.Module, rank: int) -> list[int]:
+    """The ranks on `pp` whose stages are like those of `rank`. They run the same actions in another order."""
+    stages, kinds = program.require_stages(), stage_kinds(program, model)
 
     def kind(rank: int) -> list[object]:
-        return [
-            (shapes[at], len(one.units), len(one.receives), len(one.sends), at in (0, len(stages) - 1))
-            for at, one in ((at, stages.stages[at]) for at in stages.on_rank(rank))
-        ]
+        return [kinds[at] for at in stages.on_rank(rank)]
 
     return [other for other in range(stages.ranks) if kind(other) == kind(rank)]
 
@@ -130,12 +139,12 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
     recorded = 1 + max(pieces.ends)
     for part in range(parts):
         channels = _Channels(pipeline.order, rank, pipeline.ranks)
-        stands = _stand_in(part, parts, recorded)
+        stands = stand_in(part, parts, recorded)
         number = _occurrences(actions)
         for action, (at, count) in zip(actions, number, strict=True):
             own = action.stage + shift[action.stage]
             those = pieces.actions[stands, action.kind, own]
-            for piece in those[_stand_in(at, count, len(those))]:
+            for piece in those[stand_in(at, count, len(those))]:
                 if not isinstance(piece, tuple):
                     add(piece)
                     continue
@@ -161,7 +170,7 @@ def _occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
     return [(at, counts[a.kind, a.stage]) for at, a in zip(places, actions, strict=True)]
 
 
-def _stand_in(at: int, count: int, few: int) -> int:
+def stand_in(at: int, count: int, few: int) -> int:
     """Which of the few stands for the one at `at` of `count`: the first, the last, or the second."""
     if at == 0 or count <= few:
         return at

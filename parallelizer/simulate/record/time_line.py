@@ -51,6 +51,7 @@ class TimeLine:
         self.arriving: dict[int, int] = {}
         self.alive: dict[int, Any] = {}
         self.calls = self.count = self.modules = self.dtensors = 0
+        self.last: dict[int, int] | None = None
         self.ways: dict[Any, str] = {}
         self.regions: dict[str, str | None] = {}
         running.started.append(self._module_begins)
@@ -176,20 +177,26 @@ class TimeLine:
         for known in (self.numbers, self.issued, self.arriving):
             known.pop(key, None)
 
-    def moments(self, entries: Sequence[Collective]) -> list[Moment]:
-        """The time line, with the ledger's entries in their places."""
-        last: dict[int, int] = {}
-        for place, seen in enumerate(self.line):
-            if isinstance(seen, _Seen):
-                last.update((number, place) for number, _ in seen.reads)
-        return list(self._joined(entries, last))
+    def moments(self, entries: Sequence[Collective], places: Sequence[int] | None = None) -> list[Moment]:
+        """The time line, with the ledger's entries in their places; with `places`, these of its entries alone."""
+        if self.last is None:
+            self.last = {}
+            for place, seen in enumerate(self.line):
+                if isinstance(seen, _Seen):
+                    self.last.update((number, place) for number, _ in seen.reads)
+        return list(self._joined(entries, range(len(self.line)) if places is None else places, self.last))
 
-    def _joined(self, entries: Sequence[Collective], last: dict[int, int]) -> Iterator[Moment]:
+    def _joined(
+        self, entries: Sequence[Collective], places: Sequence[int], last: dict[int, int]
+    ) -> Iterator[Moment]:
         chain: list[_Seen] = []
-        for place, seen in enumerate(self.line):
+        end = 0
+        for place in places:
+            seen = self.line[place]
             if chain and not (isinstance(seen, _Seen) and _joins(chain[-1], seen)):
-                yield _one(chain, place, last)
+                yield _one(chain, end, last)
                 chain = []
+            end = place + 1
             if isinstance(seen, _Seen):
                 chain.append(seen)
             elif isinstance(seen, Wait):
@@ -198,7 +205,7 @@ class TimeLine:
                 index, unit, waits = seen
                 yield Issued(entries[index], unit, waits)
         if chain:
-            yield _one(chain, len(self.line), last)
+            yield _one(chain, end, last)
 
 
 def _joins(before: _Seen, seen: _Seen) -> bool:

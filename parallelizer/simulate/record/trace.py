@@ -31,6 +31,7 @@ from parallelizer.runtime.pipeline.progress import listening
 from parallelizer.runtime.redistribution import Move, watched
 from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
+from parallelizer.simulate.record.action_lines import PipelineLines, RankLines, rank_lines
 from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 from parallelizer.simulate.record.cuda_attention import CudaAttention
 from parallelizer.simulate.record.ledger import Collective, Ledger
@@ -83,7 +84,8 @@ class Recipe:
 class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
     in order, the tensors that moved in several hops, and the time line of operators and collectives. `stage_ranks` are, of a
-    pipeline, the ranks on `pp` whose stages are alike, with the peak and the bytes sent of each; it has no time line.
+    pipeline, the ranks on `pp` whose stages are alike, with the peak and the bytes sent of each; in the place of a time line it
+    has `lines`, of its actions.
     """
 
     ledger: tuple[Collective, ...]
@@ -92,6 +94,7 @@ class Recording:
     moves: tuple[Move, ...] = ()
     stage_ranks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     line: tuple[Moment, ...] = ()
+    lines: RankLines | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class Trace:
     """The collectives of one step in order, and the memory over it, of one rank. `folded` is the run of
     layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
     were traced too, `moves` the tensors that moved in several hops, `stage_ranks` as in `Recording`. `line` has operators and
-    collectives in the order in which the host issues them, for pricing.
+    collectives in the order in which the host issues them, for pricing; of a pipeline, `lines` has those of the rank's actions,
+    and `pipeline` those of all stages, where a rank of every class was traced.
     """
 
     rank: int
@@ -110,6 +114,8 @@ class Trace:
     moves: tuple[Move, ...] = ()
     stage_ranks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     line: tuple[Moment, ...] = ()
+    lines: RankLines | None = None
+    pipeline: PipelineLines | None = None
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -178,6 +184,7 @@ def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace
             moves=one.moves,
             stage_ranks=one.stage_ranks,
             line=one.line,
+            lines=one.lines,
         )
         for rank, one in zip(ranks, recordings, strict=True)
     ]
@@ -223,7 +230,6 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     loss = seen.watched()
     ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
     moves: list[Move] = []
-    marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves)))
     with fake:
         allocate(model, "cpu")
         ledger.label(model)
@@ -243,6 +249,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
+        marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves), len(line.line)))
         # The memory's mode is the innermost: it looks at who holds a tensor.
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
@@ -262,15 +269,17 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     lists: list[list[Any]] = [ledger.entries, changes, moves]
     stage_ranks: dict[int, tuple[int, int]] = {}
     moments: tuple[Moment, ...] = ()
+    lines: RankLines | None = None
     if pipeline is None:
         moments = tuple(line.moments(ledger.entries))
     else:
-        pieces = pieces_of(lists, marks.since(start))
+        lines = rank_lines(line, ledger.entries, marks.of(3))
+        pieces = pieces_of(lists, marks.of(0, 1, 2, since=start))
         lists = whole_step(pieces, pipeline, len(parts))
         for other in like:
             entries, changed, _ = whole_step(pieces, pipeline, len(parts), other)
             stage_ranks[other] = highest(before, changed), sum(e.wire_bytes for e in entries)
-    return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments)
+    return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines)
 
 
 def _of_stages(

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from parallelizer.compiler.observe.equal_layers import longest_run
+from parallelizer.simulate.record.action_lines import pipeline_lines
 from parallelizer.simulate.record.pipeline_step import alike
 from parallelizer.simulate.record.rank_classes import Likeness, RankClass
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing_ranks
@@ -42,11 +43,14 @@ def tracing_classes(
     likeness = Likeness(program, model)
     ranks = _chosen(program, model, likeness, rank, CHILDREN // each)
     with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
-        yield lambda: _with_classes(traces(), program, model, likeness)
+        parts = recipe.workload.accumulate
+        yield lambda: _with_classes(traces(), program, model, likeness, parts)
 
 
-def _with_classes(traces: list[Trace], program: Program, model: nn.Module, likeness: Likeness) -> Trace:
-    """The first of the traces, with all classes of ranks."""
+def _with_classes(
+    traces: list[Trace], program: Program, model: nn.Module, likeness: Likeness, parts: int
+) -> Trace:
+    """The first of the traces, with all classes of ranks, and of a pipeline the time lines of all stages."""
     if _whatever_part(likeness, traces):
         likeness = Likeness(program, model, causal=False)
     found = {likeness.kind(t.rank): t for t in reversed(traces)}
@@ -54,7 +58,10 @@ def _with_classes(traces: list[Trace], program: Program, model: nn.Module, liken
         _of_stages(c, likeness, traces) or _told(c, found.get(likeness.kind(c.rank)))
         for c in likeness.classes()
     )
-    return dataclasses.replace(traces[0], classes=classes)
+    lines = [t.lines for t in traces if t.lines is not None]
+    rank = likeness.stage_rank(traces[0].rank)
+    pipeline = pipeline_lines(program, model, parts, rank, lines) if lines else None
+    return dataclasses.replace(traces[0], classes=classes, pipeline=pipeline)
 
 
 def worst(trace: Trace) -> tuple[int, RankClass | None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.pipeline.replay import Replay
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operators import Moment
 from parallelizer.simulate.time.constants import FITTED, Constants
@@ -30,7 +31,8 @@ class StepTime:
     queue by kind (gemm, attention, memory), `waits` the seconds in which it stands, by the axis whose collective it waits for,
     or `host`. `modules` are seconds of both by module. `flops` are the model's on this rank, without what is computed again,
     causal attention as half, `again` those computed again; `links` are the seconds of collectives by axis. `whole_attention` are
-    the operations that a causal mask hides, and `peak` is the device's rate in bfloat16.
+    the operations that a causal mask hides, and `peak` is the device's rate in bfloat16. `schedule` are the actions of a
+    pipeline's ranks, whose `flops` and `again` are the mean of all stages.
     """
 
     machine: str
@@ -49,6 +51,7 @@ class StepTime:
     ranks: int
     spans: tuple[TimeSpan, ...] = ()
     assumed: tuple[Diagnostic, ...] = ()
+    schedule: Replay | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -102,42 +105,64 @@ def predict_on(
     """As `predict`, on a machine that has been read."""
     prices = Prices(machine, mesh, constants, habits)
     done = replay(line, prices)
-    compute: dict[str, float] = {}
-    waits: dict[str, float] = {}
-    modules: dict[str, float] = {}
-    links: dict[str, float] = {}
-    for span in done.spans:
-        if span.queue == COMPUTE:
-            compute[span.kind] = compute.get(span.kind, 0.0) + span.seconds
-            modules[span.module] = modules.get(span.module, 0.0) + span.seconds
-        elif span.queue != WAIT:
-            links[span.axis] = links.get(span.axis, 0.0) + span.seconds
-        if span.waited:
-            waits[span.axis] = waits.get(span.axis, 0.0) + span.waited
+    tally = Tally()
+    tally.add(done.spans)
+    return step_time_of(prices, tally, done.seconds, total_flops(line), tokens, done.spans)
+
+
+@dataclass
+class Tally:
+    """Seconds summed up: `compute`, `waits`, `modules` and `links` as `StepTime` has them."""
+
+    compute: dict[str, float] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)
+    modules: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)
+
+    def add(self, spans: Iterable[TimeSpan], times: int = 1) -> None:
+        """Count what ran, as if it had run so many times."""
+        for span in spans:
+            if span.queue == COMPUTE:
+                self.compute[span.kind] = self.compute.get(span.kind, 0.0) + times * span.seconds
+                self.modules[span.module] = self.modules.get(span.module, 0.0) + times * span.seconds
+            elif span.queue != WAIT:
+                self.links[span.axis] = self.links.get(span.axis, 0.0) + times * span.seconds
+            if span.waited:
+                self.waits[span.axis] = self.waits.get(span.axis, 0.0) + times * span.waited
+
+
+def step_time_of(
+    prices: Prices,
+    tally: Tally,
+    replayed: float,
+    flops: tuple[int, int, int],
+    tokens: int,
+    spans: tuple[TimeSpan, ...],
+) -> StepTime:
+    """What a replay of `replayed` seconds says of a step. `flops` are those of `total_flops`."""
+    machine, mesh, constants = prices.machine, prices.mesh, prices.constants
     nodes = mesh.world_size / machine.per_node
-    lost = (
-        done.seconds * constants.straggling * math.log2(nodes) if nodes > 1 and not machine.measured else 0.0
-    )
+    lost = replayed * constants.straggling * math.log2(nodes) if nodes > 1 and not machine.measured else 0.0
     if lost:
-        waits[STRAGGLERS] = lost
-    seconds = done.seconds + lost
-    whole, again, hidden = total_flops(line)
+        tally.waits[STRAGGLERS] = lost
+    seconds = replayed + lost
+    whole, again, hidden = flops
     factor = math.exp(DEVIATIONS * constants.spread)
     return StepTime(
         machine.name,
         seconds,
         seconds / factor,
         seconds * factor,
-        compute,
-        waits,
-        modules,
-        links,
+        tally.compute,
+        tally.waits,
+        tally.modules,
+        tally.links,
         whole - again,
         again,
         hidden,
         machine.peaks.get("bfloat16", 0.0) * 1e12,
         tokens,
         mesh.world_size,
-        done.spans,
+        spans,
         prices.assumed(),
     )

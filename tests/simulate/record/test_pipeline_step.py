@@ -84,3 +84,10 @@ def test_real_ranks_send_what_is_planned(cell: tuple[str, str]) -> None:
     [by_rank] = real_ledgers([setup])
     for rank in (0, setup.mesh.world_size - 1):
         assert traced(setup, rank).ledger == by_rank[rank]
+
+
+@pytest.mark.parametrize("schedule", chosen(SCHEDULES, ("interleaved-zero-bubble",)))
+def test_checkpoints_of_a_stage_run_again_under_the_device_s_attention(schedule: str) -> None:
+    """The kernels of CUDA's attention keep other tensors than those of a CPU: a recomputation has to choose alike."""
+    setup = small("pp2", schedule, "device=cuda", 'rules=["layers.*: checkpoint"]')
+    assert traced(setup).memory.peak > 0
