@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from parallelizer.diagnostics.torchao_messages import drop_torchao_messages
+
 if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, editors, the documentation
     from parallelizer.compiler.compile import compile as compile
     from parallelizer.configuration.read_setup import from_config as from_config
@@ -106,6 +108,8 @@ _WHERE = {
     "verify": "proof.verify",
     "whole_state_dict": "runtime.state_dict",
 }
+
+drop_torchao_messages()
 
 __all__ = list(_WHERE)
 __version__ = "0.1.0"

@@ -84,6 +84,8 @@ def resolve(state: Compilation) -> None:
         try:
             if axis is not None:
                 application = _on_axis(state, application, axis, winner.slot[1] if slot == "params" else None)
+            elif use.style in FUNCTIONS:  # what uses no axis has checks only
+                FUNCTIONS[use.style](_target(state, application, None, ""))
         except StyleError as error:
             key = (error.code, winner.rule.span, error.option)
             failures.setdefault(key, []).append(_failure(state, error, winner, axis))
@@ -111,19 +113,7 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     axes: tuple[str, ...] = (axis,)
     more: dict[str, Any] = {}
     if application.style in FUNCTIONS:
-        options = {**application.options, "style": application.style}
-        module = state.modules[application.module]
-        result = FUNCTIONS[application.style](
-            Target(
-                module,
-                application.module,
-                param,
-                options,
-                axis,
-                {**state.mesh.sizes, EXPERT: state.mesh.ep},
-                _around(state, application.module),
-            )
-        )
+        result = FUNCTIONS[application.style](_target(state, application, param, axis))
         sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
         act, axes = sharding.style, sharding.axes
         more = {
@@ -135,6 +125,12 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
         }
     above = tuple(a for a in axes if state.mesh.size_of(a) > 1)
     return dataclasses.replace(application, axes=above, axis=axis, act=act, **more)
+
+
+def _target(state: Compilation, application: Application, param: str | None, axis: str) -> Target:
+    path, options = application.module, {**application.options, "style": application.style}
+    sizes = {**state.mesh.sizes, EXPERT: state.mesh.ep}
+    return Target(state.modules[path], path, param, options, axis, sizes, _around(state, path))
 
 
 def _around(state: Compilation, path: str) -> tuple[nn.Module, ...]:

@@ -158,6 +158,7 @@ class Setup:
         codes in `unsure`, they are diagnostics of the program.
         """
         from parallelizer.compiler.compile import compile as compile_plan
+        from parallelizer.configuration.float8_hardware import float8_hardware
         from parallelizer.runtime.constructor_values import told
 
         compiled = functools.partial(
@@ -178,8 +179,12 @@ class Setup:
             if not {one.code for one in error.diagnostics if one.severity == "error"} <= set(unsure):
                 raise PlanError(map(self._placed, error.diagnostics)) from None
             program = compiled(force=True)
+        unable = tuple(float8_hardware(program, self.hardware))
+        if unable and not force:
+            raise PlanError(unable)
         found = map(
-            self._placed, (*self.warnings, *program.diagnostics, *told(model, self.model.get("initialize")))
+            self._placed,
+            (*self.warnings, *program.diagnostics, *unable, *told(model, self.model.get("initialize"))),
         )
         return dataclasses.replace(program, diagnostics=in_order(found))
 

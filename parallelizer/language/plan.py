@@ -54,7 +54,18 @@ DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 BATCH_AXES = ("dp_replicate", "dp_shard")
 """Axes over which the rows of the global batch are dealt out."""
 
-SLOTS = ("stage", "params", "io", "random", "attention", "experts", "checkpoint", "compile", "fsdp")
+SLOTS = (
+    "stage",
+    "precision",
+    "params",
+    "io",
+    "random",
+    "attention",
+    "experts",
+    "checkpoint",
+    "compile",
+    "fsdp",
+)
 """What a style can fill on a module, in the order of application. `io` is one slot per axis."""
 
 

@@ -48,6 +48,7 @@ class StyleDeclaration:
 
 STYLE_FILES = {
     "stage": "stage",
+    "float8": "float8.style",
     "shard-params": "shard_params",
     "colwise": "colwise",
     "rowwise": "rowwise",

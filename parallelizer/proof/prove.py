@@ -13,6 +13,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import judge
 from parallelizer.proof.dropout import place_dropout
+from parallelizer.proof.float8_distance import Distance, distances
 from parallelizer.proof.locate import locate
 from parallelizer.proof.mixed_rows import mixed_at
 from parallelizer.proof.proof import Proof
@@ -139,12 +140,19 @@ def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Pro
         lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
         one_sided=reference.one_sided,
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
+        float8=_distances(runs.references),
     )
     if proof.passed:
         return proof
     return dataclasses.replace(
         proof, divergence=locate(program, reference, ranks, verdict), unequal=verdict.unequal
     )
+
+
+def _distances(references: References) -> tuple[Distance, ...]:
+    if references.precision is None or references.full is None:
+        return ()
+    return tuple(distances(references.plain, references.full, references.precision))
 
 
 def _broken_axes(

@@ -236,6 +236,15 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         else f"{proof.mixed_rows.file}:{proof.mixed_rows.line}",
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
         "one_sided": list(proof.one_sided),
+        "float8": [
+            {
+                "module": one.module,
+                "recipe": one.recipe,
+                "output_error": None if one.output is None else _number(one.output),
+                "gradient_error": None if one.gradient is None else _number(one.gradient),
+            }
+            for one in proof.float8
+        ],
         "diagnostics": found,
     }
 

@@ -44,6 +44,7 @@ from parallelizer.language.styles import StyleDeclaration
 DIALECT = "http://json-schema.org/draft-07/schema#"
 
 _SLOTS = {
+    "precision": "float8",
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
     "random": "local-random",
