@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
+from parallelizer.proof.float8_reference import LowPrecision, round_linears
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
 from parallelizer.proof.slices import line
@@ -32,6 +33,7 @@ from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens, unshard
 from parallelizer.styles.context_parallel.order import order_of
+from parallelizer.styles.float8.torchao_private import products_in_float64
 from parallelizer.torch_private import tree_map_tensors
 
 STEPS = 2
@@ -78,8 +80,9 @@ def unsharded(
     flip: bool = False,
     nudge: float = 0.0,
     decisions: bool = False,
+    precision: LowPrecision | None = None,
 ) -> Observation:
-    """The run of one process.
+    """The run of one process, with the linears that `precision` names in float8.
 
     `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is
     a relative error that the first step's gradients are given before the optimizer sees them. With `decisions` what is
@@ -87,6 +90,8 @@ def unsharded(
     """
     with _entered(modes), default_dtype(dtype):
         model = filled(subject, seed, dtype)
+        if precision is not None:
+            round_linears(model, precision)
         if not decisions:
             return _observe(model, subject, seed, None, flip, nudge)
         with Decisions(__file__) as taken:
@@ -106,7 +111,8 @@ def filled(subject: Subject, seed: int, dtype: torch.dtype) -> nn.Module:
 
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
-    with _entered(modes), default_dtype(dtype):
+    exact = products_in_float64() if program.of_slot("precision") else nullcontext()
+    with exact, _entered(modes), default_dtype(dtype):
         mesh = build_mesh(subject.mesh, subject.device)
         model = subject.build().to(dtype)
         meta, whole = _on_meta(model), subject.whole(model)
