@@ -47,10 +47,10 @@ def read_tp_plan(model: nn.Module) -> list[TpPlanEntry]:
     """The entries of the model's merged plan, in its order, each with what it names.
 
     As transformers does it: a key names modules, or parameters, by paths in which numbers of layers are `*`; a parameter
-    without an entry of its own has that of its module. Raises PlanError when there is no plan.
+    without an entry of its own has that of its module. Raises PlanError when there is none, and no `ep_plan` either.
     """
     plan: Mapping[str, str] = dict(getattr(model, "tp_plan", None) or {}) if is_model(model) else {}
-    if not plan:
+    if not plan and not read_ep_plan(model):
         raise PlanError([_no_plan(model)])
     modules: dict[str, list[str]] = {key: [] for key in plan}
     parameters: dict[str, list[str]] = {key: [] for key in plan}
@@ -76,7 +76,7 @@ def read_tp_plan(model: nn.Module) -> list[TpPlanEntry]:
 
 def read_ep_plan(model: nn.Module) -> list[str]:
     """The modules of experts of the model's `ep_plan`."""
-    plan: Mapping[str, str] = dict(getattr(model, "ep_plan", None) or {})
+    plan: Mapping[str, str] = dict(getattr(model, "ep_plan", None) or {}) if is_model(model) else {}
     return [path for path, _ in model.named_modules() if plan.get(with_wildcards(path)) == DISPATCH]
 
 
