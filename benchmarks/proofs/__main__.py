@@ -1,5 +1,5 @@
 """A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), or every
-shipped model under every pipeline schedule (pipelines); or every mixture of experts of transformers, its experts shared out
+XX
 (experts).
 
     python -m benchmarks.proofs [llama|families|pipelines|experts] [--full-mesh] [--only TEXT] [--json] [--write PAGE] [--cells FILE]
@@ -42,10 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     parser.add_argument("--write", metavar="PAGE", help="the page that the table is written into")
     parser.add_argument(
-        "--cells", metavar="FILE", help="keep the outcomes here, and run only cells that it lacks (pipelines, experts)"
+        "--cells",
+        metavar="FILE",
+        help="keep the outcomes here, and run only cells that it lacks (pipelines, experts)",
     )
     parser.add_argument(
-        "--kept", action="store_true", help="run nothing, and show the cells that --cells has (pipelines, experts)"
+        "--kept",
+        action="store_true",
+        help="run nothing, and show the cells that --cells has (pipelines, experts)",
     )
     asked = parser.parse_args(argv)
     if asked.full_mesh and asked.matrix != "llama":

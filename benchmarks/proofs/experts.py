@@ -24,7 +24,7 @@ from parallelizer.proof.prove import prove_subject
 from parallelizer.proof.runs import References, references_of
 from parallelizer.proof.tiny import subject_of
 from parallelizer.propose.from_transformers.imported import import_plan, parsed
-from parallelizer.propose.from_transformers.tp_plan import read_ep_plan, with_wildcards
+from parallelizer.propose.from_transformers.tp_plan import read_ep_plan
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.styles.target import forward_names
 
@@ -88,28 +88,25 @@ class Architecture:
         imported = import_plan(setup, model)
         more = parsed("\n".join(["version: 1", "rules:", *split_rules(model)]))
         split = dataclasses.replace(imported.plan, rules=(*imported.plan.rules, *more.rules))
-        return Architecture(setup, imported.plan, split, references_of(subject_of(setup)))
+        planned = dataclasses.replace(setup, plan=imported.plan)
+        return Architecture(planned, imported.plan, split, references_of(subject_of(planned)))
 
 
 def split_rules(model: nn.Module) -> Iterator[str]:
     """The lines of a plan that give each rank of tp its part of the sequence, in the blocks around experts: router, experts
     and shared experts are whole, and compute the part.
     """
-    experts = dict.fromkeys(map(with_wildcards, read_ep_plan(model)))
-    blocks = {path.rpartition(".")[0] for path in experts}
-    for block in blocks:
-        module = next(m for path, m in model.named_modules() if with_wildcards(path) == block)
-        (first, *_) = forward_names(module) or ("",)
-        yield f'  "{block}.**": [{{none: io}}, {{none: params}}]'
+    experts = read_ep_plan(model)
+    modules = dict(model.named_modules())
+    for path in experts:
+        block = path.rpartition(".")[0]
+        (first, *_) = forward_names(modules[block]) or ("",)
         flow = f"input: {{{first}: replicate -> shard(1)}}, local_input: true, output: shard(1) -> replicate"
+        yield f'  "{block}.**": [{{none: io}}, {{none: params}}]'
         yield f'  "{block}": {{style: prepare-io, {flow}}}'
-    inside = {
-        with_wildcards(path)
-        for path, module in model.named_modules()
-        if any(with_wildcards(path).startswith(f"{block}.") for block in blocks)
-        and next(module.parameters(recurse=False), None) is not None
-    }
-    yield from (f'  "{path}": replicate' for path in sorted(inside) if path not in experts)
+        inside = (name for name in modules if name.startswith(f"{block}.") and name not in experts)
+        own = (name for name in inside if next(modules[name].parameters(recurse=False), None) is not None)
+        yield from (f'  "{name}": replicate' for name in own)
 
 
 def prove(column: Column, kind: str, architecture: Architecture) -> ExpertCell:
@@ -122,8 +119,7 @@ def prove(column: Column, kind: str, architecture: Architecture) -> ExpertCell:
     try:
         proof = prove_subject(subject_of(setup), references=architecture.references)
     except PlanError as error:
-        first = error.diagnostics[0]
-        return dataclasses.replace(cell, reason=f"{first.code}: {first.message}")
+        return dataclasses.replace(cell, reason=_first(error))
     except LaunchError as error:
         return dataclasses.replace(cell, reason=str(error).strip().splitlines()[0])
     except WorldError as error:
@@ -173,11 +169,17 @@ def run(
     return 0 if all(cell.passed or kinds[cell.model] for cell in done) else 1
 
 
+def _first(error: PlanError) -> str:
+    """The first error in a line."""
+    first = next(d for d in error.diagnostics if d.severity == "error")
+    return f"{first.code}: {first.message}"
+
+
 def _proven(kind: str, columns: Sequence[Column]) -> Iterator[ExpertCell]:
     try:
         architecture = Architecture.of(kind)
     except PlanError as error:
-        reason = f"{error.diagnostics[0].code}: {error.diagnostics[0].message}"
+        reason = _first(error)
     except WorldError as error:
         reason = str(error).strip().splitlines()[-1]
     else:
@@ -203,7 +205,9 @@ def in_a_word(cell: ExpertCell) -> str:
 
 def summary(cells: Sequence[ExpertCell]) -> str:
     """How many architectures are proven on all meshes, how many cells are, and the worst error."""
-    by_model = {model: [c for c in cells if c.model == model] for model in dict.fromkeys(c.model for c in cells)}
+    by_model = {
+        model: [c for c in cells if c.model == model] for model in dict.fromkeys(c.model for c in cells)
+    }
     whole = sum(all(c.passed for c in own) for own in by_model.values())
     shares = [c.share for c in cells if c.passed and c.share is not None]
     worst = f"; the worst error is {max(shares):.2f} of its bound" if shares else ""

@@ -51,7 +51,10 @@ _LINEAR = {
 _LATENT = {"num_key_value_heads": 4}
 
 MORE: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), _LATENT),
+    **dict.fromkeys(
+        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+        _LATENT,
+    ),
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5_moe_text": _LINEAR,
@@ -73,7 +76,11 @@ def architectures() -> dict[str, str]:
         config = transformers.CONFIG_MAPPING[kind]
         if getattr(config, "base_model_ep_plan", None):
             alone = causal.get(config, None) is not None
-            found[kind] = "" if alone else "a part of a larger model: transformers has no causal language model of it alone"
+            found[kind] = (
+                ""
+                if alone
+                else "a part of a larger model: transformers has no causal language model of it alone"
+            )
     return found
 
 

@@ -47,7 +47,11 @@ def theirs(model: nn.Module, rank: int) -> dict[str, Piece]:
     """Each parameter's piece on a rank of tp, as transformers makes the model parallel. Uses this process up."""
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-    return _placed(model, rank, lambda one, mesh: apply_tensor_parallelism(one, mesh, one._expand_parallel_plan(one.tp_plan)))
+    return _placed(
+        model,
+        rank,
+        lambda one, mesh: apply_tensor_parallelism(one, mesh, one._expand_parallel_plan(one.tp_plan)),
+    )
 
 
 def theirs_of_experts(model: nn.Module, rank: int) -> dict[str, Piece]:

@@ -13,7 +13,7 @@ from parallelizer.styles.experts.find import NAMES
 
 def experts(model: nn.Module, seen: Seen) -> dict[str, str]:
     """The style for each module of experts, by path. Such a module is given tokens [..., features], integers [..., k] and as many
-    weights; all of its parameters are its own, and have one dimension of the same size, that of the experts.
+    weights; all of its parameters are its own, and have the same size along one dimension, that of the experts.
     """
     found: dict[str, str] = {}
     for call in seen.calls:
@@ -42,22 +42,22 @@ def _arguments(call: SeenCall, seen: Seen) -> tuple[str, str, str] | None:
 
 
 def _counted(module: nn.Module) -> Mapping[str, int] | None:
-    """The dimension of every parameter that counts experts: the first, or else one that all have the same size of."""
+    """The dimension of every parameter that counts experts: the first along which all have the same size."""
     own = dict(module.named_parameters(recurse=False))
     if not own or len(own) != len(list(module.parameters())) or max(p.ndim for p in own.values()) < 3:
         return None
-    first = {p.shape[0] for p in own.values()}
-    if len(first) == 1 and first != {1}:
-        return dict.fromkeys(own, 0)
-    common = set.intersection(*(set(p.shape) for p in own.values())) - {1}
-    if len(common) != 1:
-        return None
-    size = next(iter(common))
-    return {name: list(p.shape).index(size) for name, p in own.items()}
+    for dim in range(min(p.ndim for p in own.values())):
+        if len(sizes := {p.shape[dim] for p in own.values()}) == 1 and sizes != {1}:
+            return dict.fromkeys(own, dim)
+    return None
 
 
 def _style(names: tuple[str, str, str], dims: Mapping[str, int]) -> str:
-    said = [f"{option}: {name}" for (option, usual), name in zip(NAMES.items(), names, strict=True) if name != usual]
+    said = [
+        f"{option}: {name}"
+        for (option, usual), name in zip(NAMES.items(), names, strict=True)
+        if name != usual
+    ]
     if any(dims.values()):
         said.append(f"params: {{{', '.join(f'{name}: shard({dim})' for name, dim in dims.items())}}}")
     return f"{{{', '.join(['style: experts', *said])}}}" if said else "experts"
