@@ -19,6 +19,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, 
 from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.language.routing import BALANCED, Routing
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,7 @@ class Setup:
     bounds the gradient norm. `warnings` are findings about the configuration that do not prevent the
     launch. `max_unsharded` is the largest share of parameters that may be whole on every rank without a
     rule. `pipeline` has the schedule with all its numbers, if the mesh has the axis pp.
+    `routing` is what dry runs assume of the tokens of experts.
     """
 
     plan: Plan
@@ -58,6 +60,7 @@ class Setup:
     warnings: tuple[Diagnostic, ...] = ()
     max_unsharded: Option | None = None
     pipeline: Pipeline | None = None
+    routing: Routing = BALANCED
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -168,6 +171,7 @@ class Setup:
             redistribute=self.redistribute,
             max_unsharded=self.max_unsharded,
             pipeline=self.pipeline,
+            routing=self.routing,
         )
         try:
             program = compiled(force=force)

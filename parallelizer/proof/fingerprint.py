@@ -62,7 +62,7 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     styles = {name: options for name, options in setup.defaults.items() if options != type(options)()}
     values: dict[str, Any] = {
         "plan": (plan.rules, plan.layouts, plan.batch, plan.buffers, plan.balance, setup.redistribute),
-        "axes": sorted(axis for axis, size in setup.mesh.sizes.items() if size > 1),
+        "axes": sorted(axis for axis, size in setup.mesh.every.items() if size > 1),
         "pipeline": small_pipeline(setup, mesh),
         "styles": (styles, _source_digests(own)),
         "model": {key: value for key, value in setup.model.items() if key not in ("plan", "batch", "loss")},

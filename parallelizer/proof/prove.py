@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import nn
@@ -160,7 +161,8 @@ def _broken_axes(
     """The proofs that fail with one of the axes alone."""
     broken: dict[str, Proof] = {}
     for axis in axes:
-        mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
+        sizes = {axis: subject.mesh.sizes[axis]}
+        mesh = Mesh(sizes, subject.mesh.spans, ep=math.gcd(subject.mesh.ep, Mesh(sizes).replica))
         try:
             alone = prove_with(
                 dataclasses.replace(subject, mesh=mesh), references, seed=seed, force=force, dtype=dtype
