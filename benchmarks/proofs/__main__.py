@@ -1,8 +1,8 @@
-"""A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), or every
-XX
-(experts).
+"""A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), every shipped
+model under every pipeline schedule (pipelines), or every mixture of transformers with its experts shared out (experts).
 
-    python -m benchmarks.proofs [llama|families|pipelines|experts] [--full-mesh] [--only TEXT] [--json] [--write PAGE] [--cells FILE]
+    python -m benchmarks.proofs [llama|families|pipelines|experts] [--full-mesh] [--only TEXT] [--json] [--write PAGE]
+        [--cells FILE]
 
 Exit status 0: every cell is proven, or refused with a finding by `pipelines`. 1: one is not, or the page has no place for the
 table.

@@ -56,7 +56,9 @@ def test_other_names_and_dimensions_are_written() -> None:
     }
 
 
-@pytest.mark.parametrize("inner", [OneMore, Uneven, lambda: nn.Linear(WIDTH, WIDTH)], ids=["norm", "sizes", "linear"])
+@pytest.mark.parametrize(
+    "inner", [OneMore, Uneven, lambda: nn.Linear(WIDTH, WIDTH)], ids=["norm", "sizes", "linear"]
+)
 def test_a_module_whose_parameters_do_not_count_experts_is_none(inner: Callable[[], nn.Module]) -> None:
     assert experts(around(inner()), seen(USUAL, "top_k_index")) == {}
 
