@@ -58,6 +58,7 @@ def measured_peaks(program: Program, model: nn.Module, recipe: Recipe, rank: int
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
         train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+        gc.collect()  # cycles would be freed at one moment or another
         torch.empty(BEGINNING, dtype=torch.uint8)
         with _marked_phases():
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)
