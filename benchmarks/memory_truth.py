@@ -24,7 +24,7 @@ from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
 from tests.simulate.setups import CHECKPOINT as FULL
-from tests.simulate.setups import GPT, LLAMA, SELECTIVE, setup_of
+from tests.simulate.setups import FLOAT8_RECIPES, GPT, LLAMA, SELECTIVE, in_float8, setup_of
 
 MESHES = {
     "single": (),
@@ -110,6 +110,10 @@ def cases() -> Iterator[Case]:
     yield llama("keep_gathered", "cp2", "++parallel.styles.context-parallel.keep_gathered=true")
     yield llama("long", "single", "train.seq_len=256", "train.batch_size=1")
     yield llama("long bf16", "cp2", "train.seq_len=256", "train.batch_size=1", BFLOAT16)
+    for mesh in ("single", "fsdp2", "tp2", "fsdp2_tp2", "cp2"):
+        for recipe in FLOAT8_RECIPES:
+            yield llama(f"float8 {recipe}", mesh, in_float8(recipe))
+            yield llama(f"float8 {recipe} bf16", mesh, in_float8(recipe), BFLOAT16)
     for mesh, rank in (
         ("fsdp3", 2),
         ("fsdp4", 3),

@@ -28,6 +28,8 @@ SHOWN = (
     "tp8_cp2 bf16 checkpoint rank 15",
     "fsdp2_tp2 gpt bf16",
     "single 10 layers folded checkpoint",
+    "fsdp2_tp2 float8 tensorwise bf16",
+    "tp2 float8 rowwise bf16",
 )
 BY_NAME = {case.name: case for case in cases()}
 
