@@ -35,8 +35,8 @@ class Routing:
             table = [every[rank] if rank < len(every) else [] for rank in ranks]
             if {len(row) for row in table} != {experts} or sum(table[index]) != rows:
                 raise ValueError(
-                    f"the counts of {path} are of {len(every)} ranks, {len(table[index])} experts and {sum(table[index])} rows on "
-                    f"rank {ranks[index]}; here are {experts} experts and {rows} rows"
+                    f"the counts of {path} are of {len(every)} ranks, and on rank {ranks[index]} of {len(table[index])} experts "
+                    f"and {sum(table[index])} rows; here are {experts} experts and {rows} rows"
                 )
             return list(table[index]), [list(row[mine]) for row in table]
         sent = self._sent(rows, experts, len(ranks))

@@ -65,7 +65,11 @@ def test_a_run_that_is_killed_goes_on_without_ep_and_is_sampled(
     _kill_after(tmp_path, saved, *shared, "parallel=fsdp4_ep4")
     before = metrics(tmp_path)
     assert before and before[-1]["step"] < STEPS
-    done = losses(tmp_path / "on", *shared[len(SETTINGS) :], "parallel=single")
+    on = tmp_path / "on"
+    resumed = _command("train", f"hydra.run.dir={on}", *shared, "parallel=single", cwd=ROOT)
+    assert resumed.returncode == 0, resumed.stderr
+    done = [row["loss"] for row in metrics(on) if row["step"] > before[-1]["step"]]
+    assert "saved on dp_shard=4 x ep=4" in resumed.stdout
     assert 0 < len(done) < STEPS and worst(done, one_rank[-len(done) :]) <= TOLERANCE
     sampled = _command(
         "generate", f"checkpoint={saved}", "parallel=single", "prompt=The", "max_new_tokens=8", cwd=tmp_path
@@ -78,11 +82,20 @@ def _kill_after(folder: Path, saved: Path, *overrides: str) -> None:
     """Start the command in a session of its own, and kill all of its processes when it has saved."""
     command = [sys.executable, "-m", "parallelizer", "train", f"hydra.run.dir={folder}", *overrides]
     running = subprocess.Popen(
-        command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         until = time.monotonic() + 400
-        while not list(saved.glob("step_4*")) and running.poll() is None and time.monotonic() < until:
+        while (
+            not list(saved.glob("step_[0-9]/manifest.json"))
+            and running.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(0.02)
     finally:
         if running.poll() is None:

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Severity
 from parallelizer.language.fold import fold_paths
-from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, REPLICA_AXES
-from parallelizer.mesh import describe, expert_mesh
+from parallelizer.language.plan import EXPERT, EXPERT_SHARDS
+from parallelizer.mesh import describe, expert_mesh, places
 from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.runtime.guards.agreement import minority
 from parallelizer.runtime.guards.checksum import checksum, digest
@@ -246,11 +246,7 @@ def _named(
     model: nn.Module, mesh: DeviceMesh, found: Sequence[tuple[_Held, int, float]]
 ) -> tuple[Drift, ...]:
     """Who differs from whom: every rank says what it has of what it knows to differ."""
-    names = mesh.mesh_dim_names or ()
-    place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-    if describe(mesh).ep > 1:
-        place |= zip((EXPERT_SHARDS, EXPERT), expert_mesh(mesh).get_coordinate() or (), strict=True)
-    mine = [(one.key, _place(one, place), value, difference) for one, value, difference in found]
+    mine = [(one.key, _place(one, mesh), value, difference) for one, value, difference in found]
     said: dict[tuple[tuple[str, str], tuple[int, ...]], list[tuple[int, int, float]]] = {}
     for rank, own in sorted(gathered_over_model(model, (own_rank(), mine))):
         for key, where, value, difference in own:
@@ -262,14 +258,12 @@ def _named(
     return tuple(drifts)
 
 
-def _place(one: _Held, place: Mapping[str, int]) -> tuple[int, ...]:
+def _place(one: _Held, mesh: DeviceMesh) -> tuple[int, ...]:
     """Where this rank is on the axes whose ranks hold other values of a tensor."""
-    on_experts, on_replica = {EXPERT_SHARDS, EXPERT}, set(REPLICA_AXES)
-    others = on_replica if one.of_experts else on_experts
     return tuple(
-        at
-        for axis, at in place.items()
-        if axis not in one.alike and axis not in others and (axis != "pp" or one.copies is None)
+        index
+        for axis, (_, index) in places(mesh, of_experts=one.of_experts).items()
+        if axis not in one.alike and (axis != "pp" or one.copies is None)
     )
 
 
