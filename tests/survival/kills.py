@@ -42,7 +42,7 @@ FSDP_TP = ("parallel=fsdp2_tp2",)
 HSDP = ("parallel=hsdp2x2",)
 CP_TP = ("parallel=cp2_tp2",)
 TP = ("parallel=tp2",)
-PP_FSDP = ("parallel=pp2_fsdp2",)
+PP_FSDP = ("parallel=pp2_fsdp2", "model.n_layers=2")
 
 PLANS = (
     Plan("fsdp2_tp2: at the beginning of steps", FSDP_TP, tuple(

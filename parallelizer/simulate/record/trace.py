@@ -221,7 +221,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     compiled = [a.module for a in program.of_slot("compile")]
     program = on_device(not_compiled(program), recipe.device)
     fake = torch_private.FakeTensors()
-    microbatch, forms = _of_stages(program, model, mesh, recipe.workload, fake)
+    microbatch, forms = microbatch_and_forms(program, model, mesh, recipe.workload, fake)
     like = alike(program, model, mesh.get_local_rank("pp")) if program.stages is not None else []
     apply(program, model, mesh)
     pipeline = prepare(model, forms, microbatch)
@@ -282,7 +282,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines)
 
 
-def _of_stages(
+def microbatch_and_forms(
     program: Program,
     model: nn.Module,
     mesh: DeviceMesh,

@@ -44,6 +44,17 @@ def test_every_phase_peaks_where_the_allocator_does(name: str) -> None:
     assert differences(predicted, measured) == {}
 
 
+STAGES = [
+    name for name in BY_NAME if name.startswith(("pp2_cp2", "pp2_fsdp2")) and name.endswith("last rank")
+]
+
+
+@pytest.mark.parametrize("name", chosen(STAGES, ("pp2_cp2 interleaved-1f1b last rank",)))
+def test_a_stage_peaks_where_the_allocator_does(name: str) -> None:
+    predicted, measured = compare(BY_NAME[name])
+    assert predicted["peak"] == measured["peak"]
+
+
 def test_the_benchmark_has_a_hundred_cases_under_names_of_their_own() -> None:
     every: list[Case] = list(cases())
     assert len(every) == len(BY_NAME) >= 100
