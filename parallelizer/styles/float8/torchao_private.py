@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
+
+from parallelizer.torch_private import local_tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,4 +87,4 @@ def gathered_float8(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
 
 def rescaled(weight: Any, scale: torch.Tensor) -> None:
     """Give a weight that was gathered before, and whose bytes are new, the new scale."""
-    (weight._local_tensor if hasattr(weight, "_local_tensor") else weight)._scale = scale
+    (local_tensor(weight) if isinstance(weight, DTensor) else weight)._scale = scale
