@@ -46,8 +46,8 @@ class Collective:
     reduction of gradients behind which another module still runs in backward. On a device with streams those
     run beside computation.
 
-    `turn` numbers the phases of the process, where accumulated parts have several of one name; it is no part
-    of what two entries are compared by.
+    `largest` is true for a reduction that keeps the largest values. `turn` numbers the phases of the process, where
+    accumulated parts have several of one name; it is no part of what two entries are compared by.
     """
 
     phase: str
@@ -60,12 +60,13 @@ class Collective:
     module: str
     rule: tuple[str, str, int] | None
     overlapped: bool
+    largest: bool = field(default=False, repr=False)
     turn: int = field(default=0, compare=False, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of the documented form."""
         rule = {"key": self.rule[0], "file": self.rule[1], "line": self.rule[2]} if self.rule else None
-        return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
+        return {**{k: v for k, v in vars(self).items() if k not in ("largest", "turn")}, "rule": rule}
 
 
 class Listener(Protocol):
@@ -201,6 +202,7 @@ class Ledger(TorchDispatchMode):
                 module,
                 rule,
                 False,
+                measured() is not None or "max" in [a for a in leaves if isinstance(a, str)],
                 phase.begun(),
             )
         )

@@ -72,7 +72,8 @@ def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
     if name == "linear":
         left, right = given[0], given[1].t()
     elif name == "_scaled_mm":
-        left, right, dtype = given[0], given[1], "float8"
+        left, right = given[:2]
+        dtype = "float8" if given[2].numel() == 1 else "float8_rowwise"  # by its scales
     else:
         left, right = given[-2:]
     if left.ndim < 2 or right.ndim < 2:

@@ -86,7 +86,7 @@ class Prices:
 
     def _gemm_seconds(self, operator: Operator, dtype: str) -> float | None:
         seconds = gemm_seconds(operator, self.machine, self.constants, dtype)
-        if seconds is not None and dtype in EIGHT_BITS and operator.dtype != "float8":
+        if seconds is not None and dtype in EIGHT_BITS and operator.dtype not in EIGHT_BITS:
             seconds += cast_seconds(operator, self.machine, self.constants, dtype)
         return seconds
 

@@ -87,4 +87,5 @@ def gathered_float8(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
 
 def rescaled(weight: Any, scale: torch.Tensor) -> None:
     """Give a weight that was gathered before, and whose bytes are new, the new scale."""
-    (local_tensor(weight) if isinstance(weight, DTensor) else weight)._scale = scale
+    local: Any = local_tensor(weight) if isinstance(weight, DTensor) else weight
+    local._scale = scale

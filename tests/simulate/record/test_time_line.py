@@ -142,13 +142,14 @@ def test_recording_twice_gives_the_same_line() -> None:
     assert [dataclasses.replace(m) for m in lines[0]] == list(lines[1])
 
 
-@pytest.mark.parametrize(("recipe", "by_kernels"), [("rowwise", 3), ("rowwise-gw-hp", 2)])
+@pytest.mark.parametrize(("recipe", "by_kernels"), [("tensorwise", 3), ("rowwise", 3), ("rowwise-gw-hp", 2)])
 def test_products_in_float8_are_those_of_kernels_on_cuda_and_emulated_on_a_cpu(
     recipe: str, by_kernels: int
 ) -> None:
     def kernels(device: str) -> int:
         line = traced(llama("model.n_layers=1", f"device={device}", in_float8(recipe))).line
-        return sum(o.name == "_scaled_mm" and o.dtype == "float8" for o in operators(line, GEMM))
+        return sum(o.name == "_scaled_mm" and o.dtype == dtype for o in operators(line, GEMM))
 
+    dtype = "float8" if recipe == "tensorwise" else "float8_rowwise"
     linears = 7
     assert (kernels("cuda"), kernels("cpu")) == (by_kernels * linears, 0)
