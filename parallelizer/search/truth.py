@@ -1,0 +1,77 @@
+"""The dry run of a whole candidate: what is printed of it is what `plan` says of its preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from parallelizer.child.children import WorldError
+from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.configuration.setup import Setup
+from parallelizer.configuration.step_time import step_time
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.search.candidate import Candidate
+from parallelizer.search.setups import setup_of
+from parallelizer.simulate.record.pipeline_step import FEW
+from parallelizer.simulate.record.trace_classes import trace_classes, worst
+from parallelizer.simulate.time.predict import StepTime
+
+
+@dataclass(frozen=True)
+class TracedWhole:
+    """A candidate that was traced whole: the peak in bytes of the rank that needs most, what rank 0 holds at its peak by
+    category, and the time of a step.
+    """
+
+    candidate: Candidate
+    peak: int
+    at_peak: Mapping[str, int]
+    time: StepTime
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.time.seconds
+
+
+@dataclass(frozen=True)
+class NotTraced:
+    """A candidate whose preset is refused, or whose step cannot be traced, with the reason."""
+
+    candidate: Candidate
+    reason: str
+
+
+def trace_whole(
+    base: Setup, model: nn.Module, candidate: Candidate, blocks: str | None, run: Run | None
+) -> TracedWhole | NotTraced:
+    """Dry-run a candidate."""
+    setup = setup_of(base, candidate, blocks, run)
+    try:
+        program = setup.compile(model)
+        if has_errors(program.diagnostics):
+            raise PlanError(program.diagnostics)
+        step = trace_classes(program, model, setup.recipe())
+    except PlanError as error:
+        return NotTraced(candidate, next(d.message for d in error.diagnostics))
+    except WorldError as error:
+        return NotTraced(candidate, (str(error).strip().splitlines() or ["no reason"])[-1])
+    time = step_time(setup, step)
+    if time is None:
+        return NotTraced(candidate, "its time is not known")
+    return TracedWhole(candidate, worst(step)[0], step.memory.at_peak, time)
+
+
+def effort(candidate: Candidate, run: Run | None) -> int:
+    """How many layers a dry run of the candidate steps through, as a measure of its time."""
+    layers = run.count if run is not None else SHORT
+    if candidate.pp > 1:
+        on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
+        ranks = min(3, candidate.pp)
+        return ranks * on_rank * (1 + min(candidate.microbatches, FEW))
+    parts = 1 + min(candidate.accumulate, 8)
+    if candidate.share < 1:
+        return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))
+    return parts * (2 * SHORT + 1)
