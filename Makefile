@@ -48,7 +48,7 @@ $(ALONE): pyproject.toml constraints.txt
 	touch $@
 
 $(WHOLE): $(ALONE)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,hf,slurm,lightning,tensorboard,wandb]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,docs,float8,hf,slurm,lightning,tensorboard,wandb]"
 	touch $@
 
 clean:

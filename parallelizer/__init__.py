@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from parallelizer.diagnostics.torchao_messages import drop_torchao_messages
+
 if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, editors, the documentation
     from parallelizer.compiler.compile import compile as compile
     from parallelizer.configuration.read_setup import from_config as from_config
@@ -28,6 +30,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.mesh import batch_rank as batch_rank
     from parallelizer.mesh import build_mesh as build_mesh
     from parallelizer.mesh import rename_axes as rename_axes
+    from parallelizer.mesh import share_experts as share_experts
     from parallelizer.optim import parameter_groups as parameter_groups
     from parallelizer.proof.validate import validate as validate
     from parallelizer.proof.verify import verify as verify
@@ -91,6 +94,7 @@ _WHERE = {
     "parameter_groups": "optim",
     "redistribute": "runtime.redistribution",
     "rename_axes": "mesh",
+    "share_experts": "mesh",
     "restore_buffers": "runtime.state",
     "save_checkpoint": "runtime.checkpoint.saving",
     "save_pretrained": "hugging_face.saving",
@@ -104,6 +108,8 @@ _WHERE = {
     "verify": "proof.verify",
     "whole_state_dict": "runtime.state_dict",
 }
+
+drop_torchao_messages()
 
 __all__ = list(_WHERE)
 __version__ = "0.1.0"

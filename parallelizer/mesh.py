@@ -9,7 +9,16 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from parallelizer import torch_private
-from parallelizer.language.plan import AXES, BATCH_AXES, DATA_AXES, FOLDED, Mesh
+from parallelizer.language.plan import (
+    AXES,
+    BATCH_AXES,
+    DATA_AXES,
+    EXPERT,
+    EXPERT_SHARDS,
+    FOLDED,
+    REPLICA_AXES,
+    Mesh,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -30,7 +39,53 @@ def build_mesh(mesh: Mesh, device: str) -> DeviceMesh:
         names = [a for a in AXES if a in names or a == "dp_shard"]
     device_mesh = init_device_mesh(device, tuple(mesh.sizes[a] for a in names), mesh_dim_names=tuple(names))
     fsdp_mesh(device_mesh)  # makes the folded group now, while every rank is here
+    return share_experts(device_mesh, mesh.ep)
+
+
+def share_experts(device_mesh: DeviceMesh, ep: int) -> DeviceMesh:
+    """Say that experts are shared out among `ep` ranks of the DeviceMesh, which are taken out of the ranks of `dp_shard`,
+    `cp` and `tp`, innermost first. Returns the DeviceMesh, whose axes have our names.
+
+        mesh = share_experts(init_device_mesh("cuda", (16, 2), mesh_dim_names=("dp_shard", "tp")), 8)
+
+    Collective if `ep` is above 1: every rank calls it. Raises ValueError for names that are not ours, an `ep` that does not
+    divide those ranks, and another `ep` than it has.
+    """
+    found = device_mesh.__dict__.get(_EXPERTS)
+    if found is None and ep > 1:
+        Mesh(describe(device_mesh).sizes, ep=ep)
+        found = device_mesh.__dict__[_EXPERTS] = _expert_mesh(device_mesh, ep)
+    if (1 if found is None else found.size(1)) != ep:
+        raise ValueError(
+            f"the DeviceMesh shares experts out among {describe(device_mesh).ep} ranks, not among {ep}"
+        )
     return device_mesh
+
+
+_EXPERTS = "_parallelizer_experts"
+
+
+def _expert_mesh(device_mesh: DeviceMesh, ep: int) -> DeviceMesh:
+    """The ranks of a replica as [efsdp, ep], under the same root."""
+    names = tuple(n for n in device_mesh.mesh_dim_names or () if n in REPLICA_AXES)
+    ranks = device_mesh[names] if len(names) > 1 else device_mesh[names[0]]
+    flat = torch_private.flatten_mesh(ranks, "replica") if len(names) > 1 else ranks
+    name = (flat.mesh_dim_names or ("",))[0]
+    return torch_private.split_axis(flat, name, {EXPERT_SHARDS: flat.size() // ep, EXPERT: ep})
+
+
+def expert_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh [efsdp, ep] of a DeviceMesh that shares experts out."""
+    found: DeviceMesh = device_mesh.__dict__[_EXPERTS]
+    return found
+
+
+def expert_fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that fsdp shards experts over: what `ep` leaves of a replica, with `dp_replicate` outside it if it is above 1."""
+    sharded = expert_mesh(device_mesh)[EXPERT_SHARDS]
+    if describe(device_mesh).sizes["dp_replicate"] > 1:
+        return torch_private.join_meshes(device_mesh["dp_replicate"], sharded)
+    return sharded
 
 
 def describe(device_mesh: DeviceMesh) -> Mesh:
@@ -41,12 +96,14 @@ def describe(device_mesh: DeviceMesh) -> Mesh:
     known = [a for a in AXES if a in names]
     if not names or list(names) != known:
         raise ValueError(_unknown_axes(names))
-    return Mesh({n: device_mesh.size(i) for i, n in enumerate(names)})
+    shared = device_mesh.__dict__.get(_EXPERTS)
+    sizes = {n: device_mesh.size(i) for i, n in enumerate(names)}
+    return Mesh(sizes, ep=1 if shared is None else shared.size(1))
 
 
 def rename_axes(device_mesh: DeviceMesh, axes: Mapping[str, str] | None = None) -> DeviceMesh:
     """A DeviceMesh of the same ranks and process groups under our axis names (`pp`, `dp_replicate`,
-    `dp_shard`, `cp`, `ep`, `tp`) and in our order, which all other functions need.
+    `dp_shard`, `cp`, `tp_outer`, `tp`) and in our order, which all other functions need.
 
         mesh = rename_axes(mesh, {"data_parallel": "dp_shard", "tensor_parallel": "tp"})
 
@@ -95,7 +152,7 @@ USUALLY = {
     "ddp": "dp_replicate", "replicate": "dp_replicate", "hsdp": "dp_replicate",
     "model": "tp", "mp": "tp", "tensor": "tp", "tensor_parallel": "tp",
     "context": "cp", "context_parallel": "cp", "sp": "cp", "sequence": "cp", "sequence_parallel": "cp",
-    "pipeline": "pp", "pipe": "pp", "expert": "ep", "expert_parallel": "ep",
+    "pipeline": "pp", "pipe": "pp",
 }  # fmt: skip
 """What names of other code bases usually mean. Proposed in messages; a wrong guess would train something else."""
 
@@ -124,10 +181,13 @@ def with_shard_axis(device_mesh: DeviceMesh) -> DeviceMesh:
         return device_mesh
     outside = [n for n in names if AXES.index(n) < AXES.index("dp_shard")]
     if outside:
-        return torch_private.split_axis(
-            device_mesh, outside[-1], {outside[-1]: mesh.sizes[outside[-1]], "dp_shard": 1}
-        )
-    return torch_private.split_axis(device_mesh, names[0], {"dp_shard": 1, names[0]: mesh.sizes[names[0]]})
+        axis, into = outside[-1], {outside[-1]: mesh.sizes[outside[-1]], "dp_shard": 1}
+    else:
+        axis, into = names[0], {"dp_shard": 1, names[0]: mesh.sizes[names[0]]}
+    made = torch_private.split_axis(device_mesh, axis, into)
+    if _EXPERTS in device_mesh.__dict__:
+        made.__dict__[_EXPERTS] = expert_mesh(device_mesh)
+    return made
 
 
 def submesh(device_mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
@@ -197,7 +257,7 @@ def cut_all(
     One dimension may be cut by several axes: by tensor axes first, in the mesh's order, then by the data axes, as FSDP does.
     """
     names = device_mesh.mesh_dim_names or tuple("" for _ in placements)
-    data = [any(part in DATA_AXES for part in name.split("+")) for name in names]
+    data = [any(part in (*DATA_AXES, EXPERT_SHARDS) for part in name.split("+")) for name in names]
     held = [(0, size) for size in shape]
     for i in sorted(range(len(data)), key=lambda i: data[i]):
         if placements[i].is_replicate():

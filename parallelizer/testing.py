@@ -112,15 +112,19 @@ def _batches(
         return functools.partial(proof_batch, workload), workload.batch_size, workload.seq_len
     if callable(batch):
         function = batch
-        first = next(iter(function(seed).values()))
-        return functools.partial(_called, function), first.shape[0], first.shape[1] if first.ndim > 1 else 1
+        return functools.partial(_called, function), *_rows_and_tokens(function(seed))
     fixed = dict(batch)
-    first = next(iter(fixed.values()))
-    return (
-        functools.partial(_rolled, fixed, seed),
-        first.shape[0],
-        first.shape[1] if first.ndim > 1 else 1,
-    )
+    return functools.partial(_rolled, fixed, seed), *_rows_and_tokens(fixed)
+
+
+def _rows_and_tokens(batch: Batch) -> tuple[int, int]:
+    """Of the first entry that has rows."""
+    first = next((tensor for tensor in batch.values() if tensor.ndim), None)
+    if first is None:
+        raise ValueError(
+            "no entry of the batch has rows: at least one tensor needs a dim 0 with a row for each sequence"
+        )
+    return first.shape[0], first.shape[1] if first.ndim > 1 else 1
 
 
 def _called(function: Callable[[int], Batch], seed: int) -> dict[str, torch.Tensor]:
@@ -128,4 +132,4 @@ def _called(function: Callable[[int], Batch], seed: int) -> dict[str, torch.Tens
 
 
 def _rolled(batch: Batch, first: int, seed: int) -> dict[str, torch.Tensor]:
-    return {name: tensor.roll(seed - first, 0) for name, tensor in batch.items()}
+    return {name: tensor.roll(seed - first, 0) if tensor.ndim else tensor for name, tensor in batch.items()}

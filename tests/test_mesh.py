@@ -52,7 +52,7 @@ def test_meshes_on_four_ranks() -> None:
             {"cp": 4},
             {"dp_replicate": 2, "cp": 2},
             {"dp_shard": 2, "cp": 2},
-            {"ep": 2, "dp_replicate": 2},
+            {"tp_outer": 2, "dp_replicate": 2},
         ):
             wanted = Mesh(sizes)
             mesh = build_mesh(wanted, "cpu")
@@ -78,7 +78,7 @@ def test_meshes_on_four_ranks() -> None:
         "cp=4": ([[0, 1, 2, 3]], (0, 1)),
         "dp_replicate=2 x cp=2": ([[0, 2], [0, 1]], (0, 2)),
         "dp_shard=2 x cp=2": ([[0, 1, 2, 3]], (0, 2)),
-        "dp_replicate=2 x ep=2": ([[0, 2]], (0, 2)),
+        "dp_replicate=2 x tp_outer=2": ([[0, 2]], (0, 2)),
     }
     assert last["dp_shard=2 x cp=2"] == ([[0, 1, 2, 3]], (1, 2))
     assert last["dp_replicate=2 x cp=2"] == ([[1, 3], [2, 3]], (1, 2))
@@ -239,7 +239,7 @@ def torchs_cuts(rank: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """What DTensor says of each of SHAPES over one axis and over two, as (local shape, offset)."""
     enter_fake_world(6, rank)
     one = init_device_mesh("cpu", (6,), mesh_dim_names=("tp",))
-    two = init_device_mesh("cpu", (2, 3), mesh_dim_names=("ep", "tp"))
+    two = init_device_mesh("cpu", (2, 3), mesh_dim_names=("tp_outer", "tp"))
     laid = [(one, (Shard(0),)), (two, (Shard(0), Shard(0))), (two, (Replicate(), Shard(1)))]
     found = []
     for mesh, placements in laid:

@@ -13,12 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.compiler import all_checks as checks
 from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.experts import share_experts
 from parallelizer.compiler.match import match
 from parallelizer.compiler.pipeline.divide import divide
 from parallelizer.compiler.resolve import resolve, shard_data
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors, in_order
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import SLOTS, Mesh, Option, Plan, StyleDefaults
+from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe
 from parallelizer.styles.application import Program
@@ -34,6 +36,7 @@ def compile(
     redistribute: str = "greedy",
     max_unsharded: Option | None = None,
     pipeline: Pipeline | None = None,
+    routing: Routing = BALANCED,
     force: bool = False,
 ) -> Program:
     """Compile a plan for a model on a mesh.
@@ -41,7 +44,8 @@ def compile(
     With a `workload`, batch, sequence, positions and attention heads are checked as well. `defaults` are a
     preset's options by style. `redistribute` is the method for DTensors of several axes, `greedy` or
     `min-cost`. `max_unsharded` is the largest share of parameters that may be whole without a rule. `pipeline`
-    are the settings of the pipeline where the mesh has an axis `pp` above 1, which also needs a workload. Raises
+    are the settings of the pipeline where the mesh has an axis `pp` above 1, which also needs a workload. `routing` is
+    what dry runs assume of the tokens of experts. Raises
     PlanError with all findings of the stage that failed; the model is unchanged. With `force`, errors of
     `check` are returned in the program instead, to find out whether they were right.
     """
@@ -62,6 +66,7 @@ def compile(
         in_order(state.diagnostics),
         redistribute=redistribute,
         stages=state.stages,
+        routing=routing,
     )
 
 
@@ -92,7 +97,7 @@ def order(state: Compilation) -> None:
 
 PASSES: tuple[tuple[Callable[[Compilation], None], ...], ...] = (
     (look,),
-    (match, resolve, divide, shard_data, order),
+    (match, resolve, share_experts, divide, shard_data, order),
     (check,),
 )
 """The passes, in stages: errors of one end the compilation."""

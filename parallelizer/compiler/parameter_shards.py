@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from parallelizer.language.plan import AXES, REPLICATE, Placement, full_name
+from parallelizer.language.plan import AXES, EXPERT, EXPERT_SHARDS, REPLICATE, Placement, full_name
 from parallelizer.mesh import cut
 from parallelizer.styles.application import Application, Program, tensor_placements
 
@@ -42,7 +42,7 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
     data = _data_placements(program)
     tensor = tensor_placements(program.applications)
     styles: dict[str, list[str]] = {}
-    for application in program.of_slot("params"):
+    for application in program.of_slot("params", "experts"):
         for name in application.params:
             styles.setdefault(full_name(application.module, name), []).append(application.style)
     shards = []
@@ -50,13 +50,17 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
         unit, relative = data.get(name, (None, ""))
         shape = list(param.shape)
         placements: dict[str, Placement] = {}
-        for axis in AXES:
+        if EXPERT in tensor.get(name, {}):
+            placements, shape = _of_experts(program, tensor[name][EXPERT], unit, relative, shape)
+        for axis in () if placements else AXES:
             placement = tensor.get(name, {}).get(axis)
             if placement is not None and placement.dim is not None:
                 _, shape[placement.dim] = cut(shape[placement.dim], mesh.sizes[axis], where[axis])
             if mesh.sizes[axis] > 1 and axis not in mesh.fsdp_axes:
                 placements[axis] = placement or REPLICATE
-        if unit is not None and mesh.fsdp_axes:
+        if EXPERT in tensor.get(name, {}):
+            pass
+        elif unit is not None and mesh.fsdp_axes:
             axis, placement = next(iter(unit.params[relative].items()))
             index = 0
             for part in mesh.fsdp_axes:
@@ -74,7 +78,7 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
                 tuple(shape),
                 {
                     a: str(placements[a])
-                    for a in sorted(placements, key=lambda a: AXES.index(a.split("+")[0]))
+                    for a in sorted(placements, key=lambda a: _ORDER.index(a.split("+")[0]))
                 },
                 math.prod(shape) * param.element_size(),
                 (*styles.get(name, []), *(("fsdp",) if unit is not None else ())),
@@ -82,6 +86,23 @@ def parameter_shards(program: Program, model: nn.Module, rank: int = 0) -> list[
             )
         )
     return shards
+
+
+_ORDER = (*AXES[:2], EXPERT_SHARDS, EXPERT, *AXES[2:])
+
+
+def _of_experts(
+    program: Program, over: Placement, unit: Application | None, relative: str, shape: list[int]
+) -> tuple[dict[str, Placement], list[int]]:
+    """The placements and the local shape of a parameter of experts. Both axes divide what they cut."""
+    mesh = program.mesh
+    fsdp = unit.params[relative][EXPERT_SHARDS] if unit is not None else REPLICATE
+    placements, local = {EXPERT: over, EXPERT_SHARDS: fsdp}, list(shape)
+    for axis, placement in placements.items():
+        if placement.dim is not None:
+            local[placement.dim] //= mesh.size_of(axis)
+    outside = dict.fromkeys(("pp", "dp_replicate"), REPLICATE)
+    return {a: p for a, p in {**outside, **placements}.items() if mesh.size_of(a) > 1}, local
 
 
 def _data_placements(program: Program) -> dict[str, tuple[Application, str]]:

@@ -5,7 +5,7 @@ determines FSDP's units.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from parallelizer.language.layout_names import unknown_layout
 from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import (
     AXES,
+    EXPERT,
+    EXPERT_SHARDS,
     SLOTS,
+    TENSOR_AXES,
     Flow,
     Option,
     Placement,
@@ -26,12 +29,12 @@ from parallelizer.language.plan import (
     StyleDefaults,
     StyleUse,
     folded_name,
+    full_name,
 )
 from parallelizer.language.styles import STYLES
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Slot, tensor_placements
 from parallelizer.styles.registry import FUNCTIONS
-from parallelizer.styles.sizes import TENSOR_AXES
 from parallelizer.styles.target import Sharding, StyleError, Target
 
 AXES_OF_SLOT = {
@@ -39,6 +42,7 @@ AXES_OF_SLOT = {
     "io": ("cp", *TENSOR_AXES),
     "random": TENSOR_AXES,
     "attention": ("cp",),
+    "experts": (EXPERT,),
     "stage": ("pp",),
 }
 """The axes that styles of a slot may stand on."""
@@ -80,6 +84,8 @@ def resolve(state: Compilation) -> None:
         try:
             if axis is not None:
                 application = _on_axis(state, application, axis, winner.slot[1] if slot == "params" else None)
+            elif use.style in FUNCTIONS:  # what uses no axis has checks only
+                FUNCTIONS[use.style](_target(state, application, None, ""))
         except StyleError as error:
             key = (error.code, winner.rule.span, error.option)
             failures.setdefault(key, []).append(_failure(state, error, winner, axis))
@@ -107,19 +113,7 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
     axes: tuple[str, ...] = (axis,)
     more: dict[str, Any] = {}
     if application.style in FUNCTIONS:
-        options = {**application.options, "style": application.style}
-        module = state.modules[application.module]
-        result = FUNCTIONS[application.style](
-            Target(
-                module,
-                application.module,
-                param,
-                options,
-                axis,
-                state.mesh.sizes,
-                _around(state, application.module),
-            )
-        )
+        result = FUNCTIONS[application.style](_target(state, application, param, axis))
         sharding = Sharding(result, (axis,)) if isinstance(result, ParallelStyle) else result
         act, axes = sharding.style, sharding.axes
         more = {
@@ -129,8 +123,14 @@ def _on_axis(state: Compilation, application: Application, axis: str, param: str
             "divided": sharding.divided,
             "arrives": sharding.arrives,
         }
-    above = tuple(a for a in axes if state.mesh.sizes[a] > 1)
+    above = tuple(a for a in axes if state.mesh.size_of(a) > 1)
     return dataclasses.replace(application, axes=above, axis=axis, act=act, **more)
+
+
+def _target(state: Compilation, application: Application, param: str | None, axis: str) -> Target:
+    path, options = application.module, {**application.options, "style": application.style}
+    sizes = {**state.mesh.sizes, EXPERT: state.mesh.ep}
+    return Target(state.modules[path], path, param, options, axis, sizes, _around(state, path))
 
 
 def _around(state: Compilation, path: str) -> tuple[nn.Module, ...]:
@@ -161,7 +161,7 @@ def slot_order(slot: Slot) -> tuple[int, int, str]:
 def _failure(state: Compilation, error: StyleError, winner: Winner, axis: str | None) -> Diagnostic:
     option = winner.written.get(error.option or "")
     set_here = state.mesh.spans.get(axis or "") if error.code == "not-divisible" else None
-    related = (Related(set_here, f"{axis}={state.mesh.sizes[axis or '']} is set here"),) if set_here else ()
+    related = (Related(set_here, f"{axis}={state.mesh.size_of(axis or '')} is set here"),) if set_here else ()
     place = option.span if option else winner.use.span
     if isinstance(error.part, Span):
         place = error.part
@@ -190,26 +190,49 @@ def shard_data(state: Compilation) -> None:
     winners = {winner.path: winner for winner in _winners(state) if winner.slot[0] == "fsdp"}
     if state.stages is not None:
         winners = _units_of_stages(winners, state.stages)
-    mesh = state.mesh
-    axes = tuple(a for a in ("dp_replicate", *mesh.fsdp_axes) if mesh.sizes[a] > 1)
     tensor = tensor_placements(state.applications)
-    for path, names in fsdp.units(state.model, {p: w.options for p, w in winners.items()}).items():
-        winner, options = winners[path], winners[path].options
-        if not axes and not fsdp.changes_precision_or_place(options, [state.parameters[n] for n in names]):
-            continue
-        params, reasons = {}, {}
-        for name in names:
-            relative = name[len(path) + 1 :] if path else name
-            assigned = fsdp.assign(
-                state.parameters[name], options, tensor.get(name, {}), mesh.size(*mesh.fsdp_axes)
+    experts = {a.module: a for a in state.applications if a.slot == "experts"}
+    theirs = {full_name(a.module, name) for a in experts.values() for name in a.params}
+    # Units of their own: their collectives must not wait for those of other parameters, and go over other ranks.
+    for path, application in experts.items():
+        around = max((p for p in winners if fsdp.is_in(path, p) or p == path), key=len, default=None)
+        if around is not None:
+            found = _unit(
+                state, path, [full_name(path, n) for n in application.params], winners[around], tensor, True
             )
-            params[relative] = {folded_name(mesh): assigned.placement}
-            if assigned.reason:
-                reasons[relative] = assigned.reason
-        spans = {k: o.span for k, o in winner.written.items()}
-        state.applications.append(
-            Application(path, "fsdp", "fsdp", axes, winner.rule, options, spans, params, reasons=reasons)
-        )
+            state.applications += [found] if found else []
+    options = {p: w.options for p, w in winners.items() if p not in experts}
+    for path, names in fsdp.units(state.model, options, theirs).items():
+        found = _unit(state, path, names, winners[path], tensor, False)
+        state.applications += [found] if found else []
+
+
+def _unit(
+    state: Compilation,
+    path: str,
+    names: Sequence[str],
+    winner: Winner,
+    tensor: Mapping[str, Mapping[str, Placement]],
+    experts: bool,
+) -> Application | None:
+    """One FSDP unit, over the data axes or over what `ep` leaves of a replica; None if it has nothing to do."""
+    mesh, options = state.mesh, winner.options
+    over = (EXPERT_SHARDS,) if experts else mesh.fsdp_axes
+    axes = tuple(a for a in ("dp_replicate", *over) if mesh.size_of(a) > 1)
+    if not axes and not fsdp.changes_precision_or_place(options, [state.parameters[n] for n in names]):
+        return None
+    assign = fsdp.assign_expert if experts else fsdp.assign
+    params, reasons = {}, {}
+    for name in names:
+        relative = name[len(path) + 1 :] if path else name
+        assigned = assign(state.parameters[name], options, tensor.get(name, {}), mesh.size(*over))
+        params[relative] = {EXPERT_SHARDS if experts else folded_name(mesh): assigned.placement}
+        if assigned.reason:
+            reasons[relative] = assigned.reason
+    if experts and not isinstance(options.get("reshard_after_forward", True), bool):
+        options = {k: v for k, v in options.items() if k != "reshard_after_forward"}
+    spans = {k: o.span for k, o in winner.written.items()}
+    return Application(path, "fsdp", "fsdp", axes, winner.rule, options, spans, params, reasons=reasons)
 
 
 def _units_of_stages(winners: Mapping[str, Winner], stages: Stages) -> dict[str, Winner]:

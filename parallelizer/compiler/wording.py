@@ -7,7 +7,7 @@ from typing import Any
 
 from parallelizer.compiler.parameter_shards import ParameterShard
 from parallelizer.diagnostics.diagnostic import Span
-from parallelizer.language.plan import Flow, Placement
+from parallelizer.language.plan import TENSOR_AXES, Flow, Placement
 from parallelizer.styles.conversions import Conversion
 
 SHARDED_LOSS = (
@@ -19,9 +19,7 @@ SHARDED_LOSS = (
 
 def dims(shard: ParameterShard) -> list[str]:
     """For each dimension of a parameter the axes that shard it, innermost cut first, or `-`."""
-    tensor_first = sorted(
-        shard.placements.items(), key=lambda item: item[0].split("+")[0] not in ("ep", "tp")
-    )
+    tensor_first = sorted(shard.placements.items(), key=lambda item: item[0].split("+")[0] not in TENSOR_AXES)
     axes: list[list[str]] = [[] for _ in shard.global_shape]
     for axis, placement in tensor_first:
         if placement.startswith("shard("):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from parallelizer.configuration.reading import Reading
 from parallelizer.diagnostics.diagnostic import Related
 from parallelizer.diagnostics.nearest import did_you_mean
-from parallelizer.language.plan import AXES, Mesh
+from parallelizer.language.plan import AXES, EXPERT, MESH_KEYS, REPLICA_AXES, Mesh
 
 REST = -1
 """The size of an axis that takes what is left."""
@@ -24,14 +25,15 @@ def read_mesh(reading: Reading) -> Mesh:
     sizes: dict[str, int] = {}
     for entry, _ in reading.mapping("parallel.mesh", resolve=False):
         axis, key = entry.text, f"parallel.mesh.{entry.text}"
-        if axis not in AXES:
-            help_text = did_you_mean(axis, AXES, "the axes are")
+        if axis not in MESH_KEYS:
+            help_text = did_you_mean(axis, MESH_KEYS, "the axes are")
             reading.unknown("unknown-axis", f"there is no axis {axis!r}", key, help_text)
-        elif reading.get(key) == REST:
+        elif reading.get(key) == REST and axis != EXPERT:
             sizes[axis] = REST
         elif (size := reading.whole_number(key, f"the size of {axis}")) is not None:
             sizes[axis] = size
     spans = {axis: reading.span(f"parallel.mesh.{axis}") for axis in sizes}
+    ep = max(sizes.pop(EXPERT, 1), 1)
     world = None
     if reading.get("world_size") is not None:
         world = reading.whole_number("world_size", "world_size")
@@ -40,9 +42,31 @@ def read_mesh(reading: Reading) -> Mesh:
         sizes = _with_rest(reading, sizes, rest, world or started_ranks())
     elif world is not None:
         _check_product(reading, sizes, world)
-    return Mesh(
+    mesh = Mesh(
         {axis: max(size, 1) for axis, size in sizes.items()}, spans
     )  # what is below 1 has been reported
+    if mesh.replica % ep:
+        _report_experts(reading, mesh, ep)
+        return mesh
+    return dataclasses.replace(mesh, ep=ep)
+
+
+def _report_experts(reading: Reading, mesh: Mesh, ep: int) -> None:
+    """`ep` does not divide the ranks that it is taken out of."""
+    among = _shown({axis: mesh.sizes[axis] for axis in REPLICA_AXES})
+    ranks = f"{mesh.replica} rank{'' if mesh.replica == 1 else 's'}"
+    related = [
+        Related(reading.span(f"parallel.mesh.{axis}"), f"{axis}={mesh.sizes[axis]} is set here")
+        for axis in REPLICA_AXES
+        if mesh.sizes[axis] > 1
+    ]
+    reading.findings.error(
+        "expert-ranks",
+        f"ep={ep} is taken out of the ranks of dp_shard, cp and tp, and does not divide their {ranks} ({among})",
+        reading.span(f"parallel.mesh.{EXPERT}"),
+        f"ep can be {_divisors(mesh.replica)}; it multiplies nothing, so another axis must bring its ranks, as dp_shard={ep}",
+        related,
+    )
 
 
 def _with_rest(

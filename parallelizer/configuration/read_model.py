@@ -60,7 +60,11 @@ def read_workload(reading: Reading, model: Mapping[str, Any]) -> Workload | None
     if len(sizes) < len(_SIZES):
         return None
     known = {name: entry for name, entry in entries.items() if entry is not None}
-    return Workload(known, **sizes, spans={key: reading.span(f"train.{key}") for key in _SIZES})
+    spans = {key: reading.span(f"train.{key}") for key in _SIZES}
+    spans |= {
+        f"batch.{name}": span for name in known if (span := reading.origins.key_span(f"model.batch.{name}"))
+    }
+    return Workload(known, **sizes, spans=spans)
 
 
 _SIZES = ("batch_size", "seq_len", "accumulate")

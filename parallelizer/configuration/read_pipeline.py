@@ -179,8 +179,9 @@ def _with_file(reading: Reading, pipeline: Pipeline, mesh: Mesh) -> Pipeline | N
     path = next((path for folder in folders if (path := folder / name).is_file()), None)
     if path is None:
         looked_in = ", ".join([os.getcwd(), *map(shown_path, reading.origins.folders)])
-        message = f"there is no schedule file {quoted(name)}"
-        reading.error("schedule-file", message, f"{KEY}.csv", f"looked in {looked_in}")
+        is_folder = any((folder / name).is_dir() for folder in folders)
+        message = f"{quoted(name)} is a folder" if is_folder else f"there is no schedule file {quoted(name)}"
+        reading.error("schedule-file", message, f"{KEY}.csv", f"name a CSV file; looked in {looked_in}")
         return None
     try:
         order = read_order(str(path), shown_path(path))

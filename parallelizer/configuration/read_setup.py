@@ -19,6 +19,7 @@ from parallelizer.configuration.origins import Origins
 from parallelizer.configuration.read_mesh import read_mesh
 from parallelizer.configuration.read_model import read_model, read_workload
 from parallelizer.configuration.read_pipeline import check_rows, read_pipeline, without_pp
+from parallelizer.configuration.read_routing import read_routing
 from parallelizer.configuration.reading import Reading
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, quoted
@@ -68,6 +69,7 @@ def from_config(
     optim, hardware = reading.get("optim"), reading.get("hardware")
     clip = _clip(reading)
     redistribute = _redistribute(reading)
+    routing = read_routing(reading)
     share = _max_unsharded(reading)
     _check(reading)
     if reading.findings.items or plan is None or workload is None:
@@ -92,6 +94,7 @@ def from_config(
         warnings=warnings,
         max_unsharded=share,
         pipeline=pipeline,
+        routing=routing,
     )
 
 

@@ -19,6 +19,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, 
 from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Option, Plan, StyleDefaults
+from parallelizer.language.routing import BALANCED, Routing
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,7 @@ class Setup:
     bounds the gradient norm. `warnings` are findings about the configuration that do not prevent the
     launch. `max_unsharded` is the largest share of parameters that may be whole on every rank without a
     rule. `pipeline` has the schedule with all its numbers, if the mesh has the axis pp.
+    `routing` is what dry runs assume of the tokens of experts.
     """
 
     plan: Plan
@@ -58,6 +60,7 @@ class Setup:
     warnings: tuple[Diagnostic, ...] = ()
     max_unsharded: Option | None = None
     pipeline: Pipeline | None = None
+    routing: Routing = BALANCED
 
     @cached_property
     def device(self) -> Literal["cpu", "cuda"]:
@@ -155,6 +158,7 @@ class Setup:
         codes in `unsure`, they are diagnostics of the program.
         """
         from parallelizer.compiler.compile import compile as compile_plan
+        from parallelizer.configuration.float8_hardware import float8_hardware
         from parallelizer.runtime.constructor_values import told
 
         compiled = functools.partial(
@@ -167,6 +171,7 @@ class Setup:
             redistribute=self.redistribute,
             max_unsharded=self.max_unsharded,
             pipeline=self.pipeline,
+            routing=self.routing,
         )
         try:
             program = compiled(force=force)
@@ -174,8 +179,12 @@ class Setup:
             if not {one.code for one in error.diagnostics if one.severity == "error"} <= set(unsure):
                 raise PlanError(map(self._placed, error.diagnostics)) from None
             program = compiled(force=True)
+        unable = tuple(float8_hardware(program, self.hardware))
+        if unable and not force:
+            raise PlanError(unable)
         found = map(
-            self._placed, (*self.warnings, *program.diagnostics, *told(model, self.model.get("initialize")))
+            self._placed,
+            (*self.warnings, *program.diagnostics, *unable, *told(model, self.model.get("initialize"))),
         )
         return dataclasses.replace(program, diagnostics=in_order(found))
 

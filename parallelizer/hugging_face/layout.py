@@ -15,7 +15,7 @@ from torch import nn
 from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.build import IMPLEMENTATION, register
 from parallelizer.hugging_face.masks import capped
-from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.language.plan import TENSOR_AXES
 
 if TYPE_CHECKING:
     from parallelizer.styles.application import Application

@@ -10,7 +10,7 @@ from parallelizer.diagnostics.diagnostic import Findings
 from parallelizer.diagnostics.nearest import did_you_mean, nearest
 from parallelizer.language import foreign_words
 from parallelizer.language.placement import RESERVED, PlacementError, parse_flow, parse_placement
-from parallelizer.language.plan import AXES, Flow, Placement
+from parallelizer.language.plan import AXES, EXPERT, MESH_KEYS, Flow, Placement
 from parallelizer.language.styles import OptionKind
 from parallelizer.language.yaml_nodes import MappingNode, Node, Scalar, SequenceNode, kind
 
@@ -132,6 +132,18 @@ def _dtype(declared: OptionKind, node: Node, findings: Findings) -> str | None:
 
 
 def _axis(declared: OptionKind, node: Node, findings: Findings) -> str | None:
+    return _axis_name(node, findings)
+
+
+def _axis_name(node: Node, findings: Findings) -> str | None:
+    if isinstance(node, Scalar) and node.text == EXPERT:
+        message = "`ep` is no axis of its own: it is taken out of the ranks of dp_shard, cp and tp"
+        help_text = (
+            "give the module that computes the experts the style `experts`; for a second axis that splits tensors, write "
+            "tp_outer here and in `mesh`"
+        )
+        findings.error("folded-axis", message, node.span, help_text)
+        return None
     return _one_of(node, AXES, "unknown-axis", "axis", findings)
 
 
@@ -294,7 +306,7 @@ def _params(declared: OptionKind, node: Node, findings: Findings) -> dict[str, d
     A bare placement stands on the style's axis, written as the axis `""`; a rule whose glob names a parameter
     gives placements without a name, written as the parameter `""`.
     """
-    if not isinstance(node, MappingNode) or any(key.text in AXES for key, _ in node):
+    if not isinstance(node, MappingNode) or any(key.text in MESH_KEYS for key, _ in node):
         return {"": _by_axis(node, findings)}
     if not node.entries:
         help_text = "write params: {weight: shard(0)}"
@@ -310,14 +322,23 @@ def _by_axis(node: Node, findings: Findings) -> dict[str, Placement]:
         return {"": here} if here else {}
     placements = {}
     for key, value in node:
-        axis = _one_of(key, AXES, "unknown-axis", "axis", findings)
+        axis = _axis_name(key, findings)
         here = placement(value, findings)
         if axis and here:
             placements[axis] = here
     return placements
 
 
+def _argument(declared: OptionKind, node: Node, findings: Findings) -> str | None:
+    if isinstance(node, Scalar) and node.text.isidentifier():
+        return node.text
+    help_text = "write the name that forward has for it, as in hidden_states"
+    findings.error("wrong-type", f"{kind(node)} is not the name of an argument", node.span, help_text)
+    return None
+
+
 _CONVERTERS: dict[str, Callable[[OptionKind, Node, Findings], Any]] = {
+    "argument": _argument,
     "bool": _bool,
     "int": _int,
     "bool-or-int": _bool_or_int,

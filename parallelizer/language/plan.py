@@ -17,18 +17,36 @@ FOLDED = "dp_shard+cp"
 REDISTRIBUTE = ("greedy", "min-cost")
 """How DTensors of several axes move: see `redistribution.py`."""
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
-"""Every axis a mesh may have, outermost first: neighbouring ranks differ in `tp`."""
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp_outer", "tp")
+"""The axes whose sizes multiply to the number of ranks, outermost first: neighbouring ranks differ in `tp`."""
+
+EXPERT = "ep"
+"""The key of a mesh that is no axis of its own: ranks of one replica, taken innermost first, among which experts are shared
+out. It multiplies nothing."""
+
+EXPERT_SHARDS = "efsdp"
+"""Name of the axis that the parameters of experts are sharded over by fsdp: what `ep` leaves of the ranks of a replica."""
+
+REPLICA_AXES = ("dp_shard", "cp", "tp_outer", "tp")
+"""The axes that `ep` is taken out of. Their ranks hold one replica of the model, or of a stage."""
+
+MESH_KEYS = ("pp", "dp_replicate", "dp_shard", "cp", EXPERT, "tp_outer", "tp")
+"""What a preset's `mesh` may set."""
 
 AXIS_MEANINGS = {
     "pp": "pipeline stages",
     "dp_replicate": "replicas of everything",
     "dp_shard": "shards of parameters, gradients and optimizer state",
     "cp": "parts of each sequence",
-    "ep": "expert shards",
+    "ep": "shares of the experts, taken out of the ranks of dp_shard, cp and tp",
+    "efsdp": "shards of the experts' parameters, over what ep leaves of a replica",
+    "tp_outer": "slices of each layer, a second axis around tp",
     "tp": "slices of each layer",
 }
 """What the ranks along an axis are, or have."""
+
+TENSOR_AXES = ("tp_outer", "tp")
+"""The axes that tensor styles place parameters on."""
 
 DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 """Axes whose ranks see different tokens, so that gradients must be summed over them."""
@@ -36,7 +54,18 @@ DATA_AXES = ("dp_replicate", "dp_shard", "cp")
 BATCH_AXES = ("dp_replicate", "dp_shard")
 """Axes over which the rows of the global batch are dealt out."""
 
-SLOTS = ("stage", "params", "io", "random", "attention", "checkpoint", "compile", "fsdp")
+SLOTS = (
+    "stage",
+    "precision",
+    "params",
+    "io",
+    "random",
+    "attention",
+    "experts",
+    "checkpoint",
+    "compile",
+    "fsdp",
+)
 """What a style can fill on a module, in the order of application. `io` is one slot per axis."""
 
 
@@ -182,23 +211,54 @@ class StyleDefaults:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The sizes of all axes of `AXES`. `spans` contains the places where sizes were set."""
+    """The sizes of all axes of `AXES`, and `ep`. `spans` contains the places where sizes were set.
+
+    `sizes` may be given with the key `ep`. Raises ValueError for an unknown key, a size below 1, and an `ep` that does not
+    divide the ranks of a replica.
+    """
 
     sizes: Mapping[str, int]
     spans: Mapping[str, Span] = field(default_factory=dict, compare=False)
+    ep: int = 1
 
     def __post_init__(self) -> None:
-        unknown = [a for a in self.sizes if a not in AXES]
+        unknown = [a for a in self.sizes if a not in MESH_KEYS]
         if unknown:
-            raise ValueError(f"unknown mesh axis {unknown[0]!r}: the axes are {', '.join(AXES)}")
+            raise ValueError(f"unknown mesh axis {unknown[0]!r}: the axes are {', '.join(MESH_KEYS)}")
         for axis, size in self.sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"the size of mesh axis {axis} is {size!r}: it is a whole number from 1")
+        object.__setattr__(self, "ep", self.sizes.get(EXPERT, self.ep))
         object.__setattr__(self, "sizes", {a: self.sizes.get(a, 1) for a in AXES})
+        if self.replica % self.ep:
+            raise ValueError(f"ep={self.ep} does not divide the {self.replica} ranks of {self._of_replica()}")
 
     def size(self, *axes: str) -> int:
         """The product of the sizes of some axes."""
-        return math.prod(self.sizes[a] for a in axes)
+        return math.prod(self.size_of(a) for a in axes)
+
+    def size_of(self, axis: str) -> int:
+        """The size of an axis, or of `ep` or `efsdp`."""
+        if axis == EXPERT:
+            return self.ep
+        return self.replica // self.ep if axis == EXPERT_SHARDS else self.sizes[axis]
+
+    @property
+    def every(self) -> dict[str, int]:
+        """The sizes of all keys of `MESH_KEYS`."""
+        return {key: self.size_of(key) for key in MESH_KEYS}
+
+    @property
+    def replica(self) -> int:
+        """Number of ranks that `ep` is taken out of."""
+        return math.prod(self.sizes[a] for a in REPLICA_AXES)
+
+    def expert_place(self, rank: int) -> tuple[int, int]:
+        """A rank's index on `efsdp`, and on `ep`."""
+        where, index = self.coordinate(rank), 0
+        for axis in REPLICA_AXES:
+            index = index * self.sizes[axis] + where[axis]
+        return divmod(index, self.ep)
 
     @property
     def world_size(self) -> int:
@@ -218,7 +278,12 @@ class Mesh:
         return {a: index[a] for a in AXES}
 
     def __str__(self) -> str:
-        return " x ".join(f"{a}={n}" for a, n in self.sizes.items() if n > 1) or "1 rank"
+        axes = " x ".join(f"{a}={n}" for a, n in self.sizes.items() if n > 1) or "1 rank"
+        return f"{axes}, ep={self.ep}" if self.ep > 1 else axes
+
+    def _of_replica(self) -> str:
+        above = [f"{a}={self.sizes[a]}" for a in REPLICA_AXES if self.sizes[a] > 1]
+        return " x ".join(above) or "dp_shard x cp x tp"
 
 
 def full_name(module: str, name: str) -> str:

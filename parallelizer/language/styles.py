@@ -17,8 +17,8 @@ from parallelizer.language.plan import SLOTS
 class OptionKind:
     """The kind of an option's value, and one line on what it does.
 
-    Kinds: `bool`, `int` (not negative), `bool-or-int`, `bool-or-name`, `choice`, `dtype` (of parameters
-    or gradients), `names` (attribute names),
+    Kinds: `argument` (a parameter name of forward), `bool`, `int` (not negative), `bool-or-int`, `bool-or-name`, `choice`,
+    `dtype` (of parameters or gradients), `names` (attribute names),
     `placement`, `input` and `output` (flows by parameter name, index or key), `params` (placements by
     parameter and axis), `parts` (sizes of a fused dimension), `parts-by-param` (the same, or by parameter), `size`
     (a number or an attribute name), `axis`.
@@ -48,6 +48,7 @@ class StyleDeclaration:
 
 STYLE_FILES = {
     "stage": "stage",
+    "float8": "float8.style",
     "shard-params": "shard_params",
     "colwise": "colwise",
     "rowwise": "rowwise",
@@ -58,6 +59,7 @@ STYLE_FILES = {
     "prepare-output": "prepare_output",
     "prepare-io": "prepare_io",
     "context-parallel": "context_parallel.style",
+    "experts": "experts.style",
     "checkpoint": "checkpoint",
     "compile": "compile",
     "fsdp": "fsdp",

@@ -50,7 +50,8 @@ class Entry:
 class Workload:
     """The global batch of one step: `batch_size` sequences of `seq_len` tokens in `accumulate` parts.
 
-    `spans` has the places where the sizes were set, under `batch_size`, `seq_len` and `accumulate`.
+    `spans` has the places where the sizes were set, under `batch_size`, `seq_len` and `accumulate`, and those of
+    the entries, under `batch.NAME`.
     """
 
     entries: Mapping[str, Entry]

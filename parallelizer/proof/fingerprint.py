@@ -24,7 +24,7 @@ from parallelizer.diagnostics.package_folder import ROOT
 from parallelizer.language.styles import STYLE_FILES
 from parallelizer.language.workload import Workload
 from parallelizer.optim import SCHEDULE_KEYS
-from parallelizer.proof.tiny import small_length, small_mesh
+from parallelizer.proof.tiny import small_length, small_mesh, small_pipeline
 from parallelizer.styles.registry import FUNCTIONS
 
 SCHEDULE = ("lr", *SCHEDULE_KEYS)
@@ -33,7 +33,8 @@ SCHEDULE = ("lr", *SCHEDULE_KEYS)
 PARTS: dict[str, str] = {
     "plan": "the plan",
     "axes": "the axes above 1",
-    "styles": "the preset's style defaults, or styles of your own",
+    "pipeline": "the pipeline",
+    "styles": "the `styles` of the preset",
     "model": "the model's configuration",
     "sources": "the source files of the model, the loss or the optimizer",
     "loss": "the loss",
@@ -53,7 +54,7 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     Sizes of axes are not among them, and neither are the number of rows nor the length but for how it divides: a proof runs a
     small form of the same axes. Raises PlanError where `setup.loss()` does.
     """
-    plan = setup.plan
+    plan, mesh = setup.plan, small_mesh(setup.mesh, setup.pipeline)
     used = {use.style for rule in plan.rules for use in rule.uses}
     own = [FUNCTIONS[name].__module__ for name in sorted(used - set(STYLE_FILES)) if name in FUNCTIONS]
     optimizer = str(setup.optim.get("_target_") or "")
@@ -61,13 +62,14 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     styles = {name: options for name, options in setup.defaults.items() if options != type(options)()}
     values: dict[str, Any] = {
         "plan": (plan.rules, plan.layouts, plan.batch, plan.buffers, plan.balance, setup.redistribute),
-        "axes": sorted(axis for axis, size in setup.mesh.sizes.items() if size > 1),
+        "axes": sorted(axis for axis, size in setup.mesh.every.items() if size > 1),
+        "pipeline": small_pipeline(setup, mesh),
         "styles": (styles, _source_digests(own)),
         "model": {key: value for key, value in setup.model.items() if key not in ("plan", "batch", "loss")},
         "sources": _source_digests([*_modules_of(model), *(f.__module__ for f in functions)]),
         "loss": setup.loss_path,
         "batch": (_entries(setup.workload), setup.workload.accumulate > 1),
-        "length": small_length(setup, small_mesh(setup.mesh)),
+        "length": small_length(setup, mesh),
         "optimizer": ({k: v for k, v in setup.optim.items() if k not in SCHEDULE}, setup.clip),
         "parallelizer": _package_digest(),
         "torch": str(torch.__version__),

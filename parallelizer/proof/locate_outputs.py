@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.language.plan import DATA_AXES, Mesh
+from parallelizer.language.plan import DATA_AXES, TENSOR_AXES, Mesh
 from parallelizer.proof.describe import axes_of, data_first, describe, ratio
 from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
 from parallelizer.proof.rounding import norm_of, relative_error
@@ -64,7 +64,7 @@ def output_gradients(case: Comparison, step: int, loss_is_right: bool) -> Iterat
             due = summed_over(due, case.mesh, over)
         if not wrong_ranks(whole, due, case.mesh, 10 * case.bound, packing, least, case.order):
             continue
-        if not wrong or partial_axis(whole, due, case.mesh, 10 * case.bound, case.order) in ("tp", "ep"):
+        if not wrong or partial_axis(whole, due, case.mesh, 10 * case.bound, case.order) in TENSOR_AXES:
             continue
         axis, words = _difference(whole, mine, wrong, case, packing)
         cause = (

@@ -19,6 +19,7 @@ from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.loss_sums import loss_sums
+from parallelizer.runtime.pipeline.microbatches import has_rows
 from parallelizer.runtime.step import forward
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
@@ -36,7 +37,10 @@ def mixed_at(subject: Subject, seed: int = 0) -> Span | None:
 def _mixed_at(subject: Subject, seed: int) -> Span | None:
     batch, other = subject.batch(seed), subject.batch(seed + 1)
     half = subject.rows // 2
-    changed = {k: torch.cat([v[:half], other[k][half:]]) for k, v in batch.items()}
+    changed = {
+        k: torch.cat([v[:half], other[k][half:]]) if has_rows(k, v, subject.plan, subject.rows) else v
+        for k, v in batch.items()
+    }
     seen: list[tuple[str, list[torch.Tensor]]] = []
     with default_dtype(torch.float64):
         whole = filled(subject, seed, torch.float64)

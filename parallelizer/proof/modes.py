@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
+_OF_MODES = (__name__, "parallelizer.compiler.observe.function_mode", "torch.overrides")
+_FLOAT8 = ("torchao.float8", "parallelizer.proof.float8_reference")
+
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -25,6 +30,8 @@ class Float64(FunctionMode):
     """
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.compiler.is_dynamo_compiling() and _rounds_to_float8():
+            return super().call(func, args, kwargs)
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
         # A fused optimizer counts its steps in a float32, and its CUDA kernel reads nothing else.
@@ -34,6 +41,15 @@ class Float64(FunctionMode):
         if func in (torch.Tensor.to, torch.Tensor.type):
             args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _LOW else a for a in args)
         return super().call(func, args, kwargs)
+
+
+def _rounds_to_float8() -> bool:
+    """Whether a call comes from the arithmetic of float8, whose scales are in float32 by definition."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "") in _OF_MODES:
+        frame = frame.f_back
+    caller = "" if frame is None else frame.f_globals.get("__name__", "")
+    return caller.startswith(_FLOAT8)
 
 
 class PlainAttention(FunctionMode):

@@ -12,6 +12,9 @@ MIXED = (
     "a data rank has only its own rows: compute each row by itself (LayerNorm, GroupNorm), or over the rows of all ranks "
     "(torch.nn.SyncBatchNorm, torch.distributed.nn.functional.all_gather, which has a gradient)"
 )
+MIXED_IN_MICROBATCHES = (
+    "a microbatch of a pipeline has only some rows: compute each row by itself (LayerNorm, GroupNorm)"
+)
 
 
 def not_equal(proof: Proof) -> Diagnostic:
@@ -19,7 +22,9 @@ def not_equal(proof: Proof) -> Diagnostic:
     found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
     if proof.mixed_rows is not None:
         message = f"{_axes(proof)}{found.description}: this line mixes the rows of the batch"
-        return Diagnostic(CODE, message, proof.mixed_rows, MIXED)
+        axes = proof.broken_axes or [axis for axis, size in proof.mesh.sizes.items() if size > 1]
+        help_text = MIXED_IN_MICROBATCHES if list(axes) == ["pp"] else MIXED
+        return Diagnostic(CODE, message, proof.mixed_rows, help_text)
     span = found.rule.span if found.rule else None
     where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
     governed = (

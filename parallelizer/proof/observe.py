@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,21 +16,24 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.overrides import TorchFunctionMode
 
-from parallelizer.language.plan import Mesh, Plan
+from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
+from parallelizer.proof.float8_reference import LowPrecision, round_linears
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
 from parallelizer.proof.slices import line
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.pipeline.microbatches import has_rows
 from parallelizer.runtime.state import restore_buffers, state_of
 from parallelizer.runtime.state_dict import whole_tensor
 from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens, unshard
 from parallelizer.styles.context_parallel.order import order_of
+from parallelizer.styles.float8.torchao_private import products_in_float64
 from parallelizer.torch_private import tree_map_tensors
 
 STEPS = 2
@@ -77,8 +80,9 @@ def unsharded(
     flip: bool = False,
     nudge: float = 0.0,
     decisions: bool = False,
+    precision: LowPrecision | None = None,
 ) -> Observation:
-    """The run of one process.
+    """The run of one process, with the linears that `precision` names in float8.
 
     `flip` turns the rows of every batch around, which changes the order of sums and nothing else. `nudge` is
     a relative error that the first step's gradients are given before the optimizer sees them. With `decisions` what is
@@ -86,6 +90,8 @@ def unsharded(
     """
     with _entered(modes), default_dtype(dtype):
         model = filled(subject, seed, dtype)
+        if precision is not None:
+            round_linears(model, precision)
         if not decisions:
             return _observe(model, subject, seed, None, flip, nudge)
         with Decisions(__file__) as taken:
@@ -105,7 +111,8 @@ def filled(subject: Subject, seed: int, dtype: torch.dtype) -> nn.Module:
 
 def sharded(subject: Subject, program: Program, seed: int, modes: Modes, dtype: torch.dtype) -> Observation:
     """One rank's run under the program, in an initialised world of its mesh's size. Raises ModuleFailed."""
-    with _entered(modes), default_dtype(dtype):
+    exact = products_in_float64() if program.of_slot("precision") else nullcontext()
+    with exact, _entered(modes), default_dtype(dtype):
         mesh = build_mesh(subject.mesh, subject.device)
         model = subject.build().to(dtype)
         meta, whole = _on_meta(model), subject.whole(model)
@@ -144,8 +151,10 @@ def _observe(
     for step in range(STEPS):
         whole = _louder(subject.batch(seed + step), subject.loud) if step else subject.batch(seed + step)
         if flip:
-            whole = {k: v.flip(0) for k, v in whole.items()}
-        parts = rank_parts(whole, subject.accumulate, subject.plan, mesh, subject.device)
+            whole = {
+                k: v.flip(0) if has_rows(k, v, subject.plan, subject.rows) else v for k, v in whole.items()
+            }
+        parts = rank_parts(whole, subject, subject.accumulate, mesh)
         seen.by_batch |= any(map(_by_batch, parts))
         with recording(model, seen.outputs, seen.output_gradients):
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
@@ -163,12 +172,16 @@ def _observe(
                     param.mul_(subject.loud)
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
-        batch = rank_parts(subject.batch(seed), 1, subject.plan, mesh, subject.device)[0]
+        batch = rank_parts(subject.batch(seed), subject, 1, mesh)[0]
         logits = forward(model, batch)
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
         seen.logits = (
-            (_unsharded(logits, batch, mesh) if mesh is not None and subject.plan.batch else logits)
+            (
+                _unsharded(logits, batch, mesh)
+                if mesh is not None and subject.plan.batch and logits.ndim
+                else logits
+            )
             .detach()
             .clone()
         )
@@ -206,17 +219,21 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int
 
 
 def rank_parts(
-    batch: Mapping[str, torch.Tensor], parts: int, plan: Plan, mesh: DeviceMesh | None, device: str = "cpu"
+    batch: Mapping[str, torch.Tensor], subject: Subject, parts: int, mesh: DeviceMesh | None
 ) -> list[Tensors]:
-    """This rank's rows and tokens of a global batch on `device`, in the parts that gradients are accumulated over."""
+    """This rank's rows and tokens of a global batch on its device, in the parts that gradients are accumulated over."""
     index, ranks = batch_rank(mesh) if mesh is not None else (0, 1)
-    rows = next(iter(batch.values())).shape[0] // parts // ranks
+    rows = subject.rows // parts // ranks
     result = []
     for part in range(parts):
         first = (part * ranks + index) * rows
-        local = {k: v[first : first + rows] for k, v in batch.items()}
+        local = {
+            k: v[first : first + rows] if has_rows(k, v, subject.plan, subject.rows) else v
+            for k, v in batch.items()
+        }
         # A run of one process has no mesh, and is always on the CPU.
-        result.append(shard_tokens(local, plan, mesh, device=device if mesh is not None else None))
+        device = subject.device if mesh is not None else None
+        result.append(shard_tokens(local, subject.plan, mesh, device=device))
     return result
 
 

@@ -8,6 +8,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.plan import Mesh
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.divergence import Divergence
+from parallelizer.proof.float8_distance import Distance
 
 
 @dataclass(frozen=True)
@@ -15,8 +16,9 @@ class Proof:
     """What a proof found. `changes` says how the subject was made small, `diagnostics` are what was found before,
     `divergence` says where a failing run first differs. `broken_axes` are the axes on which a failing subject is not proven by
     itself either, with every other axis at 1; empty when each of them is, and None when the mesh has one axis. `mixed_rows` is
-    where the model or the loss mixes rows of the batch, if a subject fails on data axes alone. `lowered` says
-    whether anything computed in `dtype`, and `one_sided` which decisions by values took one side every time.
+    where the model or the loss mixes rows of the batch, if a subject fails on data axes or pp alone. `lowered` says
+    whether anything computed in `dtype`, `float8` how far modules in float8 are from full precision, and `one_sided`
+    which decisions by values took one side every time.
     """
 
     plan: str
@@ -32,12 +34,17 @@ class Proof:
     one_sided: tuple[str, ...] = ()
     lowered: bool = True
     changes: tuple[str, ...] = ()
+    float8: tuple[Distance, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = field(default=())
 
     @property
     def is_verdict(self) -> bool:
-        """Whether this is a proof, and no report of drift."""
-        return self.dtype != "bfloat16"
+        """Whether this is a proof, and no report of drift.
+
+        In float32 a sum in another order differs so much that float8 rounds a few values behind it to their other
+        neighbour: equality cannot be asked for.
+        """
+        return self.dtype == "float64" or (self.dtype == "float32" and not self.float8)
 
     @property
     def proven(self) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
 from parallelizer.proof.compare import judge
 from parallelizer.proof.dropout import place_dropout
+from parallelizer.proof.float8_distance import Distance, distances
 from parallelizer.proof.locate import locate
 from parallelizer.proof.mixed_rows import mixed_at
 from parallelizer.proof.proof import Proof
@@ -101,7 +103,7 @@ def prove_subject(
             # the first difference may lie at the fsdp unit: the innermost axis alone shows the place.
             alone = broken[axes[-1]]
             proof = dataclasses.replace(proof, divergence=alone.divergence, unequal=alone.unequal)
-    if set(axes) <= set(BATCH_AXES):
+    if set(axes) <= {*BATCH_AXES, "pp"}:  # a data rank has some of the rows, and so has a microbatch
         proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
     return proof
 
@@ -138,6 +140,7 @@ def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Pro
         lowered=dtype != "bfloat16" or any(use.slot == "fsdp" for use in program),
         one_sided=reference.one_sided,
         frozen=frozenset(n for n, g in reference.gradients[0].items() if g is None),
+        float8=_distances(runs.references),
     )
     if proof.passed:
         return proof
@@ -146,13 +149,20 @@ def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Pro
     )
 
 
+def _distances(references: References) -> tuple[Distance, ...]:
+    if references.precision is None or references.full is None:
+        return ()
+    return tuple(distances(references.plain, references.full, references.precision))
+
+
 def _broken_axes(
     subject: Subject, references: References, axes: list[str], seed: int, dtype: str, force: bool
 ) -> dict[str, Proof]:
     """The proofs that fail with one of the axes alone."""
     broken: dict[str, Proof] = {}
     for axis in axes:
-        mesh = Mesh({axis: subject.mesh.sizes[axis]}, subject.mesh.spans)
+        sizes = {axis: subject.mesh.sizes[axis]}
+        mesh = Mesh(sizes, subject.mesh.spans, ep=math.gcd(subject.mesh.ep, Mesh(sizes).replica))
         try:
             alone = prove_with(
                 dataclasses.replace(subject, mesh=mesh), references, seed=seed, force=force, dtype=dtype

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from parallelizer.child.children import in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.divergence import governing_rule
+from parallelizer.proof.float8_reference import LowPrecision, low_precision
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, joined, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
@@ -37,13 +38,16 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class References:
     """The unsharded run, the same in another order of summation, and the same with its first gradients nudged. Their values were
-    multiplied by `loud` before the second step.
+    multiplied by `loud` before the second step. `precision` says what they computed in float8; then `full` is the first run
+    without it.
     """
 
     plain: Observation
     other_order: Observation
     nudged: Observation
     loud: float
+    precision: LowPrecision | None = None
+    full: Observation | None = None
 
 
 @dataclass(frozen=True)
@@ -59,30 +63,41 @@ def runs_of(
 ) -> Runs:
     """Run a subject unsharded, unless its references are known, and sharded. Raises PlanError as `references_of`, and when a
     module's forward fails on a rank; LaunchError when a rank fails otherwise.
+
+    Where a mesh deals the tokens out otherwise, other tokens share the scales of float8: then known references do not count.
     """
-    references = references or references_of(subject, seed, dtype)
+    precision = low_precision(program, subject.seq_len, subject.pipeline)
+    if references is None or references.precision != precision:
+        references = references_of(subject, seed, dtype, precision)
     subject = dataclasses.replace(subject, loud=references.loud)
     return Runs(references, _ranks(subject, program, seed, dtype))
 
 
-def references_of(subject: Subject, seed: int = 0, dtype: torch.dtype = torch.float64) -> References:
+def references_of(
+    subject: Subject,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    precision: LowPrecision | None = None,
+) -> References:
     """The unsharded runs of a subject, side by side. Where multiplied values overflow, they are not multiplied. Raises PlanError
     when the runs give no numbers.
     """
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
+    in_full = [] if precision is None else [(unsharded, subject, seed, modes, dtype)]
     with _quiet():
-        plain, other_order, nudged = in_children(
+        plain, other_order, nudged, *full = in_children(
             [
-                (unsharded, subject, seed, modes, dtype, False, 0.0, True),
-                (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True),
-                (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype)),
+                (unsharded, subject, seed, modes, dtype, False, 0.0, True, precision),
+                (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True, 0.0, False, precision),
+                (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype), False, precision),
+                *in_full,
             ]
         )
-    references = References(plain, other_order, nudged, subject.loud)
+    references = References(plain, other_order, nudged, subject.loud, precision, *full)
     if _is_finite(plain):
         return references
     if subject.loud != 1:
-        return references_of(dataclasses.replace(subject, loud=1.0), seed, dtype)
+        return references_of(dataclasses.replace(subject, loud=1.0), seed, dtype, precision)
     raise PlanError([_not_finite(plain)])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from parallelizer.language.plan import BATCH_AXES, Mesh
+from parallelizer.language.plan import BATCH_AXES, TENSOR_AXES, Mesh
 from parallelizer.proof.rounding import distance, finite_norm, relative_error
 from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.packing import Packing
@@ -33,13 +33,13 @@ def slices(
     order: Order | None = None,
 ) -> Iterator[torch.Tensor]:
     """Every way in which a tensor of this shape can be this rank's part of the whole: rows by data rank, the
-    sequence in `order` (head-tail, if not given) by cp, any dimension in chunks by tp or ep. `packing` is that of the
+    sequence in `order` (head-tail, if not given) by cp, any dimension in chunks by tp_outer and tp. `packing` is that of the
     last dimension.
     """
     if whole.ndim != len(shape):
         return
     where, (index, data) = mesh.coordinate(rank), batch_index(mesh, rank)
-    cp, tp = mesh.sizes["cp"], mesh.size("ep", "tp")
+    cp, tp = mesh.sizes["cp"], mesh.size(*TENSOR_AXES)
     candidates = [whole]
     if data > 1 and whole.ndim and whole.shape[0] % data == 0:
         candidates.insert(0, whole.chunk(data, 0)[index])
@@ -57,7 +57,7 @@ def slices(
         for dim in range(candidate.ndim):
             if tp == 1 or candidate.shape[dim] % tp:
                 continue
-            piece = where["ep"] * mesh.sizes["tp"] + where["tp"]
+            piece = where["tp_outer"] * mesh.sizes["tp"] + where["tp"]
             if (
                 packing is not None
                 and dim == candidate.ndim - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.language.pipeline.settings import Pipeline
-from parallelizer.language.plan import Mesh, Plan, StyleDefaults
+from parallelizer.language.plan import Mesh, Option, Plan, Rule, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.initialize import Initializer
 from parallelizer.runtime.step import Loss
@@ -59,7 +60,7 @@ class Subject:
         made.
         """
         return compile_plan(
-            self.plan,
+            _emulated(self.plan),
             model,
             self.mesh,
             workload=self.workload,
@@ -73,3 +74,18 @@ class Subject:
     def tokens(self) -> int:
         """Tokens in the whole batch."""
         return self.rows * self.seq_len
+
+
+def _emulated(plan: Plan) -> Plan:
+    """The plan with float8 emulated: small models have sizes that kernels for float8 do not."""
+    return dataclasses.replace(plan, rules=tuple(map(_emulated_rule, plan.rules)))
+
+
+def _emulated_rule(rule: Rule) -> Rule:
+    uses = (
+        dataclasses.replace(use, options={**use.options, "emulate": Option(True, use.span)})
+        if use.style == "float8"
+        else use
+        for use in rule.uses
+    )
+    return dataclasses.replace(rule, uses=tuple(uses))

@@ -35,7 +35,7 @@ def small_mesh(mesh: Mesh, pipeline: Pipeline | None = None) -> Mesh:
     sizes = {axis: min(size, SMALL) for axis, size in mesh.sizes.items()}
     if pipeline is not None and pipeline.order is not None:
         sizes["pp"] = mesh.sizes["pp"]
-    return Mesh(sizes, mesh.spans)
+    return Mesh(sizes, mesh.spans, ep=math.gcd(mesh.ep, Mesh(sizes).replica))
 
 
 def shrink(
@@ -48,7 +48,7 @@ def shrink(
     to what the mesh divides.
     """
     mesh = setup.mesh if full_mesh else small_mesh(setup.mesh, setup.pipeline)
-    changes = [f"{a} {n} -> {mesh.sizes[a]}" for a, n in setup.mesh.sizes.items() if mesh.sizes[a] != n]
+    changes = [f"{a} {n} -> {mesh.size_of(a)}" for a, n in setup.mesh.every.items() if mesh.size_of(a) != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
     pipeline = small_pipeline(setup, mesh)
     tiny, lost = with_every_kind(setup, tiny)

@@ -51,7 +51,7 @@ def plan_document(
 
     return {
         "world_size": program.mesh.world_size,
-        "mesh": dict(program.mesh.sizes),
+        "mesh": program.mesh.every,
         "device": device,
         "rank": rank,
         "diagnostics": [
@@ -123,7 +123,7 @@ def explain_document(answer: Answer) -> dict[str, Any]:
     """What `explain PATH --json` prints: every module or parameter by itself."""
     return {
         "path": answer.word,
-        "mesh": dict(answer.setup.mesh.sizes),
+        "mesh": answer.setup.mesh.every,
         "explanations": [_explanation(explanation) for explanation in answer.explanations],
         "diagnostics": [d.as_json() for d in in_order(answer.diagnostics)],
     }
@@ -211,7 +211,7 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         "proven": proof.proven,
         "verdict": proof.is_verdict,
         "ranks": proof.mesh.world_size,
-        "mesh": dict(proof.mesh.sizes),
+        "mesh": proof.mesh.every,
         "dtype": proof.dtype,
         "shrunk": list(proof.changes),
         "rule": {"text": "error <= c*eps*sqrt(n)", "c": proof.verdict.constant} if proof.is_verdict else None,
@@ -236,6 +236,15 @@ def verify_document(proof: Proof | None, diagnostics: Iterable[Diagnostic] = ())
         else f"{proof.mixed_rows.file}:{proof.mixed_rows.line}",
         "first_divergence": _divergence(proof.divergence) if proof.divergence else None,
         "one_sided": list(proof.one_sided),
+        "float8": [
+            {
+                "module": one.module,
+                "recipe": one.recipe,
+                "output_error": None if one.output is None else _number(one.output),
+                "gradient_error": None if one.gradient is None else _number(one.gradient),
+            }
+            for one in proof.float8
+        ],
         "diagnostics": found,
     }
 

@@ -57,7 +57,7 @@ def figures(program: Program, model: nn.Module, trace: Trace, workload: Workload
 
 
 def _plan(program: Program, model: nn.Module, trace: Trace, workload: Workload) -> Section:
-    sizes = {axis: str(size) for axis, size in program.mesh.sizes.items() if size > 1}
+    sizes = {axis: str(size) for axis, size in program.mesh.every.items() if size > 1}
     return {
         FigureSubject("plan"): {"name": program.plan.name},
         FigureSubject("model"): {

@@ -53,7 +53,7 @@ def what_would_fit(
         held = sum(step.memory.at_peak.get(kind, 0) for kind in OFFLOADED)
         found.append(Alternative("++parallel.styles.fsdp.cpu_offload=true", step.memory.peak - held))
     found += _smaller_batch(setup, model, rank, step.memory.peak, total)
-    wider = Mesh({**setup.mesh.sizes, "dp_shard": 2 * setup.mesh.sizes["dp_shard"]})
+    wider = Mesh({**setup.mesh.every, "dp_shard": 2 * setup.mesh.sizes["dp_shard"]})
     if setup.workload.batch_size % (wider.size(*BATCH_AXES) * setup.workload.accumulate) == 0:
         change = f"parallel.mesh.dp_shard={wider.sizes['dp_shard']}, on {wider.world_size:,} ranks"
         found += _tried(change, dataclasses.replace(setup, mesh=wider), model, rank)

@@ -48,7 +48,9 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     look(model)
     frozen = [n for n, p in parameter_names(model).items() if not p.requires_grad]
     sequence = CurrentOrder(static_order(program.plan.balance, program.mesh.sizes["cp"]))
-    live = Live(model, mesh, sequence, meta=any(p.is_meta for p in model.parameters()))
+    live = Live(
+        model, mesh, sequence, meta=any(p.is_meta for p in model.parameters()), routing=program.routing
+    )
     pipeline: LivePipeline | None = None
     if program.stages is None:
         parts = [AppliedPart(program, model, dict(model.named_modules()))]

@@ -45,7 +45,7 @@ Path = tuple[Hop, ...]
 @dataclass(frozen=True)
 class Move:
     """A tensor moved in several hops that send. `path` was taken; `cheaper` is one that sends less, if torch's
-    planner knows one. `before` and `after` read `ep=shard(0), tp=partial`; `module` is filled in by who knows
+    planner knows one. `before` and `after` read `tp_outer=shard(0), tp=partial`; `module` is filled in by who knows
     what is running. `turn` is as in a ledger's entry.
     """
 
@@ -195,7 +195,7 @@ def _names(mesh: Any) -> tuple[str, ...]:
 
 
 def _written(placements: Sequence[Any], mesh: Any) -> str:
-    """`ep=shard(0), tp=partial`, without axes of one rank."""
+    """`tp_outer=shard(0), tp=partial`, without axes of one rank."""
     names = {Replicate: "replicate", Partial: "partial"}
     return ", ".join(
         f"{axis}={names.get(type(p)) or f'shard({p.dim})'}"

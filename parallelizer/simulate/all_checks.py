@@ -13,6 +13,7 @@ from parallelizer.simulate.checks.compile_not_traced import compile_not_traced
 from parallelizer.simulate.checks.costly_redistribution import costly_redistribution
 from parallelizer.simulate.checks.does_not_run import does_not_run
 from parallelizer.simulate.checks.equal_random import equal_random
+from parallelizer.simulate.checks.float8_called import float8_called
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.fused_features import fused_features
 from parallelizer.simulate.checks.half_sequence_parallel import half_sequence_parallel
@@ -69,6 +70,7 @@ TRACED: tuple[Callable[[Traced], Iterable[Diagnostic]], ...] = (
     multi_hop_redistribution,
     costly_redistribution,
     compile_not_traced,
+    float8_called,
 )
 """In the order they run; each sees everything, none sees another's findings."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.mesh import fsdp_mesh
+from parallelizer.mesh import describe, expert_mesh, fsdp_mesh
 
 KINDS = {
     "all_gather_into_tensor": "all_gather",
@@ -38,7 +38,12 @@ def axes_by_ranks(mesh: DeviceMesh) -> dict[tuple[int, ...], str]:
     another's groups.
     """
     axes: dict[tuple[int, ...], str] = {}
-    for each in (mesh, fsdp_mesh(mesh)):
+    for each in (mesh, fsdp_mesh(mesh), *expert_meshes(mesh)):
         for index, axis in enumerate(each.mesh_dim_names or ()):
             axes.setdefault(tuple(dist.get_process_group_ranks(each.get_group(index))), axis)
     return axes
+
+
+def expert_meshes(mesh: DeviceMesh) -> tuple[DeviceMesh, ...]:
+    """The mesh [efsdp, ep], if experts are shared out."""
+    return (expert_mesh(mesh),) if describe(mesh).ep > 1 else ()

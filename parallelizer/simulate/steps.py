@@ -12,6 +12,7 @@ from torch import nn
 
 from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.step import Loss
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
@@ -21,7 +22,6 @@ from parallelizer.simulate.record.trace_classes import tracing_classes
 from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
 from parallelizer.simulate.trace_failed import broken_off
 from parallelizer.styles.application import Program
-from parallelizer.styles.sizes import TENSOR_AXES
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from parallelizer.language.plan import (
     Rule,
     full_name,
 )
+from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.styles.target import ParamPlacements
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Program:
     from.
 
     `diagnostics` contains warnings and notes; errors are raised. `redistribute` is `greedy` or `min-cost`:
-    see `redistribution.py`. `stages` says how the model is cut, if the mesh has several ranks on `pp`.
+    see `redistribution.py`. `stages` says how the model is cut, if the mesh has several ranks on `pp`. `routing` is what dry
+    runs assume of the tokens of experts.
     """
 
     plan: Plan
@@ -90,6 +92,7 @@ class Program:
     diagnostics: tuple[Diagnostic, ...] = ()
     redistribute: str = "greedy"
     stages: Stages | None = None
+    routing: Routing = BALANCED
 
     def __iter__(self) -> Iterator[Application]:
         return iter(self.applications)
@@ -128,7 +131,7 @@ def tensor_placements(
     """Placements that tensor styles give, by full parameter name and axis."""
     found: dict[str, dict[str, Placement]] = {}
     for application in applications:
-        if application.slot == "params":
+        if application.slot in ("params", "experts"):
             for name, by_axis in application.params.items():
                 found.setdefault(full_name(application.module, name), {}).update(by_axis)
     return found
@@ -138,7 +141,7 @@ def tensor_placements(
 class Live:
     """The model that a program is being applied to. `meta`: its parameters have no values yet; `sequence`, a `CurrentOrder`
     of context_parallel/, is how its sequence lies over cp, which all its modules share; `others` are parameters that belong
-    to another stage of a pipeline on this rank.
+    to another stage of a pipeline on this rank. `routing` is what a fake world assumes of the tokens of experts.
     """
 
     model: nn.Module
@@ -146,6 +149,7 @@ class Live:
     sequence: Any
     meta: bool
     others: frozenset[nn.Parameter] = frozenset()
+    routing: Routing = BALANCED
     _submeshes: dict[tuple[str, ...], DeviceMesh] = field(default_factory=dict, init=False, repr=False)
 
     def submesh(self, axes: tuple[str, ...]) -> DeviceMesh:

@@ -7,11 +7,11 @@ data ranks. This file does both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parallelizer.language.plan import REPLICATE, Placement, shard
+from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, REPLICATE, Placement, shard
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
 from parallelizer.styles.registry import applies, exports, prepares
 from parallelizer.styles.statements import MODULE, Statement, calls, dict_text, list_text
@@ -63,25 +63,28 @@ class Assignment:
     reason: str | None = None
 
 
-def units(model: nn.Module, options: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def units(
+    model: nn.Module, options: Mapping[str, Mapping[str, Any]], without: Collection[str] = ()
+) -> dict[str, list[str]]:
     """Which parameters each FSDP unit gathers, by the unit's path, innermost unit first.
 
-    `options` are the fsdp options by module path. A module below its `min_params` is left to the next unit
-    around it, unless there is none. So is a module that shares all its parameters with modules outside of it, such as an
-    embedding and an output layer of one weight: one unit gathers a parameter for all modules that use it.
+    `options` are the fsdp options by module path. Parameters named in `without` belong to no unit. A module below its
+    `min_params` is left to the next unit around it, unless there is none. So is a module that shares all its parameters with
+    modules outside of it, such as an embedding and an output layer of one weight: one unit gathers a parameter for all modules
+    that use it.
     """
     from parallelizer.styles.tied_parameters import tied_names
 
     # Stable: modules of one depth stay in the model's order.
     paths = sorted((name for name, _ in model.named_modules() if name in options), key=_depth, reverse=True)
     owned: dict[str, list[str]] = {}
-    taken: set[str] = set()
+    taken: set[str] = set(without)
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     first_names = {name: group[0] for group in tied_names(model) for name in group}
     for path in paths:
-        inside = [n for n in sizes if n not in taken and _is_in(n, path)]
-        outside = {first for name, first in first_names.items() if not _is_in(name, path)}
-        shared = {first for name, first in first_names.items() if _is_in(name, path)} & outside
+        inside = [n for n in sizes if n not in taken and is_in(n, path)]
+        outside = {first for name, first in first_names.items() if not is_in(name, path)}
+        shared = {first for name, first in first_names.items() if is_in(name, path)} & outside
         small = sum(sizes[n] for n in inside) < options[path].get("min_params", 0)
         if (small or (shared and shared.issuperset(inside))) and _enclosed(path, paths):
             continue
@@ -118,6 +121,21 @@ def assign(
     return Assignment(shard(max(even, key=lambda d: (param.shape[d], -d))))
 
 
+def assign_expert(
+    param: nn.Parameter, options: Mapping[str, Any], tensor: Mapping[str, Placement], ranks: int
+) -> Assignment:
+    """The dimension of a parameter of experts that is sharded over `ranks`, beside the one that counts experts: FSDP must
+    not cut the experts of a rank in two, and cuts other dimensions than the first only evenly.
+    """
+    if param.numel() < options.get("min_size", 0):
+        return Assignment(REPLICATE, "too small")
+    used = {p.dim for p in tensor.values() if p.dim is not None}
+    for dim in range(param.ndim):
+        if dim not in used and param.shape[dim] % ranks == 0:
+            return Assignment(shard(dim))
+    return Assignment(REPLICATE, f"no dimension left divides by {ranks}")
+
+
 def dtype_of(name: str | None) -> torch.dtype | None:
     """The dtype that an option names."""
     import torch
@@ -148,9 +166,11 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
     """Shard the unit's parameters over the data axes; gradients are summed there, and not averaged."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    from parallelizer.mesh import data_groups, fsdp_mesh
+    from parallelizer.mesh import data_groups, expert_fsdp_mesh, fsdp_mesh
 
-    options = unit.options
+    options, experts = unit.options, is_of_experts(unit)
+    mesh = expert_fsdp_mesh(live.mesh) if experts else fsdp_mesh(live.mesh)
+    groups = [g for g in mesh.get_all_groups() if g.size() > 1] if experts else data_groups(live.mesh)
     whole = {module.get_parameter(name) for name in left_whole(unit)}
     more: dict[str, Any] = {}
     if options.get("param_dtype") or options.get("reduce_dtype"):
@@ -164,13 +184,29 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
         more["shard_placement_fn"] = shard_on(module, dims)
     fully_shard(
         module,
-        mesh=fsdp_mesh(live.mesh),
+        mesh=mesh,
         reshard_after_forward=options.get("reshard_after_forward"),
-        ignored_params=whole | live.others or None,
+        ignored_params=whole | live.others | (set() if experts else shared_out(module)) or None,
         **more,
     )
     sum_instead_of_average(module)
-    sum_gradients_of(module, left_whole(unit), tuple(data_groups(live.mesh)))
+    sum_gradients_of(module, left_whole(unit), tuple(groups))
+
+
+def is_of_experts(unit: Application) -> bool:
+    """Whether a unit has the parameters of experts that are shared out over `ep`."""
+    return any(EXPERT_SHARDS in by_axis for by_axis in unit.params.values())
+
+
+def shared_out(module: nn.Module) -> set[nn.Parameter]:
+    """The parameters inside a module that are shared out over `ep`: no unit around their own one gathers them."""
+    from torch.distributed.tensor import DTensor
+
+    return {
+        param
+        for param in module.parameters()
+        if isinstance(param, DTensor) and EXPERT in (param.device_mesh.mesh_dim_names or ())
+    }
 
 
 @exports("fsdp")
@@ -297,9 +333,9 @@ def _depth(path: str) -> int:
 
 
 def _enclosed(path: str, paths: Sequence[str]) -> bool:
-    return any(other != path and _is_in(path, other) for other in paths)
+    return any(other != path and is_in(path, other) for other in paths)
 
 
-def _is_in(name: str, path: str) -> bool:
+def is_in(name: str, path: str) -> bool:
     """Whether a module or a parameter of that name is inside the module of that path."""
     return path == "" or name.startswith(path + ".")

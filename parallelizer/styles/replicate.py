@@ -53,7 +53,7 @@ def replicate(target: Target) -> Sharding:
     if not names:
         raise StyleError(
             "style-module",
-            f"{target.path} ({type(target.module).__name__}) has no parameters of its own",
+            f"{target.path or 'the root'} ({type(target.module).__name__}) has no parameters of its own",
             "write the rule for modules that have parameters",
         )
     params = {n: {target.axis: REPLICATE} for n in names}

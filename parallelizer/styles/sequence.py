@@ -45,7 +45,7 @@ def sequence(target: Target) -> Sharding:
     if any(True for child in target.module.children() for _ in child.parameters()):
         raise StyleError(
             "style-module",
-            f"{target.path} ({type(target.module).__name__}) has modules with parameters inside",
+            f"{target.path or 'the root'} ({type(target.module).__name__}) has modules with parameters inside",
             "write the rule for those modules",
         )
     if layout.kind == "replicate":

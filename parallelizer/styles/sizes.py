@@ -13,12 +13,9 @@ from torch import nn
 
 from parallelizer.diagnostics.nearest import did_you_mean
 from parallelizer.language.parse_options import argument_size
-from parallelizer.language.plan import Placement, full_name, shard
+from parallelizer.language.plan import TENSOR_AXES, Placement, full_name, shard
 from parallelizer.styles.attributes import is_writable, numbers, read
 from parallelizer.styles.target import ParamPlacements, StyleError, Target, forward_names
-
-TENSOR_AXES = ("ep", "tp")
-"""The axes that parameters may be placed on by tensor styles."""
 
 
 def divided_attributes(target: Target) -> dict[str, int]:

@@ -65,7 +65,7 @@ def test_on_one_rank_only_what_needs_no_axis_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    "sizes", [{}, {"tp": 2}, {"dp_shard": 2, "cp": 2, "tp": 4}, {"tp": 3}, {"ep": 2}, {"cp": 3}]
+    "sizes", [{}, {"tp": 2}, {"dp_shard": 2, "cp": 2, "tp": 4}, {"tp": 3}, {"tp_outer": 2}, {"cp": 3}]
 )
 def test_a_model_is_left_as_it_was(sizes: dict[str, int]) -> None:
     for model in (on_meta(llama()), llama()()):
@@ -73,7 +73,7 @@ def test_a_model_is_left_as_it_was(sizes: dict[str, int]) -> None:
         try:
             pz.compile(plan(ALL), model, Mesh(sizes), workload=WORKLOAD)
         except pz.PlanError:
-            assert sizes in ({"tp": 3}, {"ep": 2}, {"cp": 3})
+            assert sizes in ({"tp": 3}, {"tp_outer": 2}, {"cp": 3})
         assert snapshot(model) == before
 
 
@@ -97,7 +97,7 @@ def test_a_forward_that_leaves_things_behind_does_not_do_so_here() -> None:
 def test_checks_wait_until_the_rules_are_right() -> None:
     spoilt = "extends: llama\nrules: {layer.*: fsdp}"
     assert [d.code for d in findings(spoilt, llama(), mesh_of(pp=2))] == ["unmatched-glob"]
-    assert [d.code for d in findings("extends: llama", llama(), mesh_of(ep=2))] == ["unused-axis"]
+    assert [d.code for d in findings("extends: llama", llama(), mesh_of(tp_outer=2))] == ["unused-axis"]
 
 
 def test_warnings_are_handed_on_and_errors_raised() -> None:
@@ -110,7 +110,7 @@ def test_warnings_are_handed_on_and_errors_raised() -> None:
 
 
 def test_force_hands_the_findings_of_the_checks_on() -> None:
-    program = compiled("extends: llama", llama(), mesh_of(tp=2, ep=2), force=True)
+    program = compiled("extends: llama", llama(), mesh_of(tp=2, tp_outer=2), force=True)
     assert [d.code for d in program.diagnostics] == ["unused-axis"]
     assert len(program) == len(compiled("extends: llama", llama(), mesh_of(tp=2)))
     with pytest.raises(pz.PlanError, match="unmatched-glob"):

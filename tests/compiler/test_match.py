@@ -60,11 +60,11 @@ def test_slots_are_won_one_by_one() -> None:
 
 def test_io_is_one_slot_for_each_axis() -> None:
     text = rules(
-        "in?er: {style: prepare-input, input: replicate}", "i*r: {style: prepare-io, axis: ep, input: replicate}",
+        "in?er: {style: prepare-input, input: replicate}", "i*r: {style: prepare-io, axis: tp_outer, input: replicate}",
         "inner: {style: prepare-output, output: replicate}",
     )  # fmt: skip
-    found = [(a.style, a.axes) for a in compiled(text, MLP, mesh_of(ep=2, tp=2)) if a.slot == "io"]
-    assert found == [("prepare-output", ("tp",)), ("prepare-io", ("ep",))]
+    found = [(a.style, a.axes) for a in compiled(text, MLP, mesh_of(tp_outer=2, tp=2)) if a.slot == "io"]
+    assert found == [("prepare-output", ("tp",)), ("prepare-io", ("tp_outer",))]
 
 
 def test_none_empties_every_slot_or_the_named_ones() -> None:

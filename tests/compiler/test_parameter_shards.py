@@ -35,7 +35,11 @@ MODELS: list[tuple[Callable[[], nn.Module], Plan, list[dict[str, int]]]] = [
     (llama(**UNEVEN, n_layers=1), LLAMA, [m for m in MESHES if m.get("tp", 1) < 4]),
     (llama(tie_embeddings=True, n_layers=1), LLAMA, [{"tp": 4}, {"dp_shard": 2, "tp": 2}]),
     (around(FusedAttention), PACKED, [{"dp_shard": 2, "tp": 2}]),
-    (around(Experts), EXPERTS, [{"ep": 2, "tp": 2}, {"ep": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}]),
+    (
+        around(Experts),
+        EXPERTS,
+        [{"tp_outer": 2, "tp": 2}, {"tp_outer": 2, "dp_shard": 2}, {"dp_shard": 2, "tp": 2}],
+    ),
 ]
 OPTIONS: list[dict[str, Any]] = [{}, {"shard_dim": "largest"}, {"min_size": 100}]
 
@@ -94,7 +98,11 @@ def axes(sizes: dict[str, int]) -> set[str]:
 @settings(deadline=None)
 @given(
     st.sampled_from(
-        [{"tp": 2, "dp_shard": 3}, {"ep": 2, "tp": 2, "cp": 2}, {"dp_replicate": 2, "dp_shard": 5, "cp": 2}]
+        [
+            {"tp": 2, "dp_shard": 3},
+            {"tp_outer": 2, "tp": 2, "cp": 2},
+            {"dp_replicate": 2, "dp_shard": 5, "cp": 2},
+        ]
     ),
     st.sampled_from(["0", "largest"]),
 )
@@ -103,7 +111,8 @@ def test_all_ranks_together_hold_every_parameter_as_often_as_it_is_replicated(
 ) -> None:
     mesh = mesh_of(**sizes)
     model = on_meta(around(Experts))
-    text = 'rules:\n  inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {tp: shard(1)}}}\n  "": fsdp'
+    placed = "{up: {tp_outer: shard(0), tp: shard(2)}, down: {tp: shard(1)}}"
+    text = f'rules:\n  inner: {{style: shard-params, params: {placed}}}\n  "": fsdp'
     text += "\n  before: colwise\nbuffers: {batch: {input_ids: 1}}"
     program = pz.compile(
         plan(text), model, mesh, defaults=style_defaults({"fsdp": {"shard_dim": dim}}), force=True

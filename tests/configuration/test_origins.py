@@ -285,7 +285,8 @@ def node_of(origins: Origins, config: Any, key: str) -> Node:
     [
         (["parallel=deep"], "parallel.rules", ["layers.*", "checkpoint", "'norm: fsdp'"]),
         (["parallel=deep"], "parallel.layouts", ["stream", "shard(1)", "b", "partial"]),
-        (["parallel=deep"], "parallel.mesh", ["pp", "1", "dp_replicate", "1", "dp_shard", "1", "cp", "2", "ep", "1", "tp", "2"]),
+        (["parallel=deep"], "parallel.mesh",
+         ["pp", "1", "dp_replicate", "1", "dp_shard", "1", "cp", "2", "ep", "1", "tp_outer", "1", "tp", "2"]),
         (["++parallel.layouts={a: replicate, b: partial}"], "parallel.layouts", ["a", "replicate", "b", "partial"]),
         (["rules=[a: fsdp, 'b: fsdp']"], "rules", ["a: fsdp", "b: fsdp"]),
         (['rules=["a.b: fsdp", "b: fsdp"]'], "rules", ["a.b: fsdp", "b: fsdp"]),

@@ -19,7 +19,7 @@ from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.package_folder import config_folder
-from parallelizer.language.plan import AXES, PARTIAL, REPLICATE, shard
+from parallelizer.language.plan import AXES, MESH_KEYS, PARTIAL, REPLICATE, shard
 from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
 from parallelizer.language.styles import STYLES
 from parallelizer.language.workload import Entry
@@ -330,7 +330,7 @@ def test_the_shipped_presets_and_plans_are_there() -> None:
     assert (folder / "train.yaml").is_file() and (folder / "plans" / "llama.yaml").is_file()
     base = OmegaConf.load(folder / "parallel" / "base.yaml")
     assert tuple(base) == PARALLEL_KEYS
-    assert tuple(base.mesh) == AXES
+    assert tuple(base.mesh) == MESH_KEYS
 
 
 @pytest.mark.parametrize(

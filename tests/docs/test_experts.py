@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_all_of_it() -> None:
     assert (
-        set(FILES) == {"my_moe.py", "mine/model/my_moe.yaml", "mine/plans/my_moe.yaml"} and len(COMMANDS) == 3
+        set(FILES) == {"my_moe.py", "mine/model/my_moe.yaml", "mine/plans/my_moe.yaml"} and len(COMMANDS) == 4
     )
     assert all(line.startswith("verify ") for line in COMMANDS)
 
@@ -46,7 +46,7 @@ def test_the_page_has_all_of_it() -> None:
 @pytest.mark.ranks
 def test_its_plan_is_valid(here: Path) -> None:
     done = typed(
-        *shlex.split(COMMANDS[1].replace("verify", "validate")), cwd=here, module="parallelizer", timeout=120
+        *shlex.split(COMMANDS[2].replace("verify", "validate")), cwd=here, module="parallelizer", timeout=120
     )
     assert done.status == 0, done.out + done.err
 

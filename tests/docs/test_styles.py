@@ -17,8 +17,9 @@ draw = script(DOCS / "pictures/draw.py")
 PICTURES = draw.pictures()
 TEXT = (DOCS / "styles.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([\w-]+)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S))
-WITHOUT = {"local-random", "stage"}
-"""Styles under which nothing moves, now or later."""
+WITHOUT = {"experts", "float8", "local-random", "stage"}
+"""Styles under which no tensor of a step moves, now or later; of float8 a few largest values do. Of `experts` it depends on the
+tokens what moves."""
 
 
 def plan_of(style: str, folder: Path) -> Path:

@@ -36,7 +36,7 @@ GOOD = [
     ("bool-or-int", "true", True),
     ("bool-or-int", "4", 4),
     ("dtype", "bfloat16", "bfloat16"),
-    ("axis", "ep", "ep"),
+    ("axis", "tp_outer", "tp_outer"),
     ("names", "num_heads", ("num_heads",)),
     ("names", "[a, _b1]", ("a", "_b1")),
     ("parts", "[1, 1]", (1, 1)),
@@ -54,8 +54,8 @@ GOOD = [
      {"0": Flow(wanted=REPLICATE), "1": Flow(wanted=shard(0)), "key": Flow(wanted=shard(1))}),
     ("params", "shard(0)", {"": {"": shard(0)}}),
     ("params", "{tp: shard(0)}", {"": {"tp": shard(0)}}),
-    ("params", "{weight: shard(0), bias: {tp: replicate, ep: shard(0)}}",
-     {"weight": {"": shard(0)}, "bias": {"tp": REPLICATE, "ep": shard(0)}}),
+    ("params", "{weight: shard(0), bias: {tp: replicate, tp_outer: shard(0)}}",
+     {"weight": {"": shard(0)}, "bias": {"tp": REPLICATE, "tp_outer": shard(0)}}),
 ]  # fmt: skip
 
 

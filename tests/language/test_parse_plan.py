@@ -67,15 +67,15 @@ def test_every_option_becomes_a_value_of_its_kind() -> None:
     )
     experts = options["layers.*.experts"][0]
     assert experts["params"] == {
-        "w1": {"tp": shard(1), "ep": shard(0)},
-        "w2": {"ep": shard(0), "tp": shard(2)},
+        "w1": {"tp": shard(1), "tp_outer": shard(0)},
+        "w2": {"tp_outer": shard(0), "tp": shard(2)},
         "bias": {"": REPLICATE},
     }
     assert said(experts["input"]) == {"x": "stream -> replicate", "mask": "replicate"}
     assert said(experts["output"]) == {"0": "sums -> stream", "aux": "replicate"}
     assert options["layers.*.experts.gate"][0]["params"] == {"": {"": shard(0)}}
-    assert options["layers.*.experts.scale"][0]["params"] == {"": {"tp": shard(0), "ep": REPLICATE}}
-    assert options["layers.*.router"] == [{"grad": "replicate", "axis": "ep"}]
+    assert options["layers.*.experts.scale"][0]["params"] == {"": {"tp": shard(0), "tp_outer": REPLICATE}}
+    assert options["layers.*.router"] == [{"grad": "replicate", "axis": "tp_outer"}]
     assert options["layers.*.bias"] == [{}]
     mixer = options["layers.*.mixer"]
     assert mixer[0]["local"] is True and mixer[2] == {"keep_gathered": True} and mixer[3:] == [{}, {}]

@@ -104,6 +104,20 @@ def test_other_axes_have_a_certificate_of_their_own(shipped: Setup, tmp_path: Pa
     assert found.certificate is None and found.before is None and told(found) == "not proven"
 
 
+def test_a_proof_is_of_one_schedule_with_any_number_of_microbatches(tmp_path: Path) -> None:
+    def piped(*more: str) -> Setup:
+        return from_overrides(["parallel=pp2", "model.n_layers=4", *more])
+
+    made = certificate(piped())
+    write(made, tmp_path)
+    more = piped("parallel.pipeline.microbatches=8")
+    assert find(more, more.build_model(), tmp_path).certificate == made
+    for override in ("schedule=zbv", "schedule=gpipe"):
+        other = piped(f"parallel.pipeline.{override}")
+        found = find(other, other.build_model(), tmp_path)
+        assert found.certificate is None and found.changed == (PARTS["pipeline"],), override
+
+
 @pytest.mark.parametrize(
     ("part", "where", "name", "value"),
     [
@@ -121,7 +135,7 @@ def test_a_version_that_changed_is_named(
 
 
 def test_every_part_has_a_test_that_changes_it() -> None:
-    assert {*CHANGES, "axes", "torch", "python", "parallelizer", "sources"} == set(PARTS)
+    assert {*CHANGES, "axes", "pipeline", "torch", "python", "parallelizer", "sources"} == set(PARTS)
 
 
 @pytest.fixture

@@ -150,3 +150,31 @@ def test_ranks_without_rows_of_a_parameter_are_proven(mesh: dict[str, int]) -> N
 @pytest.mark.parametrize("ignored", IGNORED)
 def test_ignored_labels_are_proven_on_four_ranks(mesh: dict[str, int], ignored: str) -> None:
     prove(mesh, ignored=IGNORED[ignored])
+
+
+class Scalar(nn.Module):
+    """Returns its loss. `scale` has no rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return (self.down(self.up(x).relu()) * scale).square().sum()
+
+
+def own(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    return output, batch["x"].shape[0]
+
+
+def draw(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {"scale": torch.rand((), generator=generator), "x": torch.randn(4, 8, generator=generator)}
+
+
+@pytest.mark.parametrize("mesh", [{"tp": 2}, pytest.param({"dp_replicate": 2}, marks=pytest.mark.slow)])
+def test_a_model_that_returns_a_number_and_takes_an_entry_without_rows_is_proven(
+    mesh: dict[str, int],
+) -> None:
+    plan = subjects.plan("version: 1\nrules:\n  up: colwise\n  down: rowwise\n  '': fsdp")
+    assert assert_equivalent(Scalar, plan, mesh, loss=own, batch=draw).passed

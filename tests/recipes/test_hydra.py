@@ -115,7 +115,15 @@ def test_cfg_prints_the_configuration_of_the_job(here: Path) -> None:
     ended = typed("--cfg", "job", "parallel=fsdp2_tp2", "train.steps=7", cwd=here)
     assert ended.status == 0
     config = OmegaConf.create(ended.out)
-    assert config.parallel.mesh == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "ep": 1, "tp": 2}
+    assert config.parallel.mesh == {
+        "pp": 1,
+        "dp_replicate": 1,
+        "dp_shard": 2,
+        "cp": 1,
+        "ep": 1,
+        "tp_outer": 1,
+        "tp": 2,
+    }
     assert config.train.steps == 7 and "hydra" not in config
     assert entries(here) == []
 

@@ -59,7 +59,15 @@ def test_a_refusal_is_its_findings() -> None:
 def test_a_plan_s_frame() -> None:
     made = document("parallel=fsdp2_cp2_tp2", rank=5)
     assert made["world_size"] == 8 and made["device"] == "cpu" and made["rank"] == 5
-    assert made["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 2, "ep": 1, "tp": 2}
+    assert made["mesh"] == {
+        "pp": 1,
+        "dp_replicate": 1,
+        "dp_shard": 2,
+        "cp": 2,
+        "ep": 1,
+        "tp_outer": 1,
+        "tp": 2,
+    }
     assert made["diagnostics"] == [] and made["collectives"] == [] and made["memory"] is None
 
 

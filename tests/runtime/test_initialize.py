@@ -31,7 +31,8 @@ PACKED = plan(
     '  inner.out: rowwise\n  "": fsdp\n'
 )
 EXPERTS = plan(
-    'rules:\n  inner: {style: shard-params, params: {up: {ep: shard(2), tp: shard(2)}, down: {ep: shard(0)}}}\n  "": fsdp'
+    "rules:\n  inner: {style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp_outer: shard(0)}}}\n"
+    '  "": fsdp'
 )
 UNEVEN = {"vocab_size": 30, "hidden_dim": 36, "dim": 24, "n_heads": 6, "n_kv_heads": 2}
 
@@ -43,7 +44,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Plan, list[dict[str, int]]]] = 
     "uneven": (llama(**UNEVEN), LLAMA, [{"dp_shard": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 2, "cp": 2}]),
     "tied": (llama(tie_embeddings=True), LLAMA, [{"tp": 4}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 4}]),
     "packed": (around(FusedAttention), PACKED, [{"tp": 2, "dp_shard": 2}]),
-    "experts": (around(Experts), EXPERTS, [{"ep": 2, "tp": 2}, {"ep": 2, "dp_shard": 2}]),
+    "experts": (around(Experts), EXPERTS, [{"tp_outer": 2, "tp": 2}, {"tp_outer": 2, "dp_shard": 2}]),
 }  # fmt: skip
 
 

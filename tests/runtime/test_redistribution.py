@@ -29,14 +29,14 @@ from tests.simulate.setups import llama
 
 PLACEMENTS = (Replicate(), Shard(0), Shard(1), Partial())
 TWO_AXES = (
-    "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(1)}}, "
+    "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(1)}}, "
     "input: shard(-1) -> shard(-1), output: shard(1)}"
 )
 
 
 def on_two_axes(mode: str) -> Setup:
     return llama(
-        "parallel=tp2", "parallel.mesh.ep=2", f'rules=["{TWO_AXES}"]', f"parallel.redistribute={mode}"
+        "parallel=tp2", "parallel.mesh.tp_outer=2", f'rules=["{TWO_AXES}"]', f"parallel.redistribute={mode}"
     )
 
 
@@ -71,7 +71,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) ->
     """Over 2 x 2 real ranks, of a tensor that two does not divide, forward and backward."""
 
     def worker() -> tuple[int, int]:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp_outer", "tp"))
         every = list(moves())
         some = random.Random(0).sample(every, len(every))[part::SHARE]
         whole = torch.arange(35.0).view(5, 7) - 11
@@ -103,7 +103,7 @@ def test_both_ways_move_the_same_values_and_the_cheaper_sends_less(part: int) ->
 
 def _planned(mode: str) -> list[Move]:
     enter_fake_world(8, 0)
-    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("ep", "tp"))
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("tp_outer", "tp"))
     found: list[Move] = []
     with redistribute(mode), watched(found.append):
         local = torch.zeros(8, 32)
@@ -117,14 +117,17 @@ def _planned(mode: str) -> list[Move]:
 
 
 def test_a_path_is_told_with_what_each_hop_sends() -> None:
-    """[16, 32] in float32 is summed over tp and gathered over ep; then [32, 32] the other way."""
+    """[16, 32] in float32 is summed over tp and gathered over tp_outer; then [32, 32] the other way."""
     (found,) = in_children([(_planned, "greedy")])
     first, second = found
-    assert first.path == (Hop("all_reduce", "tp", 1024, 2 * 768), Hop("all_gather", "ep", 2048, 1024))
-    assert (first.before, first.after) == ("ep=shard(0), tp=partial", "ep=replicate, tp=replicate")
+    assert first.path == (Hop("all_reduce", "tp", 1024, 2 * 768), Hop("all_gather", "tp_outer", 2048, 1024))
+    assert (first.before, first.after) == (
+        "tp_outer=shard(0), tp=partial",
+        "tp_outer=replicate, tp=replicate",
+    )
     assert first.cheaper is None
-    assert second.path == (Hop("all_gather", "tp", 4096, 3072), Hop("all_reduce", "ep", 4096, 4096))
-    assert second.cheaper == (Hop("all_reduce", "ep", 1024, 1024), Hop("all_gather", "tp", 4096, 3072))
+    assert second.path == (Hop("all_gather", "tp", 4096, 3072), Hop("all_reduce", "tp_outer", 4096, 4096))
+    assert second.cheaper == (Hop("all_reduce", "tp_outer", 1024, 1024), Hop("all_gather", "tp", 4096, 3072))
     (chosen,) = in_children([(_planned, "min-cost")])
     assert [m.path for m in chosen] == [first.path, second.cheaper]
     assert all(m.cheaper is None for m in chosen)

@@ -75,7 +75,7 @@ def test_a_prefix_of_a_name_is_no_module_around_it() -> None:
         ((8, 8), {"shard_dim": "largest"}, {}, 2, Assignment(shard(0))),
         ((4, 9), {"shard_dim": "largest"}, {}, 2, Assignment(shard(0))),
         ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1)}, 2, Assignment(shard(0))),
-        ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1), "ep": shard(0)}, 2,
+        ((4, 8), {"shard_dim": "largest"}, {"tp": shard(1), "tp_outer": shard(0)}, 2,
          Assignment(REPLICATE, "every dimension is sharded already")),
         ((3, 5), {"shard_dim": "largest"}, {}, 2, Assignment(REPLICATE, "no dimension left divides by 2")),
     ],
@@ -87,7 +87,7 @@ def test_the_dimension(shape: tuple, options: dict, tensor: dict, ranks: int, ex
 @settings(deadline=None)
 @given(
     st.lists(st.integers(1, 12), max_size=4), st.integers(1, 8), st.sampled_from(["0", "largest"]), st.integers(0, 200),
-    st.dictionaries(st.sampled_from(["ep", "tp"]), st.integers(0, 3)),
+    st.dictionaries(st.sampled_from(["tp_outer", "tp"]), st.integers(0, 3)),
 )  # fmt: skip
 def test_what_is_sharded_can_be(
     shape: list[int], ranks: int, dim: str, min_size: int, used: dict[str, int]

@@ -83,15 +83,17 @@ def test_options_reach_the_style_and_are_checked(registry: None) -> None:
     @pz.style(
         "noted",
         options={"by": OptionKind("int", "the factor"), "lies": OptionKind("placement", "how")},
-        axis="ep",
+        axis="tp_outer",
     )
     def noted(target: Target) -> ParallelStyle:
         seen.append(target)
         return Scaled(1)
 
     text = "layouts: {stream: shard(1)}\nrules:\n  inner.up: {style: noted, by: 3, lies: stream}"
-    (one,) = compiled(text, around(Mlp), mesh_of(ep=2), options={"noted": {"by": 4, "axis": "ep"}})
-    assert one.axes == ("ep",)
+    (one,) = compiled(
+        text, around(Mlp), mesh_of(tp_outer=2), options={"noted": {"by": 4, "axis": "tp_outer"}}
+    )
+    assert one.axes == ("tp_outer",)
     assert (seen[0].path, seen[0].degree, seen[0].options["by"]) == ("inner.up", 2, 3)
     assert seen[0].options["lies"] == shard(1)
     text = text.replace("by: 3", "by: x")

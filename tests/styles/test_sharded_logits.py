@@ -72,7 +72,7 @@ def test_logits_that_lie_otherwise_are_laid_out_first() -> None:
     ]  # fmt: skip
 
     def worker() -> None:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "tp"))
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp_outer", "tp"))
         for way in ways:
             leaf = distribute_tensor(logits, mesh, [Replicate(), Replicate()]).requires_grad_()
             if any(isinstance(p, Partial) for p in way):

@@ -40,9 +40,9 @@ def rules(*lines: str) -> str:
     return "rules:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-TP, EP_TP = {"tp": 2}, {"ep": 2, "tp": 2}
+TP, OUTER_TP = {"tp": 2}, {"tp_outer": 2, "tp": 2}
 REPLICATED_INPUT = "{style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
-ON_EP = REPLICATED_INPUT.replace("prepare-io,", "prepare-io, axis: ep,")
+ON_OUTER = REPLICATED_INPUT.replace("prepare-io,", "prepare-io, axis: tp_outer,")
 
 GROUPED = (
     "inner.q: colwise", "inner.[kv]: {style: colwise, replicate_kv: true}", "inner.out: rowwise",
@@ -133,35 +133,39 @@ OF_2 = [
 ]  # fmt: skip
 
 OF_4 = [
-    ("two axes", EP_TP, Experts, rules(
-        "inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {ep: shard(0), tp: shard(1)}},"
+    ("two axes", OUTER_TP, Experts, rules(
+        "inner: {style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(2)}, down: {tp_outer: shard(0), tp: shard(1)}},"
         " input: replicate, output: replicate}",
     )),
-    ("two axes on one dimension", EP_TP, TransposedMlp, rules(
-        "inner.up: {style: shard-params, params: {weight: {ep: shard(1), tp: shard(1)}, bias: {tp: shard(0), ep: shard(0)}},"
+    ("two axes on one dimension", OUTER_TP, TransposedMlp, rules(
+        "inner.up: {style: shard-params, params: {weight: {tp_outer: shard(1), tp: shard(1)}, bias: {tp: shard(0), "
+        "tp_outer: shard(0)}},"
         " input: replicate, output: replicate}",
-        "inner.down: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(0)}}, input: replicate, output: replicate}",
+        "inner.down: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(0)}}, input: replicate, "
+        "output: replicate}",
     )),
-    ("two axes on one dimension of local shards", EP_TP, Experts, rules(
-        "inner: [{style: shard-params, params: {up: {ep: shard(2), tp: shard(2)}, down: {tp: shard(1), ep: shard(1)}}},"
-        f" {REPLICATED_INPUT}, {ON_EP}]",
+    ("two axes on one dimension of local shards", OUTER_TP, Experts, rules(
+        "inner: [{style: shard-params, params: {up: {tp_outer: shard(2), tp: shard(2)}, down: {tp: shard(1), "
+        "tp_outer: shard(1)}}},"
+        f" {REPLICATED_INPUT}, {ON_OUTER}]",
     )),
-    ("two axes on local shards", EP_TP, Experts, rules(
-        "inner: [{style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}, down: {ep: shard(0), tp: shard(1)}}},"
-        f" {REPLICATED_INPUT}, {ON_EP}]",
+    ("two axes on local shards", OUTER_TP, Experts, rules(
+        "inner: [{style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(2)}, down: {tp_outer: shard(0), "
+        "tp: shard(1)}}},"
+        f" {REPLICATED_INPUT}, {ON_OUTER}]",
     )),
-    ("two axes on one packed dimension", EP_TP, lambda: Experts(hidden=8, fused=True), rules(
-        f"inner: [{REPLICATED_INPUT}, {ON_EP}]",
-        "inner.up: {style: shard-params, params: {tp: shard(2), ep: shard(2)}, packed: [1, 1]}",
-        "inner.down: {style: shard-params, params: {tp: shard(1), ep: shard(1)}}",
+    ("two axes on one packed dimension", OUTER_TP, lambda: Experts(hidden=8, fused=True), rules(
+        f"inner: [{REPLICATED_INPUT}, {ON_OUTER}]",
+        "inner.up: {style: shard-params, params: {tp: shard(2), tp_outer: shard(2)}, packed: [1, 1]}",
+        "inner.down: {style: shard-params, params: {tp: shard(1), tp_outer: shard(1)}}",
     )),
-    ("packed on one axis, sharded on another", EP_TP, lambda: Experts(fused=True), rules(
-        f"inner: [{REPLICATED_INPUT}, {ON_EP}]",
-        "inner.up: {style: shard-params, params: {tp: shard(2), ep: shard(0)}, packed: [1, 1]}",
-        "inner.down: {style: shard-params, params: {tp: shard(1), ep: shard(0)}}",
+    ("packed on one axis, sharded on another", OUTER_TP, lambda: Experts(fused=True), rules(
+        f"inner: [{REPLICATED_INPUT}, {ON_OUTER}]",
+        "inner.up: {style: shard-params, params: {tp: shard(2), tp_outer: shard(0)}, packed: [1, 1]}",
+        "inner.down: {style: shard-params, params: {tp: shard(1), tp_outer: shard(0)}}",
     )),
-    ("ep beside tp elsewhere", EP_TP, lambda: nn.Sequential(Experts(), Mlp()), rules(
-        f"inner.0: [{{style: shard-params, params: {{up: {{ep: shard(0)}}, down: {{ep: shard(0)}}}}}}, {ON_EP}]",
+    ("tp_outer beside tp elsewhere", OUTER_TP, lambda: nn.Sequential(Experts(), Mlp()), rules(
+        f"inner.0: [{{style: shard-params, params: {{up: {{tp_outer: shard(0)}}, down: {{tp_outer: shard(0)}}}}}}, {ON_OUTER}]",
         "inner.1.up: colwise", "inner.1.down: rowwise",
     )),
     ("fsdp around packed heads", {"dp_shard": 2, "tp": 2}, FusedAttention, rules(
@@ -182,15 +186,16 @@ OF_4 = [
         "inner.qkv.*: colwise", "inner.out: rowwise",
         "inner: {style: shard-params, params: {slopes: shard(0), weigh: shard(0)}}", '"": fsdp',
     )),
-    ("slices of a buffer over two axes", EP_TP, Scaled, rules(
-        "inner: {style: shard-params, params: {scale: {ep: shard(1), tp: shard(1)}}, input: replicate, output: replicate}",
+    ("slices of a buffer over two axes", OUTER_TP, Scaled, rules(
+        "inner: {style: shard-params, params: {scale: {tp_outer: shard(1), tp: shard(1)}}, input: replicate, output: replicate}",
     )),
     ("fsdp around parts of one parameter", {"dp_shard": 2, "tp": 2}, FusedExperts, rules(
         "inner: [{style: shard-params, params: {gate_up: shard(1), down: shard(2)}, packed: {gate_up: [1, 1]}}, "
         f"{REPLICATED_INPUT}]", '"": fsdp',
     )),
-    ("fsdp around two axes", {"dp_shard": 2, "ep": 2}, Experts, rules(
-        f"inner: [{{style: shard-params, params: {{up: {{ep: shard(0)}}, down: {{ep: shard(0)}}}}}}, {ON_EP}]", '"": fsdp',
+    ("fsdp around two axes", {"dp_shard": 2, "tp_outer": 2}, Experts, rules(
+        f"inner: [{{style: shard-params, params: {{up: {{tp_outer: shard(0)}}, down: {{tp_outer: shard(0)}}}}}}, "
+        f"{ON_OUTER}]", '"": fsdp',
     )),
     ("whole parameters on local shards", {"dp_shard": 2, "tp": 2}, TransposedMlp, rules(
         "inner.up: {style: shard-params, params: {weight: shard(1), bias: shard(0)}}",
@@ -370,23 +375,23 @@ def test_packed_heads_that_do_not_divide_tell_what_divides_them_all(more: str) -
 
 
 def test_one_dimension_over_two_axes_must_divide_by_their_product() -> None:
-    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(0)}}}")
-    found = finding(text, around(lambda: Experts(6)), mesh_of(ep=2, tp=2))
-    assert found.message == "dimension 0 of inner.up is 6, which ep x tp=4 does not divide"
+    text = rules("inner: {style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(0)}}}")
+    found = finding(text, around(lambda: Experts(6)), mesh_of(tp_outer=2, tp=2))
+    assert found.message == "dimension 0 of inner.up is 6, which tp_outer x tp=4 does not divide"
 
 
 # What is decided while compiling
 
 
 def test_a_style_that_mentions_one_axis_stands_on_no_other() -> None:
-    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0)}}}", "after: colwise")
-    experts, _ = compiled(text, around(Experts), mesh_of(ep=2, tp=2)).of_slot("params")
-    assert experts.axes == ("ep",)
-    assert experts.params == {"up": {"ep": shard(0)}}
+    text = rules("inner: {style: shard-params, params: {up: {tp_outer: shard(0)}}}", "after: colwise")
+    experts, _ = compiled(text, around(Experts), mesh_of(tp_outer=2, tp=2)).of_slot("params")
+    assert experts.axes == ("tp_outer",)
+    assert experts.params == {"up": {"tp_outer": shard(0)}}
 
 
 def test_an_axis_of_size_1_is_left_out() -> None:
-    text = rules("inner: {style: shard-params, params: {up: {ep: shard(0), tp: shard(2)}}}")
+    text = rules("inner: {style: shard-params, params: {up: {tp_outer: shard(0), tp: shard(2)}}}")
     (both,) = compiled(text, around(Experts), mesh_of(tp=2))
     assert both.axes == ("tp",)
     assert both.params == {"up": {"tp": shard(2)}}
@@ -394,13 +399,15 @@ def test_an_axis_of_size_1_is_left_out() -> None:
 
 
 def test_packing_counts_every_axis_that_shares_the_dimension() -> None:
-    text = rules("inner.up: {style: shard-params, params: {ep: shard(2), tp: shard(2)}, packed: [1, 1]}")
-    (one,) = compiled(text, around(Experts, hidden=8, fused=True), mesh_of(ep=2, tp=2))
+    text = rules(
+        "inner.up: {style: shard-params, params: {tp_outer: shard(2), tp: shard(2)}, packed: [1, 1]}"
+    )
+    (one,) = compiled(text, around(Experts, hidden=8, fused=True), mesh_of(tp_outer=2, tp=2))
     assert one.packed == {"up": Packing(2, (8, 8), 4)}
     (one,) = compiled(
-        text.replace("ep: shard(2)", "ep: shard(0)"),
+        text.replace("tp_outer: shard(2)", "tp_outer: shard(0)"),
         around(Experts, hidden=8, fused=True),
-        mesh_of(ep=2, tp=2),
+        mesh_of(tp_outer=2, tp=2),
     )
     assert one.packed == {"up": Packing(2, (8, 8), 2)}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
-from parallelizer.styles.sizes import TENSOR_AXES
+from parallelizer.language.plan import TENSOR_AXES
 
 if TYPE_CHECKING:
     from parallelizer.compiler.compilation import Compilation

@@ -24,7 +24,7 @@ def microbatch_entries(state: Compilation) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "microbatch-entry",
             f"the batch entry {name} of shape {shape} cannot be cut into microbatches: its dim 0 is not the batch",
-            declared.span if declared is not None else None,
+            declared.span if declared is not None else state.workload.spans.get(f"batch.{name}"),
             _help(name, entry.shape),
         )
 

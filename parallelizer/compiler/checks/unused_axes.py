@@ -6,16 +6,24 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
-from parallelizer.language.plan import AXES, DATA_AXES
+from parallelizer.language.plan import AXES, DATA_AXES, EXPERT
 
 if TYPE_CHECKING:
     from parallelizer.compiler.compilation import Compilation
 
 
 def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
-    """Model axes (`ep`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
+    """Model axes (`tp_outer`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
     `pp` and no rule of `stage` was refused before.
     """
+    if state.mesh.ep > 1 and not any(a.slot == "experts" for a in state.applications):
+        yield Diagnostic(
+            "unused-axis",
+            f"no rule uses ep={state.mesh.ep}: no module has its experts shared out",
+            state.mesh.spans.get(EXPERT),
+            "write the style `experts` for the module that computes the experts, or set ep to 1",
+            "warning",
+        )
     used = {a for application in state.applications if application.slot != "fsdp" for a in application.axes}
     for axis in AXES:
         size = state.mesh.sizes[axis]

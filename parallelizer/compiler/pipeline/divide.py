@@ -34,7 +34,8 @@ def divide(state: Compilation) -> None:
             f"the rules of `stage` match {len(found.candidates)} modules, too few for {wanted} stages "
             f"(pp={ranks}, {pipeline.stages_per_rank} on each rank)",
             _place(state),
-            f"let `stage` match {wanted} modules or more, or set a smaller pp or fewer stages_per_rank",
+            f"use a model with {wanted} such modules, let `stage` match {wanted} modules or more, or set a smaller pp or "
+            "fewer stages_per_rank",
         )
         return
     sizes = _layers_of_stages(state, pipeline, found, wanted)

@@ -31,7 +31,7 @@ class OrderMistake:
 
 def order_mistakes(order: Order) -> tuple[OrderMistake, ...]:
     """What is wrong with the actions of an order, at most one mistake for each stage; nothing is said about who waits."""
-    return tuple(_of_stages(order)) or tuple(_of_microbatches(order))
+    return tuple(_of_stages(order)) or tuple(_alone(order)) or tuple(_of_microbatches(order))
 
 
 def _of_stages(order: Order) -> Iterator[OrderMistake]:
@@ -63,6 +63,27 @@ def _of_stages(order: Order) -> Iterator[OrderMistake]:
 
 def _stages(count: int) -> str:
     return f"{count} stage{'s' if count != 1 else ''}"
+
+
+def _alone(order: Order) -> Iterator[OrderMistake]:
+    """An action whose microbatch no other action has: its number is probably mistyped."""
+    counts = Counter(action.microbatch for action in all_actions(order))
+    for rank, actions in enumerate(order):
+        for action in actions:
+            if counts[action.microbatch] == 1 and len(counts) > 1:
+                own = {a.microbatch for a in actions if (a.stage, a.kind) == (action.stage, action.kind)}
+                lacking = [
+                    Action(action.kind, action.stage, microbatch)
+                    for microbatch in sorted(counts)
+                    if microbatch not in own
+                ]
+                message = f"{action} is the only action of microbatch {action.microbatch}"
+                instead = (
+                    f"{lacking[0]} is missing: write it instead"
+                    if len(lacking) == 1
+                    else "correct its number"
+                )
+                yield OrderMistake(message, instead, rank, action)
 
 
 def _of_microbatches(order: Order) -> Iterator[OrderMistake]:

@@ -16,7 +16,7 @@ from parallelizer.language.parse_rule import MAX_RULES
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.language.pipeline.settings import BALANCES
 from parallelizer.language.placement import RESERVED
-from parallelizer.language.plan import AXES, AXIS_MEANINGS, SLOTS
+from parallelizer.language.plan import AXES, AXIS_MEANINGS, MESH_KEYS, SLOTS
 from parallelizer.language.schema.preset_keys import PARALLEL_KEYS
 from parallelizer.language.schema.schema_patterns import (
     FLOW,
@@ -44,6 +44,7 @@ from parallelizer.language.styles import StyleDeclaration
 DIALECT = "http://json-schema.org/draft-07/schema#"
 
 _SLOTS = {
+    "precision": "float8",
     "params": "shard-params, colwise, rowwise, sequence, replicate",
     "io": "prepare-input, prepare-output, prepare-io",
     "random": "local-random",
@@ -117,7 +118,7 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
             **or_interpolated({"type": "integer", "minimum": 1}, {"const": -1}),
             "description": f"{AXIS_MEANINGS[axis]}; -1 is what the others leave of the ranks",
         }
-        for axis in AXES
+        for axis in MESH_KEYS
     }
     defaults = {
         name: {**or_null(closed(_option_defaults(s))), "description": f"{s.doc}; null switches it off"}
@@ -151,6 +152,21 @@ def preset_schema(styles: Mapping[str, StyleDeclaration]) -> Schema:
         "pipeline": {
             **or_null(closed(_pipeline())),
             "description": "How the stages of the axis pp take turns. Without pp nothing of it is used.",
+        },
+        "routing": {
+            "anyOf": [
+                {"type": ["string", "null"]},
+                closed(
+                    {
+                        "skew": {
+                            "type": "number",
+                            "minimum": 1,
+                            "description": "The busiest rank of ep over the mean.",
+                        }
+                    }
+                ),
+            ],
+            "description": "How many tokens dry runs take to go to which expert: balanced, worst, {skew: 1.3}, or a file.",
         },
         "max_unsharded": {
             **or_interpolated({"type": ["number", "null"], "minimum": 0, "maximum": 1}),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from parallelizer.language.parse_options import DTYPES
-from parallelizer.language.plan import AXES
+from parallelizer.language.plan import MESH_KEYS
 from parallelizer.language.schema.schema_patterns import DOTTED, IDENTIFIER, NUMBER, TEXT, WHOLE, WHOLE_FROM_1
 from parallelizer.language.styles import OptionKind
 
@@ -77,7 +77,7 @@ def _params(option: OptionKind) -> Schema:
     """
     by_axis = _placements_by_axis()
     of_parameter = {"anyOf": [ref("placement"), by_axis]}
-    names = {**KEY, "not": {"enum": list(AXES)}}
+    names = {**KEY, "not": {"enum": list(MESH_KEYS)}}
     by_name = {
         "type": "object",
         "minProperties": 1,
@@ -137,6 +137,10 @@ def _choice(option: OptionKind) -> Schema:
 
 
 _KINDS: dict[str, Callable[[OptionKind], Schema]] = {
+    "argument": lambda _: {
+        "type": "string",
+        **matching(IDENTIFIER, "this is no parameter name of a forward"),
+    },
     "bool": lambda _: {"type": "boolean"},
     "int": lambda _: whole(),
     "bool-or-int": lambda _: {"anyOf": [{"type": "boolean"}, whole()]},

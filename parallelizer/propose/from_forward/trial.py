@@ -18,9 +18,8 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
-from parallelizer.language.plan import Mesh
+from parallelizer.language.plan import TENSOR_AXES, Mesh
 from parallelizer.propose.from_forward.in_place import changed_in_place
-from parallelizer.styles.sizes import TENSOR_AXES
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""

@@ -334,6 +334,8 @@ def _parallelize(program: Program, model: nn.Module, lines: _Lines) -> list[str]
         body.append(
             "    sequence = current_order(SEQUENCE, mesh)  # which rows of the sequence each rank has"
         )
+    if lines.slots.get("precision"):
+        body += ["", "    # Linears in float8, emulated on CPUs.", *emit(lines.slots["precision"], model)]
     if lines.casts:
         body += ["", "    # What FSDP leaves whole is cast as what it shards.", *emit(lines.casts, model)]
     if lines.slots["tensor"]:

@@ -22,7 +22,6 @@ MOST = 24
 
 MEANING = {
     **AXIS_MEANINGS,
-    "ep": "shares of the experts",
     FOLDED: "what fsdp shards over: both axes as one",
 }
 

@@ -100,7 +100,7 @@ def page(
     found = in_order(program.diagnostics if diagnostics is None else diagnostics)
     shards = parameter_shards(program, model, rank)
     hardware = hardware or {}
-    ones = [a for a, n in program.mesh.sizes.items() if n == 1]
+    ones = [a for a, n in program.mesh.every.items() if n == 1]
     sections: list[tuple[str, str, str, Markup]] = []
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from parallelizer.language.plan import AXES
+from parallelizer.language.plan import AXES, EXPERT, EXPERT_SHARDS
 from parallelizer.report.rows.paths import shown_paths
 from parallelizer.simulate.record.ledger import Collective
 
@@ -70,9 +70,11 @@ def layer_rows(layers: Mapping[str, Layer]) -> list[LayerRow]:
 def axes_of(ledger: Iterable[Collective]) -> list[str]:
     """The axes that something is sent over, innermost first; one that is no axis of the mesh last."""
 
+    order = (*AXES[:2], EXPERT_SHARDS, *AXES[2:], EXPERT)
+
     def depth(axis: str) -> int:
         first = axis.partition("+")[0]
-        return AXES.index(first) if first in AXES else -1
+        return order.index(first) if first in order else -1
 
     return sorted({e.axis for e in ledger}, key=lambda axis: (-depth(axis), axis))
 

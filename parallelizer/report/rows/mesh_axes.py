@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parallelizer.language.plan import AXES, Mesh
+from parallelizer.language.plan import AXES, EXPERT, EXPERT_SHARDS, Mesh
 from parallelizer.simulate.record.trace import Trace
 
 
@@ -31,7 +31,7 @@ class AxisRow:
 
 
 def axis_rows(mesh: Mesh) -> list[AxisRow]:
-    """The axes above 1, outermost first, and then those that fsdp shards over, if they are several."""
+    """The axes above 1, outermost first, then those that fsdp shards over, if they are several, and what experts lie on."""
     rows, stride = [], mesh.world_size
     for axis in AXES:
         stride //= mesh.sizes[axis]
@@ -41,12 +41,25 @@ def axis_rows(mesh: Mesh) -> list[AxisRow]:
         sharding = [row for row in rows if row.name in mesh.fsdp_axes]
         ranks = math.prod(row.size for row in sharding)
         rows.append(AxisRow(tuple(mesh.fsdp_axes), ranks, sharding[-1].stride))
+    if mesh.ep > 1:
+        rows.append(AxisRow((EXPERT,), mesh.ep, 1))
+    if mesh.ep > 1 and mesh.size_of(EXPERT_SHARDS) > 1:
+        rows.append(AxisRow((EXPERT_SHARDS,), mesh.size_of(EXPERT_SHARDS), mesh.ep))
     return rows
 
 
 def group_of(mesh: Mesh, axes: Sequence[str], rank: int) -> list[int]:
     """The ranks that differ from `rank` on `axes` alone, itself too."""
     own = mesh.coordinate(rank)
+    if EXPERT in axes or EXPERT_SHARDS in axes:
+        shard, place = mesh.expert_place(rank)
+        first = rank - (shard * mesh.ep + place)  # the ranks of a replica are neighbours
+        ep = [first + shard * mesh.ep + i for i in range(mesh.ep)]
+        return (
+            ep
+            if EXPERT in axes
+            else [first + i * mesh.ep + place for i in range(mesh.size_of(EXPERT_SHARDS))]
+        )
     choices = [range(mesh.sizes[a]) if a in axes else (own[a],) for a in AXES]
     return [rank_at(mesh, where) for where in itertools.product(*choices)]
 

@@ -69,7 +69,7 @@ def parameter_total(shards: Iterable[ParameterShard], program: Program | None = 
 def uses_by_name(program: Program) -> dict[str, Uses]:
     """Of each parameter that a style places, the styles and their rules in the order of application."""
     uses: dict[str, Uses] = {}
-    for a in program.of_slot("params", "fsdp"):
+    for a in program.of_slot("params", "experts", "fsdp"):
         for name in a.params:
             full = full_name(a.module, name)
             uses[full] = (*uses.get(full, ()), (a.style, a.rule.span))
@@ -78,12 +78,14 @@ def uses_by_name(program: Program) -> dict[str, Uses]:
 
 def mesh_axes(shards: Sequence[ParameterShard]) -> list[str]:
     """The axes that placements are told for: those above 1, fsdp's folded."""
-    return list(shards[0].placements) if shards else []
+    return list(dict.fromkeys(axis for shard in shards for axis in shard.placements))
 
 
 def sharding_axes(shards: Sequence[ParameterShard]) -> list[str]:
     """Those of the axes over which anything is sharded."""
-    return [a for a in mesh_axes(shards) if any(s.placements.get(a) != "replicate" for s in shards)]
+    return [
+        a for a in mesh_axes(shards) if any(s.placements.get(a, "replicate") != "replicate" for s in shards)
+    ]
 
 
 def shape(sizes: Sequence[int], times: str = "x") -> str:

@@ -81,6 +81,7 @@ def _head(proof: Proof) -> list[str]:
         f"compared: {gradients} gradients and updates, {states} optimizer states, "
         f"{buffers} buffers, loss, gradient norm and logits, over two steps"
     )
+    lines += _float8(proof)
     if proof.one_sided:
         lines.append("not covered, decided in the same way for every value that the proof has:")
         lines += [f"  {where}" for where in proof.one_sided[:MOST_DECISIONS]]
@@ -94,6 +95,20 @@ def _head(proof: Proof) -> list[str]:
         for d in worst
     ]
     return lines
+
+
+def _float8(proof: Proof) -> list[str]:
+    """How far float8 is from full precision, by the modules that are furthest."""
+    if not proof.float8:
+        return []
+    shown = []
+    for what, of in (("outputs", "output"), ("weights' gradients", "gradient")):
+        errors = [(error, one.module) for one in proof.float8 if (error := getattr(one, of)) is not None]
+        if errors:
+            worst, module = max(errors)
+            shown.append(f"{what} by {min(errors)[0]:.1%} to {worst:.1%} ({module})")
+    modules = f"{len(proof.float8)} linear{'s' if len(proof.float8) > 1 else ''}"
+    return [f"float8, in both runs: {modules}; from full precision differ {', '.join(shown)}"]
 
 
 def _margin(difference: Difference) -> str:
@@ -114,6 +129,8 @@ def _last(proof: Proof) -> str:
     if not proof.lowered:
         return f"nothing computed in {proof.dtype}: fsdp does, and the plan has no such style"
     if not proof.is_verdict:
+        if proof.float8 and proof.dtype == "float32":
+            return "information, not a verdict: float8 is proven in float64 alone"
         return f"information, not a verdict: this is how far {proof.dtype} drifts from float32"
     return (
         "proven: the sharded run equals the unsharded one"

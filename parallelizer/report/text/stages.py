@@ -20,8 +20,8 @@ def write(program: Program, model: nn.Module, screen: Console) -> None:
         Column("stage", right=True),
         Column("pp rank", right=True),
         Column("modules", wrap="path"),
-        Column("parameters", right=True),
-        Column("receives", wrap="path", spare=1),
+        Column("parameters", right=True, spare=1),
+        Column("receives", wrap="path"),
         Column("microbatches\nheld", right=True),
     ]
     rows = [

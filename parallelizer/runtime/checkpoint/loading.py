@@ -135,7 +135,7 @@ def load_checkpoint(
 def same_mesh(opened: Opened, model: nn.Module) -> bool:
     """Whether a checkpoint was saved on the mesh that the model runs on."""
     state = state_of(model)
-    sizes = state.program.mesh.sizes if state else {}
+    sizes = state.program.mesh.every if state else {}
     return opened.mesh == {axis: size for axis, size in sizes.items() if size > 1}
 
 

@@ -232,7 +232,7 @@ def save_checkpoint(
 def _mesh(model: nn.Module) -> dict[str, int]:
     state = state_of(model)
     if state is not None:
-        return {axis: size for axis, size in state.program.mesh.sizes.items() if size > 1}
+        return {axis: size for axis, size in state.program.mesh.every.items() if size > 1}
     return {}
 
 

@@ -82,9 +82,11 @@ class Execution:
                 self._forward(action, model)
             else:
                 ends = final[action.stage] is action and self.reduces
-                self._prepare_backward(action, model, ends)
+                with phase("backward"):
+                    self._prepare_backward(action, model, ends)
                 self._backward(action, model)
-                self._finish_backward(action, model, ends)
+                with phase("backward"):
+                    self._finish_backward(action, model, ends)
         progress.tell((self.part, None))
         for channel in self.outgoing.values():
             channel.finish()

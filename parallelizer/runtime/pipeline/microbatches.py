@@ -24,7 +24,7 @@ def microbatches(batch: Batch, plan: Plan, number: int) -> list[dict[str, torch.
         raise ValueError(f"{rows} rows of a data rank cannot be cut into {number} microbatches of equal size")
     size = rows // number
     return [
-        {name: _rows(tensor, rows, at * size, size) if _has_rows(name, tensor, plan, rows) else tensor
+        {name: _rows(tensor, rows, at * size, size) if has_rows(name, tensor, plan, rows) else tensor
          for name, tensor in batch.items()}
         for at in range(number)
     ]  # fmt: skip
@@ -43,7 +43,8 @@ def rows_of(batch: Batch, plan: Plan) -> int:
     return max(several, default=1)
 
 
-def _has_rows(name: str, tensor: torch.Tensor, plan: Plan, rows: int) -> bool:
+def has_rows(name: str, tensor: torch.Tensor, plan: Plan, rows: int) -> bool:
+    """Whether an entry of a batch has a row for each of `rows` sequences."""
     return tensor.ndim > 0 and tensor.size(0) == rows and not _is_sequence_first(name, plan)
 
 

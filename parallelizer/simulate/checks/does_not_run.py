@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from parallelizer.compiler.match import taken_away
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.checks.followed_step import MIXED, Followed
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.follow.varying import Operand
 from parallelizer.simulate.whole_numbers import QUOTED_ROOT, advised
-from parallelizer.styles.sizes import TENSOR_AXES
 
 
 def does_not_run(followed: Followed) -> Iterator[Diagnostic]:

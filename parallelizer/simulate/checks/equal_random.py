@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.checks.followed_step import OPTIONS, Followed
 from parallelizer.simulate.checks.grouped import grouped
-from parallelizer.styles.sizes import TENSOR_AXES
 
 
 def equal_random(followed: Followed) -> Iterator[Diagnostic]:

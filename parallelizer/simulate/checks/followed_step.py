@@ -10,10 +10,10 @@ from torch import nn
 from parallelizer.compiler.observe.running_module import within
 from parallelizer.diagnostics.diagnostic import Related, Span
 from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure
 from parallelizer.simulate.places import Places
 from parallelizer.styles.application import Application, Program
-from parallelizer.styles.sizes import TENSOR_AXES
 
 OPTIONS = ("output", "layout", "input", "grad")
 """The options of a rule that say how something lies, in the order in which one of them is pointed at."""

@@ -38,7 +38,7 @@ def moves_text(moves: list[Move]) -> str:
 
 
 def path_text(path: Path) -> str:
-    """`all_reduce over ep, then all_gather over tp`."""
+    """`all_reduce over tp_outer, then all_gather over tp`."""
     return ", then ".join(f"{hop.kind} over {hop.axis}" for hop in path)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.follow.varying import EqualSum
-from parallelizer.styles.sizes import TENSOR_AXES
 
 
 def replicated_sum(followed: Followed) -> Iterator[Diagnostic]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from parallelizer.compiler.match import taken_away
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.checks.followed_step import OPTIONS, Followed
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.follow.flow import FollowedStep
-from parallelizer.styles.sizes import TENSOR_AXES
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from parallelizer import torch_private
 from parallelizer.compiler.observe.attention_calls import CallShape, every_call
 from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel import intercept
-from parallelizer.styles.sizes import TENSOR_AXES
 
 Calls = Mapping[str, list[CallShape]]
 

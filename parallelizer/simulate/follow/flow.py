@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -28,14 +30,14 @@ from parallelizer.compiler.observe.phase import phase
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.compiler.observe.users_code import written_at
 from parallelizer.diagnostics.diagnostic import PlanError, Span
-from parallelizer.language.plan import BATCH_AXES, Mesh, Placement
+from parallelizer.language.plan import BATCH_AXES, EXPERT, TENSOR_AXES, Mesh, Placement
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.step import Loss, forward
-from parallelizer.simulate.collectives import axes_by_ranks
+from parallelizer.simulate.collectives import axes_by_ranks, expert_meshes
 from parallelizer.simulate.fake_world import enter_fake_world, raises_anywhere, remedy
 from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_attention, whole_attention
 from parallelizer.simulate.follow.counted_positions import LocalPositions
@@ -47,9 +49,8 @@ from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens
 from parallelizer.styles.sharded_logits import is_sharded, taken_sharded
-from parallelizer.styles.sizes import TENSOR_AXES
 
-FOLLOWED = ("params", "io", "random", "attention")
+FOLLOWED = ("params", "io", "random", "attention", "experts")
 
 
 @dataclass(frozen=True)
@@ -251,10 +252,10 @@ def failure_alone(
 def _without_data_axes(program: Program) -> Program:
     """The program on the axes that are followed: of a pipeline the whole model, since stages compute what it does."""
     sizes = {**program.mesh.sizes, **dict.fromkeys((*BATCH_AXES, "pp"), 1)}
-    kept = tuple(a for a in program if a.slot in FOLLOWED)
-    return dataclasses.replace(
-        program, mesh=dataclasses.replace(program.mesh, sizes=sizes), applications=kept, stages=None
-    )
+    ep = math.gcd(program.mesh.ep, Mesh(sizes).replica)
+    kept = tuple(a for a in program if a.slot in FOLLOWED and (a.slot != "experts" or ep > 1))
+    mesh = Mesh(sizes, program.mesh.spans, ep=ep)
+    return dataclasses.replace(program, mesh=mesh, applications=kept, stages=None)
 
 
 def _varying(mesh: DeviceMesh, running: Running, flow: FollowedStep) -> Varying:
@@ -263,6 +264,13 @@ def _varying(mesh: DeviceMesh, running: Running, flow: FollowedStep) -> Varying:
         for ranks, axis in axes_by_ranks(mesh).items()
         if axis in (SEQUENCE_AXIS, *TENSOR_AXES) and len(ranks) > 1
     }
+
+    # Tokens that travel over some of the ranks of tp vary over tp.
+    for each in expert_meshes(mesh):
+        ranks = tuple(dist.get_process_group_ranks(each.get_group(EXPERT)))
+        over = next((axis for wide, axis in watched.items() if set(ranks) < set(wide)), None)
+        if over is not None:
+            watched[ranks] = over
 
     def summed(axis: str) -> None:
         found = EqualSum(axis, running.current, current_phase())
@@ -332,6 +340,10 @@ def _gradients(model: nn.Module, varying: Varying, inputs: dict[str, Tags]) -> I
         sharded: set[str] = set()
         if isinstance(gradient, DTensor):
             axes = gradient.device_mesh.mesh_dim_names or ()
+            if EXPERT in axes:
+                sharded.update(
+                    TENSOR_AXES
+                )  # fsdp sums the gradients of experts over all that `ep` leaves of a replica
             for axis, placement in zip(axes, gradient.placements, strict=False):
                 if placement.is_partial():
                     partial.add(axis)

@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor
 from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running, within
-from parallelizer.language.plan import full_name
+from parallelizer.language.plan import EXPERT, full_name
 from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.runtime.redistribution import wire_bytes
 from parallelizer.runtime.state import state_of
-from parallelizer.simulate.collectives import KINDS, axes_by_ranks
+from parallelizer.simulate.collectives import KINDS, axes_by_ranks, expert_meshes
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.ring_operator import OPERATORS
 from parallelizer.styles.tied_parameters import parameter_names
@@ -89,6 +89,10 @@ class Ledger(TorchDispatchMode):
         self.running = running
         self.entries: list[Collective] = []
         self.axes = axes_by_ranks(mesh)
+        self.experts = {a.module for a in program.of_slot("experts")}
+        self.expert_ranks = {
+            tuple(dist.get_process_group_ranks(each.get_group(EXPERT))) for each in expert_meshes(mesh)
+        }
         self.rules = _Rules(program)
         self.unit: str | None = None
         self.parameter: str | None = None
@@ -172,6 +176,8 @@ class Ledger(TorchDispatchMode):
             return
         payload, dtype = _payload(kind, leaves, result)
         axis = self._axis(members)
+        if kind == "all_to_all" and members in self.expert_ranks and self.running.current in self.experts:
+            axis = EXPERT  # its ranks may be those of another axis too
         wire = wire_bytes(kind, payload, ranks)
         if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):
             wire = payload - payload * sizes[members.index(dist.get_rank())] // sum(sizes)

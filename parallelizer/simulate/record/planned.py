@@ -55,10 +55,10 @@ class CountMismatch:
     def __str__(self) -> str:
         text = f"{self.axis} {self.kind} in {self.phase}: {self.planned:,} planned, {self.counted:,} counted"
         if self.module is not None:
-            text += f", first in {self.module or 'the root module'}"
+            text += f"; the first of them in {self.module or 'the root module'}"
         if self.rule is not None:
             key, file, line = self.rule
-            text += f" ({file}:{line}: `{key}`)"
+            text += f" ({file}:{line}: `{key}`)" if key else f" ({file}:{line})"
         return text
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from parallelizer.language.plan import Mesh, Placement, full_name
+from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, TENSOR_AXES, Mesh, Placement, full_name
 from parallelizer.mesh import cut
 from parallelizer.styles.application import Program, tensor_placements
 
@@ -65,20 +65,34 @@ class Likeness:
         ]
         of_attention = {axis for a in program.of_slot("attention") for axis in a.axes}
         self.split = of_attention if causal else set()
+        # A rank of `ep` that gets more tokens than others is no class of theirs.
+        self.uneven = self.mesh.ep > 1 and str(program.routing) != "balanced"
 
     def classes(self) -> list[RankClass]:
         """Every class, in order of the smallest rank."""
         mesh = self.mesh
+        if self.uneven:
+            return self._counted()
         same = mesh.size("dp_replicate") if self.stages else mesh.size("pp", "dp_replicate")
         classes = []
         for p, tensors in enumerate(self.by_stages):
             first = p * (mesh.world_size // mesh.sizes["pp"])
             for place, alike, sizes in _by_tensor_axes(mesh, tensors, self.split):
                 for d, c, count in _by_data_axes(mesh, sizes, "cp" in self.split):
-                    inner = (d * mesh.sizes["cp"] + c) * mesh.sizes["ep"] + place[0]
+                    inner = (d * mesh.sizes["cp"] + c) * mesh.sizes["tp_outer"] + place[0]
                     rank = first + inner * mesh.sizes["tp"] + place[1]
                     classes.append(RankClass(rank, same * alike * count, self._bytes(rank)))
         return sorted(classes, key=lambda c: c.rank)
+
+    def _counted(self) -> list[RankClass]:
+        """The classes, found by looking at every rank."""
+        first: dict[object, int] = {}
+        ranks: collections.Counter[object] = collections.Counter()
+        for rank in range(self.mesh.world_size):
+            kind = self.kind(rank)
+            first.setdefault(kind, rank)
+            ranks[kind] += 1
+        return [RankClass(rank, ranks[kind], self._bytes(rank)) for kind, rank in first.items()]
 
     def _held(self, rank: int) -> Tensors:
         return self.by_stages[self.stage_rank(rank)]
@@ -106,12 +120,15 @@ class Likeness:
         """Equal for two ranks of one class, and for no others."""
         index = self.mesh.coordinate(rank)
         place = tuple(index[axis] for axis in sorted(self.split))
-        return self.stage_rank(rank), self.shapes(rank), place
+        return self.stage_rank(rank), self.shapes(rank), place, self._among_experts(rank)
 
     def kind_of_stage(self, rank: int) -> object:
         """As `kind`, whatever the place in the pipeline."""
         index = self.mesh.coordinate(rank)
-        return self.shapes(rank), tuple(index[axis] for axis in sorted(self.split))
+        return self.shapes(rank), tuple(index[axis] for axis in sorted(self.split)), self._among_experts(rank)
+
+    def _among_experts(self, rank: int) -> int:
+        return self.mesh.expert_place(rank)[1] if self.uneven else 0
 
     def _bytes(self, rank: int) -> int:
         shapes = self.shapes(rank)
@@ -139,9 +156,20 @@ def _tensors(program: Program, model: nn.Module, rank: int) -> Tensors:
     for name, param in model.named_parameters():
         cuts = tuple((axis, p.dim) for axis, p in tensor.get(name, {}).items() if p.dim is not None)
         copies = 1 if stages is None else len(mine & set(stages.copies(name)))
+        shape, dim = tuple(param.shape), _dim(data.get(name, {}))
+        if EXPERT in tensor.get(name, {}):  # both of its axes divide, so all ranks hold as much
+            shape, cuts, dim = _of_experts(shape, cuts, dim, program.mesh), (), None
         if copies:
-            found[tuple(param.shape), cuts, _dim(data.get(name, {}))] += copies * param.element_size()
+            found[shape, cuts, dim] += copies * param.element_size()
     return found
+
+
+def _of_experts(shape: Shape, cuts: Iterable[tuple[str, int]], dim: int | None, mesh: Mesh) -> Shape:
+    """The local shape of a parameter of experts that are shared out."""
+    local = list(shape)
+    for axis, cut_dim in (*cuts, *(((EXPERT_SHARDS, dim),) if dim is not None else ())):
+        local[cut_dim] //= mesh.size_of(axis)
+    return tuple(local)
 
 
 def _dim(placements: Mapping[str, Placement]) -> int | None:
@@ -151,16 +179,16 @@ def _dim(placements: Mapping[str, Placement]) -> int | None:
 def _by_tensor_axes(
     mesh: Mesh, tensors: Tensors, split: Iterable[str]
 ) -> Iterator[tuple[tuple[int, int], int, frozenset[int]]]:
-    """Classes of indices on `ep` and `tp`: the first pair, their number, and the sizes that are left for the
+    """Classes of indices on `tp_outer` and `tp`: the first pair, their number, and the sizes that are left for the
     data axes to shard.
     """
     classes: dict[Any, list[tuple[int, int]]] = {}
     sizes: dict[Any, frozenset[int]] = {}
-    for ep, tp in itertools.product(range(mesh.sizes["ep"]), range(mesh.sizes["tp"])):
-        index = {"ep": ep, "tp": tp}
+    for outer, tp in itertools.product(range(mesh.sizes["tp_outer"]), range(mesh.sizes["tp"])):
+        index = {"tp_outer": outer, "tp": tp}
         local = {(_cut(shape, cuts, mesh, index), dim) for shape, cuts, dim in tensors}
-        key = frozenset(local), tuple(index[a] for a in ("ep", "tp") if a in split)
-        classes.setdefault(key, []).append((ep, tp))
+        key = frozenset(local), tuple(index[a] for a in TENSOR_AXES if a in split)
+        classes.setdefault(key, []).append((outer, tp))
         sizes[key] = frozenset(shape[dim] for shape, dim in local if dim is not None)
     for key, members in classes.items():
         yield members[0], len(members), sizes[key]

@@ -77,6 +77,6 @@ def test_precision_and_styles_without_an_axis_are_something_to_do() -> None:
 
 
 def test_axes_named_in_params_count() -> None:
-    rule = 'rules=["output: {style: shard-params, params: {weight: {ep: shard(0)}}}"]'
-    # On ep alone nothing happens; tp, which the style stands on too, is above 1.
+    rule = 'rules=["output: {style: shard-params, params: {weight: {tp_outer: shard(0)}}}"]'
+    # On tp_outer alone nothing happens; tp, which the style stands on too, is above 1.
     assert "output" not in str([d.message for d in idle("parallel=tp2", rule)])

@@ -13,7 +13,7 @@ from tests.styles.models import Mlp, around
 @pytest.mark.parametrize(
     ("sizes", "axis", "help_text"),
     [
-        ({"ep": 2}, "ep", "add rules with styles that use ep, or set it to 1"),
+        ({"tp_outer": 2}, "tp_outer", "add rules with styles that use tp_outer, or set it to 1"),
         ({"cp": 2}, "cp", "add `context-parallel` to the modules that call attention"),
         ({"tp": 2}, "tp", "add rules with styles that use tp, or set it to 1"),
     ],
@@ -31,4 +31,7 @@ def test_data_axes_are_used_by_the_batch() -> None:
 def test_any_style_on_an_axis_uses_it() -> None:
     text = 'rules: {inner: {style: prepare-io, axis: cp, input: replicate -> shard(1), output: shard(1) -> replicate}, "": fsdp}'
     assert findings(text, around(Mlp), mesh_of(cp=2)) == ()
-    assert findings("rules: {inner.up: {style: replicate, axis: ep}}", around(Mlp), mesh_of(ep=2)) == ()
+    assert (
+        findings("rules: {inner.up: {style: replicate, axis: tp_outer}}", around(Mlp), mesh_of(tp_outer=2))
+        == ()
+    )

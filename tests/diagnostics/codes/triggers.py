@@ -60,6 +60,7 @@ from parallelizer.training.job.prepare import prepare
 from parallelizer.training.sampling.prepare import tokens_of
 from parallelizer.training.trackers import TRACKERS, failed, missing
 from parallelizer.training.watch.first_step import StepComparison
+from tests.findings import findings
 from tests.runtime.checkpoint.broken import report as broken_checkpoint
 
 Found = Iterable[Diagnostic]
@@ -184,6 +185,12 @@ def drifted() -> Found:
     return [drift.ranks_drifted(100, [drift.Drift("norm.weight", "", (0, 1), (0, 1), 0.5)])]
 
 
+def lacking_torchao(folder: Path) -> Found:
+    """A plan with float8 where torchao is not installed."""
+    with mock.patch("importlib.util.find_spec", lambda name: None):
+        return findings("rules: {inner: float8}", lambda: nn.ModuleDict({"inner": nn.Linear(16, 16)}))
+
+
 def lacking_tracker(folder: Path) -> Found:
     """A tracker whose package nobody has."""
     before = dict(TRACKERS)
@@ -205,6 +212,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "not-as-planned": lambda folder: StepComparison(1, (), (), (3 << 30, 1 << 30)).findings(),
     "tracker-failed": lambda folder: [failed("wandb", OSError("no space left on device"))],
     "tracker-missing": lacking_tracker,
+    "precision-torchao": lacking_torchao,
     "checkpoint-damaged": lambda here: broken_checkpoint("checkpoint-damaged", here),
     "checkpoint-dtype": lambda here: broken_checkpoint("checkpoint-dtype", here),
     "checkpoint-exists": lambda here: broken_checkpoint("checkpoint-exists", here),

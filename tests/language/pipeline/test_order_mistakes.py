@@ -23,6 +23,7 @@ def order(*rows: str) -> Order:
         (["0F0 0B0 0F1", "1F0 1B0 1F1 1B1"], "the backward 0B1 is missing", "0F1"),
         (["0F0 0B0", "1F0 1B0 1F1 1B1"], "0F1 is missing", None),
         (["0F0 0B0 0B1", "1F0 1B0 1F1 1B1"], "0F1 is missing", "0B1"),
+        (["0F0 0F1 0B0 0B1", "1F0 1F2 1B0 1B1"], "1F2 is the only action of microbatch 2", "1F2"),
         (["0F0 0F0 0B0"], "0F0 is there twice", "0F0"),
         (["0F0 0W0"], "0W0 is there without 0I0", "0W0"),
         (["0F0 0I0"], "0I0 is there without 0W0", "0I0"),

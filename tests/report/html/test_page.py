@@ -36,7 +36,7 @@ from parallelizer.configuration.read_setup import from_config
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, Span
 from parallelizer.diagnostics.units import size
 from parallelizer.language.load import load_plan
-from parallelizer.language.plan import AXES, Mesh
+from parallelizer.language.plan import AXES, EXPERT, EXPERT_SHARDS, Mesh
 from parallelizer.report.html import charts, memory, mesh
 from parallelizer.report.html import page as html
 from parallelizer.simulate.record.ledger import Collective
@@ -461,7 +461,7 @@ def test_every_kind_of_memory_has_a_colour_and_a_meaning() -> None:
     assert set(memory.MEANING) == set(CATEGORIES) == set(memory.KINDS)
     for kind in CATEGORIES:
         assert style.count(f"--{kind}:") == 2 and f".{kind} {{ --c:" in style
-    for axis in AXES:
+    for axis in (*AXES, EXPERT, EXPERT_SHARDS):
         assert style.count(f"--{axis}:") == 2 and f".x-{axis} {{ --c:" in style
 
 

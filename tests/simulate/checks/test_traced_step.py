@@ -149,19 +149,25 @@ def found_in(
 
 def test_hops_over_several_axes_are_told_and_the_cheaper_order_with_its_price() -> None:
     rule = (
-        "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {ep: shard(0), tp: shard(1)}}, "
+        "layers.*.feed_forward.w2: {style: shard-params, params: {weight: {tp_outer: shard(0), tp: shard(1)}}, "
         "input: shard(-1) -> shard(-1), output: shard(1)}"
     )
-    given = ["parallel=tp2", "parallel.mesh.ep=2", f'rules=["{rule}"]', "train.batch_size=4", "model.dim=64"]
+    given = [
+        "parallel=tp2",
+        "parallel.mesh.tp_outer=2",
+        f'rules=["{rule}"]',
+        "train.batch_size=4",
+        "model.dim=64",
+    ]
     found = [d for d in linted(*given) if d.code.endswith("-redistribution")]
     assert [(d.code, d.severity) for d in found] == [
         ("multi-hop-redistribution", "note"),
         ("costly-redistribution", "warning"),
     ]
-    assert "reduce_scatter over tp, then all_gather over ep: 2 a step" in found[0].message
+    assert "reduce_scatter over tp, then all_gather over tp_outer: 2 a step" in found[0].message
     assert "in backward of layers.{0,1}.feed_forward.w2" in found[1].message
-    assert "all_gather over tp, then split over ep" in found[1].message
-    assert "where split over ep, then all_gather over tp would send" in found[1].message
+    assert "all_gather over tp, then split over tp_outer" in found[1].message
+    assert "where split over tp_outer, then all_gather over tp would send" in found[1].message
     assert "parallel.redistribute=min-cost" in (found[1].help or "")
     assert all(d.span is not None and d.span.file.startswith("<override") for d in found)
     cheapest = linted(*given, "parallel.redistribute=min-cost")

@@ -114,7 +114,10 @@ def test_what_is_missing_is_told_with_the_rule_that_planned_it() -> None:
     ours = [entry(module="a"), entry(module="b"), entry("backward", module="b")]
     [found] = differences(ours, [ours[0], ours[2]])
     assert found == CountMismatch("forward", "tp", "all_reduce", 2, 1, "b", ("b", "plan.yaml", 3))
-    assert str(found) == "tp all_reduce in forward: 2 planned, 1 counted, first in b (plan.yaml:3: `b`)"
+    assert (
+        str(found)
+        == "tp all_reduce in forward: 2 planned, 1 counted; the first of them in b (plan.yaml:3: `b`)"
+    )
     assert differences(ours, list(reversed(ours))) == []
 
 

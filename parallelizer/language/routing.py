@@ -1,0 +1,66 @@
+"""How many tokens a dry run takes to go to which expert: a preset's key `routing`. A real run counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+ROUTINGS = ("balanced", "worst")
+"""The values of `routing` that are words. `{skew: 1.3}` and the name of a file are the others."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What is assumed of the tokens of each rank: `skew` is what the busiest rank gets over the mean of all, 1 for `balanced`;
+    with `worst` all tokens go to the first rank. `counted` are the counts of a run by the path of the module, which go before:
+    for each rank of a group, the rows that it sends to each expert.
+    """
+
+    skew: float = 1.0
+    worst: bool = False
+    counted: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+
+    def rows(
+        self, rows: int, experts: int, ranks: int, rank: int, path: str
+    ) -> tuple[list[int], list[list[int]]]:
+        """Of `rows` rows on each of `ranks` ranks: how many this one sends to each expert, and how many each rank sends to each
+        of this rank's own experts.
+        """
+        own = experts // ranks
+        if path in self.counted:
+            table = self.counted[path]
+            if len(table) != ranks or len(table[0]) != experts or sum(table[rank]) != rows:
+                raise ValueError(
+                    f"the counts of {path} are of {len(table)} ranks, {len(table[0])} experts and {sum(table[0])} rows; here are "
+                    f"{ranks}, {experts} and {rows}"
+                )
+            return list(table[rank]), [list(row[rank * own : (rank + 1) * own]) for row in table]
+        sent = self._sent(rows, experts, ranks)
+        return sent, [sent[rank * own : (rank + 1) * own] for _ in range(ranks)]
+
+    def _sent(self, rows: int, experts: int, ranks: int) -> list[int]:
+        own = experts // ranks
+        busiest = ranks if self.worst else min(self.skew, ranks)
+        rest = (ranks - busiest) / (ranks - 1) if ranks > 1 else 0.0
+        parts = [busiest / ranks] + [rest / ranks] * (ranks - 1)
+        return _whole([part / own for part in parts for _ in range(own)], rows)
+
+    def __str__(self) -> str:
+        if self.counted:
+            return "as counted by a run"
+        return "worst" if self.worst else "balanced" if self.skew == 1 else f"skew {self.skew:g}"
+
+
+BALANCED = Routing()
+
+
+def _whole(parts: Sequence[float], total: int) -> list[int]:
+    """Whole numbers that add up to `total` and lie as `parts`, which add up to 1."""
+    found, before, above = [], 0, 0.0
+    for part in parts:
+        above += part
+        upto = min(total, round(above * total))
+        found.append(upto - before)
+        before = upto
+    found[-1] += total - before
+    return found

@@ -1,0 +1,53 @@
+"""How many rows travel where: counted and exchanged, and read by the host once. In a fake world they are assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from parallelizer.language.routing import Routing
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows that this rank of the group sends to each rank and receives from each; `experts` has the numbers of the own experts
+    of the received rows, [sum(receive)], in the order in which they arrive.
+    """
+
+    send: list[int]
+    receive: list[int]
+    experts: Tensor
+
+
+def exchanged_counts(
+    ids: Tensor, experts: int, group: dist.ProcessGroup, routing: Routing, path: str
+) -> Counts:
+    """The counts for rows whose experts are `ids` [R], of so many experts in all. One all-to-all of a number for each
+    expert, and one host read. With a process group that is fake, what travels is what `routing` assumes.
+    """
+    ranks = group.size()
+    own = experts // ranks
+    counted = torch.bincount(ids, minlength=experts) if not _is_fake(group) else ids.new_zeros(experts)
+    arriving = torch.empty_like(counted)
+    if ranks > 1:
+        dist.all_to_all_single(arriving, counted, group=group)
+    else:
+        arriving = counted
+    if _is_fake(group):
+        sent, received = routing.rows(ids.numel(), experts, ranks, dist.get_rank(group), path)
+        send = [sum(sent[r * own : (r + 1) * own]) for r in range(ranks)]
+        receive = [sum(row) for row in received]
+        arriving = torch.tensor(received, dtype=counted.dtype, device=counted.device).flatten()
+    else:
+        both = torch.stack([counted.view(ranks, own).sum(1), arriving.view(ranks, own).sum(1)])
+        send, receive = both.tolist()
+    mine = torch.arange(own, device=ids.device, dtype=ids.dtype).repeat(ranks)
+    return Counts(send, receive, mine.repeat_interleave(arriving, output_size=sum(receive)))
+
+
+def _is_fake(group: dist.ProcessGroup) -> bool:
+    return dist.get_backend(group) == "fake"

@@ -1,0 +1,144 @@
+"""What the style `experts` needs of a module: the arguments of its forward, and parameters that count experts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.plan import EXPERT, Placement, full_name, shard
+from parallelizer.styles.attributes import is_writable, numbers, read
+from parallelizer.styles.sizes import uneven
+from parallelizer.styles.target import StyleError
+
+if TYPE_CHECKING:
+    from parallelizer.styles.target import Target
+
+NAMES = {"tokens": "hidden_states", "ids": "top_k_index", "weights": "top_k_weights"}
+"""The arguments of the experts of transformers."""
+
+
+def names_of(options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The names of the arguments with the tokens, the numbers of their experts, and the weights."""
+    tokens, ids, weights = (str(options.get(option) or default) for option, default in NAMES.items())
+    return tokens, ids, weights
+
+
+def argument_names(target: Target) -> None:
+    """Forward has the three arguments. Raises StyleError."""
+    taken = list(inspect.signature(target.module.forward).parameters)
+    for option, name in zip(NAMES, names_of(target.options), strict=True):
+        if name in taken:
+            continue
+        called = f"forward of {target.path or 'the root'} ({type(target.module).__name__})"
+        written = option in target.options
+        raise StyleError(
+            "unknown-input",
+            f"{called} has no parameter {name!r}, which `experts` needs as its {option}",
+            did_you_mean(name, taken, "it takes")
+            if written
+            else f"it takes {', '.join(taken) or 'nothing'}: write {option}: with the name of the one that has them; a module "
+            "that chooses the experts itself must be divided into a router and experts",
+            option if written else None,
+        )
+
+
+def check_modules(target: Target) -> None:
+    """All parameters are the module's own: those of modules inside of it would not be the experts'. Raises StyleError."""
+    inside = [name for name, _ in target.module.named_parameters() if "." in name]
+    if not inside:
+        return
+    listed = isinstance(target.module, nn.ModuleList) or any(
+        isinstance(child, nn.ModuleList) and len(child) > 1 for child in target.module.children()
+    )
+    called = f"{target.path or 'the root'} ({type(target.module).__name__})"
+    if listed:
+        raise StyleError(
+            "experts-module",
+            f"{called} has its experts in modules of their own ({inside[0]}), and `experts` takes them from parameters "
+            "[experts, ...]",
+            "stack the experts' weights in parameters of the module that computes them; without ep, fsdp and tp take modules",
+        )
+    raise StyleError(
+        "experts-module",
+        f"{called} has parameters in modules inside of it ({inside[0]}), which are no experts",
+        "write the rule for the module that has the experts' parameters alone; a router, shared experts and norms must lie "
+        "outside of it",
+    )
+
+
+def placements(target: Target) -> dict[str, dict[str, Placement]]:
+    """The placement of every parameter of the module on `ep`. Raises StyleError."""
+    own = dict(target.module.named_parameters(recurse=False))
+    written: Mapping[str, Mapping[str, Placement]] = target.options.get("params") or {"*": {"": shard(0)}}
+    called = f"{target.path or 'the root'} ({type(target.module).__name__})"
+    if not own:
+        raise StyleError(
+            "experts-module",
+            f"{called} has no parameters, so it holds no experts",
+            "write the rule for the module with the parameters [experts, ...]",
+        )
+    for name in written:
+        if name not in own and name != "*":
+            raise StyleError(
+                "unknown-parameter",
+                f"{called} has no parameter {name!r}",
+                f"it has {', '.join(own)}",
+                "params",
+                name,
+            )
+    found: dict[str, dict[str, Placement]] = {}
+    for name, param in own.items():
+        by_axis = written.get(name, written.get("*", {}))
+        placement = next(iter(by_axis.values()), None)
+        if placement is None or placement.dim is None or set(by_axis) != {""}:
+            raise StyleError(
+                "experts-module",
+                f"{full_name(target.path, name)} is not split over the experts",
+                'every parameter of the module is the experts\': write params: {"*": shard(0)}',
+                "params" if target.options.get("params") else None,
+                placement.span if placement is not None else None,
+            )
+        if not -param.ndim <= placement.dim < param.ndim:
+            raise StyleError(
+                "unknown-dim",
+                f"{name} has {param.ndim} dimensions, not one of number {placement.dim}",
+                f"its shape is {list(param.shape)}",
+                "params" if target.options.get("params") else None,
+                placement.span,
+            )
+        found[name] = {EXPERT: shard(placement.dim % param.ndim)}
+    _check_count(target, {name: own[name].shape[by[EXPERT].dim or 0] for name, by in found.items()})
+    return found
+
+
+def _check_count(target: Target, counts: Mapping[str, int]) -> None:
+    """All parameters count as many experts, which `ep` divides. Raises StyleError."""
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise StyleError(
+            "experts-module",
+            f"the parameters of {target.path or 'the root'} count different numbers of experts: {listed}",
+            "each must have the experts along one dimension, which `params` names: params: {weight: shard(0)}",
+            "params" if target.options.get("params") else None,
+        )
+    count, ranks = next(iter(counts.values())), target.sizes[EXPERT]
+    if count % ranks:
+        raise uneven(
+            target, f"the number of experts of {target.path or 'the root'}", count, ranks, None, EXPERT
+        )
+
+
+def counting_attributes(module: nn.Module, experts: int) -> tuple[str, ...]:
+    """The attributes of the module that have the number of experts, which forward must see as that of this rank's."""
+    return tuple(
+        name
+        for name in numbers(module)
+        if "." not in name
+        and "expert" in name.lower()
+        and read(module, name) == experts
+        and is_writable(module, name)
+    )

@@ -1,0 +1,1 @@
+"""Linears in float8."""

@@ -1,0 +1,36 @@
+"""The recipes of float8 by name. No torch: plans are read with this file."""
+
+from __future__ import annotations
+
+from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+
+TORCHAO_NAMES = {
+    "tensorwise": "tensorwise",
+    "rowwise": "rowwise",
+    "rowwise-gw-hp": "rowwise_with_gw_hp",
+}
+"""Torchao's name of each recipe."""
+
+REFUSED = {
+    "mxfp8": "it needs a GPU of compute capability 10.0 (Blackwell), scales of 32 neighbouring values, and all "
+    "collectives in the parameters' own dtype",
+    "nvfp4": "it needs a GPU of compute capability 10.0 (Blackwell), and scales of 16 neighbouring values with one of the tensor",
+}
+"""The recipes that are known and cannot be used, with what they need."""
+
+DIVISOR = 16
+"""What the kernels for float8 demand: both dimensions of each factor are multiples of it."""
+
+CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise-gw-hp": (9, 0)}
+"""The compute capability from which on a GPU has kernels for a recipe."""
+
+
+def no_units(device: str, span: Span | None) -> Diagnostic:
+    """The error for a device that cannot multiply in float8, at the rule that asks for it."""
+    return Diagnostic(
+        "precision-hardware",
+        f"{device} has no units for float8",
+        span,
+        "use a GPU of compute capability 8.9 (tensorwise) or 9.0 (rowwise) and above, or write `emulate: true`, "
+        "which only rounds, and is slower than without float8",
+    )

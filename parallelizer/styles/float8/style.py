@@ -1,0 +1,125 @@
+"""`float8`: the matrix products of a linear in float8, by torchao.
+
+Weights stay in their own dtype: names, checkpoints and the optimizer see what they saw before. Each product casts both of
+its factors to float8, with scales from their largest values. Under tensor parallelism the casts run on DTensors, so that a
+scale is that of the whole tensor. The tokens that share a scale are those of one microbatch on one data rank.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
+from parallelizer.styles.float8.recipes import CAPABILITY, REFUSED, TORCHAO_NAMES, no_units
+from parallelizer.styles.registry import applies, exports, implements, prepares
+from parallelizer.styles.statements import Statement, calls
+from parallelizer.styles.target import Sharding, StyleError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from parallelizer.diagnostics.diagnostic import Span
+    from parallelizer.styles.application import Application, Exporting, Live
+    from parallelizer.styles.target import Target
+
+INSTALL = "pip install 'torch-parallelizer[float8]'"
+
+declare(
+    StyleDeclaration(
+        "float8",
+        "precision",
+        None,
+        "compute the matrix products of a linear in float8",
+        {
+            "recipe": OptionKind(
+                "choice",
+                "tensorwise: one scale for each tensor; rowwise: one for each row; rowwise-gw-hp: rowwise, with the "
+                "gradient of the weight in the weight's own dtype",
+                (*TORCHAO_NAMES, *REFUSED),
+            ),
+            "emulate": OptionKind(
+                "bool", "round to float8 and multiply in float32, for devices without float8; always on a CPU"
+            ),
+        },
+        defaults={"recipe": "tensorwise", "emulate": "false"},
+    )
+)
+
+
+@implements("float8")
+def float8(target: Target) -> Sharding:
+    """Checks what one module can tell. Raises StyleError."""
+    recipe = target.options.get("recipe", "tensorwise")
+    if recipe in REFUSED:
+        raise StyleError(
+            "precision-recipe",
+            f"the recipe {recipe} is not supported: {REFUSED[recipe]}",
+            "use tensorwise or rowwise",
+            "recipe",
+        )
+    _check_module(target)
+    if importlib.util.find_spec("torchao") is None:
+        raise StyleError(
+            "precision-torchao", "float8 needs the package torchao, which is not installed", INSTALL
+        )
+    return Sharding(None, ())
+
+
+def _check_module(target: Target) -> None:
+    """Only a linear whose forward is `nn.Linear`'s can be given another one."""
+    from torch import nn
+
+    module = target.module
+    name, where = type(module).__name__, target.path or "the root"
+    # An attention of torch reads the weight of this class, and never calls it.
+    only_read = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not only_read:
+        return
+    inside = [n for n, m in module.named_modules() if n and isinstance(m, nn.Linear)]
+    raise StyleError(
+        "precision-module",
+        f"float8 is for nn.Linear, and {where} is a {name}"
+        + (" with a forward of its own" if isinstance(module, nn.Linear) and not only_read else "")
+        + (", whose weight an attention reads without calling it" if only_read else ""),
+        f"name the linears in it: {', '.join(f'{target.path}.{n}'.lstrip('.') for n in inside[:4])}"
+        if inside
+        else "leave it out of the glob",
+    )
+
+
+def _check_device(recipe: str, span: Span) -> None:
+    """Raises PlanError for a GPU that has no kernels for the recipe."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY[recipe]:
+        raise PlanError([no_units(torch.cuda.get_device_name(), span)])
+
+
+@prepares("float8")
+def prepare(application: Application, module: nn.Module, live: Live) -> None:
+    """Give the module a forward in float8, before other styles wrap it."""
+    from parallelizer.styles.float8.linear import run_in_float8
+
+    recipe = application.options.get("recipe", "tensorwise")
+    emulate = bool(application.options.get("emulate")) or live.mesh.device_type == "cpu"
+    if not emulate:
+        _check_device(recipe, application.rule.span)
+    run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate)
+
+
+@applies("float8")
+def apply(application: Application, module: nn.Module, live: Live) -> None:
+    """Nothing: the module has its forward already."""
+
+
+@exports("float8")
+def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
+    """The same call."""
+    from parallelizer.styles.float8.linear import run_in_float8
+
+    recipe = application.options.get("recipe", "tensorwise")
+    emulate = "True" if application.options.get("emulate") else 'mesh.device_type == "cpu"'
+    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}")

@@ -1,0 +1,167 @@
+"""Linears in float8 are proven in float64, and what computes others, or with other scales, is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from parallelizer.proof.float8_reference import LowPrecision, token_order
+from parallelizer.proof.proof import Proof
+from parallelizer.proof.prove import prove
+from parallelizer.report.documents import verify_document
+from parallelizer.report.text.proof import text
+from parallelizer.styles.float8 import linear
+from parallelizer.styles.float8.linear import run_in_float8
+from parallelizer.styles.float8.recipes import TORCHAO_NAMES
+from tests.chosen import chosen
+from tests.proof import subjects
+from tests.proof.faults import Faulty, nothing, on_model, on_ranks
+
+pytest.importorskip("torchao", reason="float8 needs torchao")
+
+GLOB = "layers.*.{attention.w[qkvo],feed_forward.w[123]}"
+
+
+def proof_of(recipe: str, *overrides: str, dtype: str = "float64") -> Proof:
+    rule = f"rules=['{GLOB}: {{style: float8, recipe: {recipe}}}']"
+    return prove(subjects.setup(*overrides, rule), dtype=dtype)
+
+
+PROVEN = [
+    (recipe, preset) for recipe in TORCHAO_NAMES for preset in ("fsdp2_tp2", "cp2_tp2", "pp2", "hsdp2x2")
+]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", chosen(PROVEN, [("tensorwise", "fsdp2_tp2")]), ids=" ".join)
+def test_sharded_float8_equals_unsharded_float8(case: tuple[str, str]) -> None:
+    recipe, preset = case
+    proof = proof_of(recipe, f"parallel={preset}", "plan=llama")
+    assert proof.passed and proof.proven, text(proof)
+    assert len(proof.float8) == 14 and {one.recipe for one in proof.float8} == {recipe}
+    assert all(0.005 < (one.output or 0) < 0.3 and 0.005 < (one.gradient or 0) < 0.5 for one in proof.float8)
+    assert "float8, in both runs: 14 linears; from full precision differ outputs by" in text(proof)
+    assert verify_document(proof)["float8"][0]["module"] == "layers.0.attention.wq"
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["checkpoint", "{style: compile, backend: aot_eager}"])
+def test_it_is_proven_inside_of_checkpoints_and_compiled_code(more: str) -> None:
+    rules = f"rules=['{GLOB}: {{style: float8, recipe: rowwise}}', 'layers.*: {more}']"
+    assert prove(subjects.setup("parallel=fsdp2_tp2", rules)).passed
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_in_float32_nothing_is_claimed() -> None:
+    proof = proof_of("rowwise", "parallel=tp2", dtype="float32")
+    assert proof.proven is None and proof.passed
+    assert text(proof).endswith("information, not a verdict: float8 is proven in float64 alone")
+
+
+# --- faults --------------------------------------------------------------------------------------------
+
+
+def _local_scale(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The scale of what a rank has of a tensor, taken for that of the tensor."""
+    if not isinstance(tensor, DTensor):
+        return right(tensor, *args, **kwargs)
+    scale = right(tensor.to_local(), *args, **kwargs)
+    return DTensor.from_local(scale, tensor.device_mesh, [Replicate()], run_check=False)
+
+
+def _plant_local_scale(patch: pytest.MonkeyPatch) -> None:
+    from torchao.float8 import float8_scaling_utils
+
+    on_ranks(patch, float8_scaling_utils, "tensor_to_scale", _local_scale)
+
+
+def _plant_old_scale(patch: pytest.MonkeyPatch) -> None:
+    """The scale that the microbatch before had."""
+    from torchao.float8 import float8_scaling_utils
+
+    before: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def old(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scale = right(tensor, *args, **kwargs)
+        last = before.get((tuple(tensor.shape), args))
+        before[tuple(tensor.shape), args] = scale
+        return scale if last is None else last
+
+    on_ranks(patch, float8_scaling_utils, "tensor_to_scale", old)
+
+
+def _round_head(model: nn.Module) -> None:
+    run_in_float8(model.get_submodule("output"), "rowwise", emulate=True)
+
+
+def _skip_one(right: Faulty, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    nothing() if module.out_features == 128 and module.in_features == 64 else right(module, *args, **kwargs)
+
+
+def _plant_skipped(patch: pytest.MonkeyPatch) -> None:
+    on_ranks(patch, linear, "run_in_float8", _skip_one)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = {
+    "a local scale": (_plant_local_scale, "tensorwise", "parallel=tp2", "layers.0.attention.w"),
+    "the scale of another microbatch": (
+        _plant_old_scale,
+        "tensorwise",
+        "parallel=pp2",
+        "layers.0.attention.w",
+    ),
+    "a head in float8 that no rule names": (on_model(_round_head), "rowwise", "parallel=tp2", "output"),
+    "a linear that is skipped": (_plant_skipped, "rowwise", "parallel=fsdp2", "layers.0.feed_forward.w"),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", chosen(FAULTS, ["a local scale"]))
+def test_a_planted_fault_is_found_and_placed(name: str) -> None:
+    plant, recipe, preset, module = FAULTS[name]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        proof = proof_of(recipe, preset)
+    assert not proof.passed
+    assert proof.divergence is not None and proof.divergence.module.startswith(module), proof.divergence
+
+
+# --- the groups of tokens that share a scale ---------------------------------------------------------------
+
+
+def precision(data: int = 1, microbatches: int = 1, ranks: int = 1, length: int = 8) -> LowPrecision:
+    return LowPrecision({}, data, microbatches, ranks, "auto", length)
+
+
+def groups(shape: tuple[int, ...], given: LowPrecision) -> list[list[int]]:
+    order = token_order(torch.Size(shape), given)
+    return order.view(given.blocks * given.ranks, -1).sort(1).values.tolist()
+
+
+def test_rows_of_data_ranks_and_microbatches_are_neighbours() -> None:
+    assert groups((4, 2), precision(data=2, length=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert groups((4, 2), precision(2, 2, length=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    with torch.no_grad():  # an evaluation is not cut
+        assert groups((4, 2), precision(2, 2, length=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize("shape", [(2, 8), (16,)])
+def test_ranks_of_cp_have_the_ends_and_the_middle_of_each_row(shape: tuple[int, ...]) -> None:
+    assert groups(shape, precision(ranks=2)) == [
+        [0, 1, 6, 7, 8, 9, 14, 15],
+        [2, 3, 4, 5, 10, 11, 12, 13],
+    ]
+
+
+def test_tokens_that_cannot_be_told_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not divide into 2 blocks"):
+        token_order(torch.Size((3, 1)), precision(data=2))
+    with pytest.raises(ValueError, match="no sequences of 8"):
+        token_order(torch.Size((2, 7)), precision(ranks=2))

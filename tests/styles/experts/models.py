@@ -1,0 +1,77 @@
+"""Mixtures in several shapes: names of arguments, dimensions of parameters, dimensions of tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.styles.models import WIDTH
+
+EXPERTS = 4
+HIDDEN = 6
+
+
+class Stacked(nn.Module):
+    """As the experts of transformers: parameters [experts, ...], and a loop over the experts that have tokens."""
+
+    def __init__(self, experts: int = EXPERTS) -> None:
+        super().__init__()
+        self.num_experts = experts
+        self.up = nn.Parameter(torch.empty(experts, HIDDEN, WIDTH))
+        self.bias = nn.Parameter(torch.empty(experts, HIDDEN))
+        self.down = nn.Parameter(torch.empty(experts, WIDTH, HIDDEN))
+
+    def reset_parameters(self) -> None:
+        for param in self.parameters():
+            nn.init.normal_(param, std=0.5)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        made = torch.zeros_like(hidden_states)
+        hits = F.one_hot(top_k_index, self.num_experts)
+        for expert in range(self.num_experts):
+            token, place = torch.where(hits[..., expert] > 0)
+            hidden = torch.tanh(F.linear(hidden_states[token], self.up[expert], self.bias[expert]))
+            rows = F.linear(hidden, self.down[expert]) * top_k_weights[token, place, None]
+            made.index_add_(0, token, rows)
+        return made
+
+
+class Batched(nn.Module):
+    """Other names, experts along the second dimension, tokens in rows, weights on the input."""
+
+    def __init__(self, experts: int = EXPERTS) -> None:
+        super().__init__()
+        self.w1 = nn.Parameter(torch.empty(WIDTH, experts, HIDDEN))
+        self.w2 = nn.Parameter(torch.empty(HIDDEN, experts, WIDTH))
+
+    def reset_parameters(self) -> None:
+        for param in self.parameters():
+            nn.init.normal_(param, std=0.5)
+
+    def forward(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        weighted = x.unsqueeze(-2) * shares.unsqueeze(-1)  # [rows, tokens, k, width]
+        hidden = torch.tanh(torch.einsum("bskd,dbskf->bskf", weighted, self.w1[:, chosen]))
+        return torch.einsum("bskf,fbskd->bsd", hidden, self.w2[:, chosen])
+
+
+class Mixture(nn.Module):
+    """A router and experts. `favourite` experts get all tokens, if there are any."""
+
+    def __init__(self, experts: nn.Module | None = None, favourites: int = 0, rows: bool = False) -> None:
+        super().__init__()
+        self.experts = experts if experts is not None else Stacked()
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+        self.favourites, self.rows = favourites, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x if self.rows else x.flatten(0, 1)
+        scores = self.gate(flat)
+        if self.favourites:
+            scores = scores + 100.0 * (torch.arange(EXPERTS, device=x.device) < self.favourites)
+        weights, chosen = scores.softmax(-1).topk(2, -1)
+        experts = self.experts
+        made: Tensor = (
+            experts(x, weights, chosen) if self.rows else experts(flat, chosen, top_k_weights=weights)
+        )
+        return made.view_as(x)

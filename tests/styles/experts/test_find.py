@@ -1,0 +1,130 @@
+"""What `experts` takes of a module, and what it refuses where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallelizer.language.plan import shard
+from parallelizer.styles.experts.find import counting_attributes
+from tests.findings import compiled, finding, findings, marked, mesh_of
+from tests.styles.experts.models import Batched, Mixture, Stacked
+from tests.styles.models import WIDTH, Mlp, around
+
+
+class Listed(nn.Module):
+    """Each expert is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Mlp() for _ in range(4))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        raise AssertionError("it is only compiled")
+
+
+class Unequal(Stacked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Parameter(torch.empty(3, WIDTH))
+
+
+def text(rule: str) -> str:
+    return f'rules:\n  {rule}\n  "": fsdp'
+
+
+PLAIN = "inner.experts: experts"
+
+
+def test_every_parameter_is_placed_and_sharded_by_what_ep_leaves() -> None:
+    program = compiled(text(PLAIN), around(Mixture), mesh_of(dp_shard=4, ep=2))
+    (experts,) = program.of_slot("experts")
+    assert experts.axes == ("ep",)
+    assert experts.params == {name: {"ep": shard(0)} for name in ("up", "bias", "down")}
+    unit, root = program.of_slot("fsdp")
+    assert (unit.module, unit.axes, root.module, root.axes) == (
+        "inner.experts",
+        ("efsdp",),
+        "",
+        ("dp_shard",),
+    )
+    assert unit.params == {name: {"efsdp": shard(1)} for name in ("up", "bias", "down")}
+    assert not any("experts" in name for name in root.params)
+
+
+def test_what_ep_leaves_takes_the_first_dimension_that_divides() -> None:
+    (unit, _) = compiled(text(PLAIN), around(Mixture), mesh_of(dp_shard=8, ep=2)).of_slot("fsdp")
+    # [experts, 6, 8], [experts, 6] and [experts, 8, 6] over 4 ranks
+    placed = {name: str(by_axis["efsdp"]) for name, by_axis in unit.params.items()}
+    assert placed == {"up": "shard(2)", "bias": "replicate", "down": "shard(1)"}
+    assert unit.reasons == {"bias": "no dimension left divides by 4"}
+
+
+def test_without_ep_it_does_nothing() -> None:
+    assert compiled(text(PLAIN), around(Mixture), mesh_of(dp_shard=2)).of_slot("experts") == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "inner", "code", "mark"),
+    [
+        ("inner: experts", Mixture, "unknown-input", "experts"),
+        ("inner.experts: {style: experts, tokens: x}", Mixture, "unknown-input", "tokens"),
+        ("inner: {style: experts, tokens: x, ids: x, weights: x}", Mixture, "experts-module", "experts"),
+        ("inner: experts", Listed, "experts-module", "experts"),
+        ("inner: experts", Unequal, "experts-module", "experts"),
+        (
+            "inner.experts: {style: experts, params: {up: shard(1)}}",
+            Mixture,
+            "experts-module",
+            "params",
+        ),
+        ('inner.experts: {style: experts, params: {"*": replicate}}', Mixture, "experts-module", "replicate"),
+        ('inner.experts: {style: experts, params: {"*": shard(5)}}', Mixture, "unknown-dim", "shard(5)"),
+        ("inner.experts: {style: experts, params: {out: shard(0)}}", Mixture, "unknown-parameter", "out"),
+        (
+            'inner.experts: {style: experts, params: {"*": {tp: shard(0)}}}',
+            Mixture,
+            "experts-module",
+            "shard(0)",
+        ),
+        (
+            "inner.experts: {style: experts, dispatch: nccl-switch}",
+            Mixture,
+            "dispatch-missing",
+            "dispatch",
+        ),
+        ("inner.experts: {style: shard-params, params: {up: {ep: shard(0)}}}", Mixture, "folded-axis", "ep"),
+        ("inner.experts: {style: replicate, axis: ep}", Mixture, "folded-axis", "ep"),
+    ],
+)
+def test_what_it_refuses(rule: str, inner: Callable[[], nn.Module], code: str, mark: str) -> None:
+    found = finding(text(rule), around(inner), mesh_of(dp_shard=2, ep=2))
+    assert (found.code, marked(text(rule), found)) == (code, mark)
+
+
+def test_the_number_of_experts_must_divide() -> None:
+    found = finding(text(PLAIN), around(Mixture), mesh_of(dp_shard=3, ep=3))
+    assert found.code == "not-divisible"
+    assert found.message == "the number of experts of inner.experts is 4, which ep=3 does not divide"
+
+
+def test_experts_that_nothing_sums_are_found() -> None:
+    found = {
+        f.code: f for f in findings("rules: {inner.experts: experts}", around(Mixture), mesh_of(tp=4, ep=2))
+    }
+    assert "over efsdp=2" in found["unreduced-gradients"].message
+
+
+def test_an_ep_that_no_rule_uses_is_found() -> None:
+    (found,) = findings('rules: {"": fsdp}', around(Mixture), mesh_of(dp_shard=2, ep=2))
+    assert found.code == "unused-axis" and "ep=2" in found.message
+
+
+@pytest.mark.parametrize(("module", "names"), [(Stacked(), ("num_experts",)), (Batched(), ())])
+def test_attributes_that_count_experts(module: Any, names: tuple[str, ...]) -> None:
+    assert counting_attributes(module, 4) == names
+    assert counting_attributes(module, 8) == ()

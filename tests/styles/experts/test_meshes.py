@@ -1,0 +1,91 @@
+"""Experts that are shared out: gradients, values and outputs are those of the unsharded module, on every mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from tests.chosen import chosen
+from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
+from tests.styles.experts.models import Batched, Mixture
+from tests.styles.models import around
+
+FSDP = '"": fsdp'
+EXPERTS = "inner.experts: experts"
+OWN = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares, params: {w1: shard(1), w2: shard(1)}}"
+WHOLE = "inner.gate: replicate"
+TERMS = "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
+JOINED = (
+    "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: replicate}"
+)
+SPLIT = "inner: {style: prepare-io, input: {x: replicate -> shard(1)}, local_input: true, output: shard(1) -> replicate}"
+
+
+def rules(*lines: str) -> str:
+    return "rules:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def own() -> nn.Module:
+    return Mixture(Batched(), rows=True)
+
+
+def one_expert() -> nn.Module:
+    """All tokens go to experts of the first rank; the others get none."""
+    return Mixture(favourites=2)
+
+
+TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
+    ("over the data", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
+    ("other names and dimensions", {"dp_shard": 2, "ep": 2}, own, rules(OWN, FSDP)),
+    ("a rank without tokens", {"dp_shard": 2, "ep": 2}, one_expert, rules(EXPERTS, FSDP)),
+    ("over the sequence", {"cp": 2, "ep": 2}, Mixture, rules(EXPERTS, FSDP) + "\nbuffers: {batch: {input_ids: 1, labels: 1}}"),
+    ("over tp, in terms", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS)),
+    ("over tp, joined", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, JOINED)),
+    ("over tp, whole", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS)),
+    ("over tp, split", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, SPLIT)),
+    ("other names over tp", {"tp": 2, "ep": 2}, own, rules(OWN, WHOLE, SPLIT)),
+    ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
+]  # fmt: skip
+FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
+    ("of four, two", {"dp_shard": 4, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
+    ("of four, all", {"dp_shard": 4, "ep": 4}, Mixture, rules(EXPERTS, FSDP)),
+    ("with replicas", {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
+    ("data and tp, over tp", {"dp_shard": 2, "tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
+    ("data and tp, over both", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
+    ("data and tp, split", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, SPLIT, FSDP)),
+    ("half of tp", {"tp": 4, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
+    ("a dimension that four does not divide", {"dp_shard": 4, "ep": 1}, Mixture, rules(EXPERTS, FSDP)),
+    ("other names, of four two", {"dp_shard": 4, "ep": 2}, own, rules(OWN, FSDP)),
+]  # fmt: skip
+
+OF_2 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text in TWO]
+OF_4 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text in FOUR]
+ACCUMULATED = Case(
+    "in two parts", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Mixture), accumulate=2
+)
+
+
+@pytest.fixture(scope="module")
+def on_2_ranks() -> dict[str, Errors | str]:
+    return compare([*OF_2, ACCUMULATED])
+
+
+@pytest.fixture(scope="module")
+def on_4_ranks(request: pytest.FixtureRequest) -> dict[str, Errors | str]:
+    return compare(asked_for(OF_4, request))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", [case.name for case in (*OF_2, ACCUMULATED)])
+def test_two_ranks(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
+    assert_exact(on_2_ranks[name])
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "name", chosen([case.name for case in OF_4], ("of four, two", "data and tp, over both"))
+)
+def test_four_ranks(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
+    assert_exact(on_4_ranks[name])

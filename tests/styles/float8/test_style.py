@@ -1,0 +1,87 @@
+"""What `float8` refuses of a module, and how it is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from parallelizer.compiler.observe.module_calls import observe
+from parallelizer.report.export.export import export
+from tests.findings import compiled, finding, marked, mesh_of
+from tests.report.export.test_export import both
+from tests.simulate.setups import llama
+from tests.styles.models import around
+
+pytest.importorskip("torchao", reason="float8 needs torchao")
+
+
+class OwnForward(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * 2
+
+
+def refused(text: str, inner: Callable[[], nn.Module]) -> tuple[str, str, str | None]:
+    found = finding(text, around(inner), mesh_of(tp=2))
+    assert marked(text, found) == "float8"
+    return found.code, found.message, found.help
+
+
+@pytest.mark.parametrize(
+    ("inner", "what", "advice"),
+    [
+        (lambda: nn.LayerNorm(8), "is a LayerNorm", "leave it out of the glob"),
+        (lambda: OwnForward(16, 16), "is a OwnForward with a forward of its own", "leave it out of the glob"),
+        (
+            lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
+            "is a Sequential",
+            "name the linears in it: inner.0",
+        ),
+    ],
+)
+def test_what_is_no_linear_is_refused_with_the_linears_in_it(
+    inner: Callable[[], nn.Module], what: str, advice: str
+) -> None:
+    code, message, help_text = refused("rules: {inner: float8}", inner)
+    assert (code, help_text) == ("precision-module", advice)
+    assert message == f"float8 is for nn.Linear, and inner {what}"
+
+
+def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
+    text = "rules: {inner.out_proj: float8}"
+    code, message, _ = refused(text, lambda: nn.MultiheadAttention(16, 2))
+    assert code == "precision-module" and message.endswith(
+        "whose weight an attention reads without calling it"
+    )
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+def test_recipes_without_support_are_refused_with_what_they_need(recipe: str) -> None:
+    text = f"rules: {{inner: {{style: float8, recipe: {recipe}}}}}"
+    found = finding(text, around(nn.Linear, 16, 16))
+    assert (found.code, marked(text, found)) == ("precision-recipe", "recipe")
+    assert "compute capability 10.0" in found.message
+
+
+def test_it_is_applied_before_styles_of_parameters_and_has_no_axis() -> None:
+    text = "rules: {inner: [colwise, {style: float8, recipe: rowwise}]}"
+    program = compiled(text, around(nn.Linear, 32, 32), mesh_of(tp=2))
+    assert [(a.style, a.slot, a.axes) for a in program] == [
+        ("float8", "precision", ()),
+        ("colwise", "params", ("tp",)),
+    ]
+
+
+@pytest.mark.parametrize("preset", ["fsdp2_tp2"])
+def test_the_exported_code_places_and_sends_the_same(preset: str) -> None:
+    rules = "rules=['layers.*.{attention.w[qkvo],feed_forward.w[123]}: {style: float8, recipe: rowwise}']"
+    setup = llama(f"parallel={preset}", rules)
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    ours, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == ours
+    assert 'run_in_float8(layer.attention.wq, "rowwise", emulate=mesh.device_type == "cpu")' in code
