@@ -17,7 +17,8 @@ from parallelizer.simulate.time.price import total_flops
 def state_bytes(model: nn.Module) -> int:
     """The parameters, and the gradients of those that are trained: both are there at the end of backward."""
     return sum(
-        p.numel() * p.element_size() * (2 if p.requires_grad else 1) for p in dict.fromkeys(model.parameters())
+        p.numel() * p.element_size() * (2 if p.requires_grad else 1)
+        for p in dict.fromkeys(model.parameters())
     )
 
 

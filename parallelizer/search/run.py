@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from torch import nn
 
 from parallelizer.child.children import Children, WorldError
 from parallelizer.compiler.observe.equal_layers import Run, longest_run, shortened_copy
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import Mesh
 from parallelizer.language.styles import STYLES
 from parallelizer.search.bounds import at_least, memory_bound, state_bytes
 from parallelizer.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.search.class_trace import ClassTrace, class_trace, rows_to_trace
-from parallelizer.search.estimate import Estimate, Estimates
+from parallelizer.search.estimate import Estimates
+from parallelizer.search.found import Found
+from parallelizer.search.preset import preset_text
 from parallelizer.search.setups import STREAM, blocks_of, checkpoint_modes, class_setup
 from parallelizer.search.space import Counted, Facts, candidates
-from parallelizer.search.truth import NotTraced, TracedWhole, effort, trace_whole
-from parallelizer.search.within import Within
+from parallelizer.search.task import Task
+from parallelizer.search.truth import NotTraced, TracedWhole, effort, reason, trace_whole
 from parallelizer.simulate.record.trace import record
-from parallelizer.simulate.time.machine import Machine
 
 SIDE_BY_SIDE = 2
 """Classes that are traced at a time."""
@@ -38,38 +37,6 @@ SLOWER = 1.3
 
 EFFORT = 420
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is searched for: the base configuration on one rank, the GPUs with their machine and the bytes of one, the limits of
-    `--within`, and the number of candidates that are traced whole.
-    """
-
-    base: Setup
-    gpus: int
-    machine: Machine
-    memory: int
-    within: Within
-    traced: int = 10
-
-
-@dataclass
-class Found:
-    """What a search knows: `results` are the candidates that were traced whole and fit, best first; `too_large` those that do
-    not fit, with the smallest peak first; `priced` all that were priced, best first. `excluded` counts by reason; `pruned`
-    by bound. `complete` is false after Ctrl-C.
-    """
-
-    total: int = 0
-    excluded: Counter[str] = field(default_factory=Counter)
-    pruned: Counter[str] = field(default_factory=Counter)
-    classes: int = 0
-    priced: list[Estimate] = field(default_factory=list)
-    results: list[TracedWhole] = field(default_factory=list)
-    too_large: list[TracedWhole] = field(default_factory=list)
-    failed: list[NotTraced] = field(default_factory=list)
-    complete: bool = True
 
 
 Tell = Callable[[str], None]
@@ -121,6 +88,10 @@ class Search:
             self.modes,
         )
 
+    def preset(self, task: Task, candidate: Candidate, said: Sequence[str] = ()) -> str:
+        """The preset file of a candidate, with comments."""
+        return preset_text(candidate, task.given, self.blocks, self.run_of_layers, said)
+
     def run(self, task: Task) -> Found:
         """Search. After Ctrl-C `found` is not complete."""
         self.found = Found()
@@ -128,7 +99,7 @@ class Search:
             self._run(task)
         except KeyboardInterrupt:
             self.found.complete = False
-        self._sort()
+        self.found.sort()
         return self.found
 
     def _run(self, task: Task) -> None:
@@ -148,7 +119,7 @@ class Search:
             left = self._worth_it(rest, estimates, task)
             self._trace_classes(left)
             self._price(self._without_refused(left), estimates, task)
-        found.priced.sort(key=lambda e: (e.seconds, e.candidate))
+        found.sort()
         self._trace_best(task)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: Task) -> list[Candidate]:
@@ -160,14 +131,18 @@ class Search:
             if bound != one and bound.trace_class in self.traces and best < float("inf"):
                 price = estimates.of(bound, best)
                 if price is None or price.seconds > best:
-                    self.found.pruned["slower than the best even without recomputation and split sequences"] += 1
+                    self.found.pruned[
+                        "slower than the best even without recomputation and split sequences"
+                    ] += 1
                     continue
             left.append(one)
         return left
 
     def _best(self, task: Task) -> float:
         """The seconds of the best candidate that surely fits."""
-        return min((e.seconds for e in self.found.priced if SURE * e.peak <= task.memory), default=float("inf"))
+        return min(
+            (e.seconds for e in self.found.priced if SURE * e.peak <= task.memory), default=float("inf")
+        )
 
     # Classes
 
@@ -190,7 +165,7 @@ class Search:
                     if has_errors(program.diagnostics):
                         raise PlanError(program.diagnostics)
                 except PlanError as error:
-                    self.refused[key] = _reason(error.diagnostics)
+                    self.refused[key] = reason(error.diagnostics)
                     continue
                 calls.append((record, program, self.short, setup.recipe(), 0))
                 recorded.append((key, rows))
@@ -200,22 +175,24 @@ class Search:
                 except (PlanError, WorldError) as error:
                     diagnostics = error.diagnostics if isinstance(error, PlanError) else ()
                     for key, _ in recorded:
-                        self.refused[key] = _reason(diagnostics)
+                        self.refused[key] = reason(diagnostics)
                     answers = []
             for (key, rows), answer in zip(recorded, answers, strict=bool(answers)):
                 tokens = rows * self.base.workload.seq_len // key.cp
-                self.traces[key] = class_trace(answer, self.model, self.run_of_layers, rows, tokens, 2 * key.cp)
+                self.traces[key] = class_trace(
+                    answer, self.model, self.run_of_layers, rows, tokens, 2 * key.cp
+                )
             done += len(now)
         self.found.classes = len(self.traces)
 
     def _without_refused(self, kept: Sequence[Candidate]) -> list[Candidate]:
         fine = []
         for one in kept:
-            reason = self.refused.get(one.trace_class)
-            if reason is None:
+            why = self.refused.get(one.trace_class)
+            if why is None:
                 fine.append(one)
             else:
-                self.found.excluded[reason] += 1
+                self.found.excluded[why] += 1
         return fine
 
     # Prices
@@ -248,7 +225,7 @@ class Search:
             if len(self.found.results) >= 2 and spent + cost > EFFORT:
                 continue
             self.tell(f"dry run {made + 1}: {price.candidate.words()}")
-            truth = trace_whole(self.base, self.model, price.candidate, self.blocks, self.run_of_layers)
+            truth = trace_whole(task, self.model, price.candidate, self.preset(task, price.candidate))
             spent += cost
             if isinstance(truth, NotTraced):
                 self.found.failed.append(truth)
@@ -256,12 +233,3 @@ class Search:
                 self.found.results.append(truth)
             else:
                 self.found.too_large.append(truth)
-
-    def _sort(self) -> None:
-        self.found.results.sort(key=lambda r: (r.seconds, r.candidate))
-        self.found.too_large.sort(key=lambda r: (r.peak, r.candidate))
-
-
-def _reason(found: Sequence[Diagnostic]) -> str:
-    first = next((d for d in found if d.severity == "error"), None)
-    return "the step cannot be traced" if first is None else f"{first.code}: {first.message}"

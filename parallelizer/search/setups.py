@@ -43,7 +43,9 @@ def checkpoint_rule(candidate: Candidate, blocks: str | None, run: Run | None) -
     glob = blocks
     if candidate.share < 1 and run is not None:
         count = round(candidate.share * run.count)
-        [glob] = fold_paths([run.join(f"{run.container}.*" if run.container else "*", i) for i in range(count)])
+        [glob] = fold_paths(
+            [run.join(f"{run.container}.*" if run.container else "*", i) for i in range(count)]
+        )
     style = "checkpoint" if candidate.checkpoint == FULL else "{style: checkpoint, mode: selective}"
     return f"{glob}: {style}"
 

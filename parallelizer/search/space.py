@@ -116,7 +116,9 @@ def _settings(mesh: Candidate, facts: Facts, within: Within) -> Iterator[Candida
                 for checkpoint in within.words("checkpoint"):
                     if checkpoint not in facts.checkpoints:
                         continue
-                    for share in shares if checkpoint == "full" and within.sets("checkpoint.share") else [1.0]:
+                    for share in (
+                        shares if checkpoint == "full" and within.sets("checkpoint.share") else [1.0]
+                    ):
                         for stream in within.words("stream") if mesh.tp > 1 and facts.stream else ("split",):
                             for method in within.words("cp.method") if mesh.cp > 1 else ("",):
                                 parts = own_rows // rows

@@ -102,9 +102,7 @@ def _live(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) ->
     return tuple(found)
 
 
-def rank_peaks(
-    candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int
-) -> Iterator[int]:
+def rank_peaks(candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int) -> Iterator[int]:
     """About the peak of memory of each rank: its states, its parameters gathered and their gradients whole for the step, the
     activations of the microbatches in flight, and what a layer or the head needs while it runs.
     """

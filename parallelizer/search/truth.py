@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
 from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
-from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.search.candidate import Candidate
-from parallelizer.search.setups import setup_of
+from parallelizer.search.task import Task
 from parallelizer.simulate.record.pipeline_step import FEW
 from parallelizer.simulate.record.trace_classes import trace_classes, worst
 from parallelizer.simulate.time.predict import StepTime
@@ -44,24 +43,28 @@ class NotTraced:
     reason: str
 
 
-def trace_whole(
-    base: Setup, model: nn.Module, candidate: Candidate, blocks: str | None, run: Run | None
-) -> TracedWhole | NotTraced:
-    """Dry-run a candidate."""
-    setup = setup_of(base, candidate, blocks, run)
+def trace_whole(task: Task, model: nn.Module, candidate: Candidate, text: str) -> TracedWhole | NotTraced:
+    """Dry-run the preset `text` of a candidate, read as `plan` reads it."""
     try:
+        setup = task.setup_of(text, candidate)
         program = setup.compile(model)
         if has_errors(program.diagnostics):
             raise PlanError(program.diagnostics)
         step = trace_classes(program, model, setup.recipe())
     except PlanError as error:
-        return NotTraced(candidate, next(d.message for d in error.diagnostics))
+        return NotTraced(candidate, reason(error.diagnostics))
     except WorldError as error:
         return NotTraced(candidate, (str(error).strip().splitlines() or ["no reason"])[-1])
     time = step_time(setup, step)
     if time is None:
         return NotTraced(candidate, "its time is not known")
     return TracedWhole(candidate, worst(step)[0], step.memory.at_peak, time)
+
+
+def reason(found: Sequence[Diagnostic]) -> str:
+    """The first error in words."""
+    first = next((d for d in found if d.severity == "error"), None)
+    return "the step cannot be traced" if first is None else f"{first.code}: {first.message}"
 
 
 def effort(candidate: Candidate, run: Run | None) -> int:
@@ -71,7 +74,7 @@ def effort(candidate: Candidate, run: Run | None) -> int:
         on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
         ranks = min(3, candidate.pp)
         return ranks * on_rank * (1 + min(candidate.microbatches, FEW))
-    parts = 1 + min(candidate.accumulate, 8)
+    parts = 1 + min(candidate.accumulate, FEW)
     if candidate.share < 1:
         return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))
     return parts * (2 * SHORT + 1)

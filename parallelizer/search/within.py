@@ -107,9 +107,7 @@ def _limit(key: str, values: str) -> dict[str, Any]:
             return {key: (float(low or 0), float(high or "inf"))}
         return {key: frozenset(f"{float(v):g}" for v in values.split(","))}
     except ValueError:
-        raise _wrong(
-            f"{key}={values} has no numbers", "write 4, 1,2,4 or 1..8, or * for all"
-        ) from None
+        raise _wrong(f"{key}={values} has no numbers", "write 4, 1,2,4 or 1..8, or * for all") from None
 
 
 def _wrong(message: str, help_text: str) -> PlanError:
