@@ -18,7 +18,7 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
 from parallelizer.commands.setup_options import add_setup_options
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import PlanError
 
 if TYPE_CHECKING:
     from parallelizer.search.found import Found
@@ -85,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, and print the best. Returns the exit status."""
     import_torch()
     from parallelizer.report.targets import check_targets
+    from parallelizer.search.nothing import nothing
     from parallelizer.search.reasons import comments
     from parallelizer.search.run import Search
     from parallelizer.search.show import document, write_found
@@ -111,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [
         search.preset(task, found.results[at].candidate, comments(found, task, at, command)) for at in shown
     ]
-    unfit = () if found.results else (_nothing(found, task),)
+    unfit = () if found.results else (nothing(found, task),)
     if arguments.json:
         print_json({**document(found, task, texts), "diagnostics": [one.as_json() for one in unfit]})
     else:
@@ -149,39 +150,6 @@ def _keep(arguments: argparse.Namespace, task: Task, found: Found, text: str) ->
     if not arguments.json:
         words = [*task.overrides, f"parallel={name}", *run_overrides(found.results[0].candidate)]
         sys.stderr.write(f"run it: parallelizer plan {shlex.join(words)}\n")
-
-
-def _nothing(found: Found, task: Task) -> Diagnostic:
-    """Why there is no result."""
-    from parallelizer.diagnostics.units import size
-
-    if found.too_large:
-        nearest = found.too_large[0]
-        message = (
-            f"no candidate fits {size(task.memory)}: {nearest.candidate.words()} ({nearest.candidate.options()}) comes nearest "
-            f"and needs {size(nearest.peak)}, {size(nearest.peak - task.memory)} too much"
-        )
-        return Diagnostic(
-            "search-nothing",
-            message,
-            None,
-            "take more GPUs, a shorter sequence, or ++parallel.styles.fsdp.cpu_offload=true",
-        )
-    if found.failed:
-        message = (
-            f"no candidate could be dry-run: {found.failed[0].candidate.words()}: {found.failed[0].reason}"
-        )
-        return Diagnostic("search-nothing", message, None, "`parallelizer validate` says more of a preset")
-    if not found.complete:
-        return Diagnostic(
-            "search-nothing", "the search was interrupted before the first dry run", None, "let it run"
-        )
-    reasons = {**found.excluded, **found.pruned}
-    reason = max(reasons, key=lambda one: (reasons[one], one), default="--within leaves no candidate")
-    message = f"all {found.total:,} candidates are ruled out, most of them because: {reason}"
-    return Diagnostic(
-        "search-nothing", message, None, "change the number of GPUs, the batch, --memory or --within"
-    )
 
 
 def _teller() -> Callable[[str], None]:

@@ -6,15 +6,20 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from torch import nn
-
 from parallelizer.child.children import Children, WorldError
-from parallelizer.compiler.observe.equal_layers import Run, longest_run, shortened_copy
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shortened_copy
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import Mesh
 from parallelizer.language.styles import STYLES
-from parallelizer.search.bounds import at_least, memory_bound, state_bytes
+from parallelizer.search.bounds import (
+    at_least,
+    best_rate,
+    flops_of_batch,
+    memory_bound,
+    state_bytes,
+    time_bound,
+)
 from parallelizer.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.search.class_trace import ClassTrace, class_trace, rows_to_trace
 from parallelizer.search.estimate import Estimates
@@ -23,7 +28,7 @@ from parallelizer.search.preset import preset_text
 from parallelizer.search.setups import STREAM, blocks_of, checkpoint_modes, class_setup
 from parallelizer.search.space import Counted, Facts, candidates
 from parallelizer.search.task import Task
-from parallelizer.search.truth import NotTraced, TracedWhole, effort, reason, trace_whole
+from parallelizer.search.truth import NotTraced, effort, reason, trace_whole
 from parallelizer.simulate.record.trace import record
 
 SIDE_BY_SIDE = 2
@@ -34,6 +39,9 @@ SURE = 1.1
 
 SLOWER = 1.3
 """A pipeline whose slowest stage alone takes so many times as long as the best candidate is not replayed."""
+
+NEAR = 1.03
+"""Estimates of candidates that differ in recomputation or in cp alone err alike, up to this factor."""
 
 EFFORT = 420
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
@@ -56,7 +64,7 @@ class Search:
             workload=dataclasses.replace(base.workload, batch_size=2, accumulate=1),
         )
         program = two.compile(self.model)
-        self.run_of_layers: Run | None = longest_run(program, self.model)
+        self.run_of_layers: Run | None = longest_run(program, self.model, SHORT)
         self.blocks = blocks_of(program)
         self.modes = checkpoint_modes(program, self.model)
         self.short = (
@@ -114,7 +122,8 @@ class Search:
         for rest in (
             [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT],
             [c for c in kept if c.cp == 1 and c.checkpoint != NO_CHECKPOINT],
-            [c for c in kept if c.cp > 1],
+            [c for c in kept if c.cp > 1 and c.checkpoint == NO_CHECKPOINT],
+            [c for c in kept if c.cp > 1 and c.checkpoint != NO_CHECKPOINT],
         ):
             left = self._worth_it(rest, estimates, task)
             self._trace_classes(left)
@@ -125,18 +134,34 @@ class Search:
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: Task) -> list[Candidate]:
         """Without those that take longer than the best even if nothing is computed twice, and no sequence is split."""
         best = self._best(task)
+        least = self._least(task)
         left = []
         for one in some:
+            if best < least(one):
+                self.found.pruned[
+                    "slower than the best even at the highest rate that the device reaches"
+                ] += 1
+                continue
             bound = at_least(one)
             if bound != one and bound.trace_class in self.traces and best < float("inf"):
-                price = estimates.of(bound, best)
-                if price is None or price.seconds > best:
+                price = estimates.of(bound, NEAR * best)
+                if price is None or price.seconds > NEAR * best:
                     self.found.pruned[
                         "slower than the best even without recomputation and split sequences"
                     ] += 1
                     continue
             left.append(one)
         return left
+
+    def _least(self, task: Task) -> Callable[[Candidate], float]:
+        """The function that bounds the seconds of a candidate from below; it knows nothing before the first trace."""
+        if not self.traces:
+            return lambda _: 0.0
+        key, traced = next(iter(self.traces.items()))
+        flops = flops_of_batch(traced, key, self.base.workload.batch_size)
+        float8 = any(use.style == "float8" for rule in self.base.plan.rules for use in rule.uses)
+        rate = best_rate(task.machine, float8=float8)
+        return lambda one: time_bound(one, flops, rate)
 
     def _best(self, task: Task) -> float:
         """The seconds of the best candidate that surely fits."""
