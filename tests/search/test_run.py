@@ -40,7 +40,7 @@ def _search(overrides: Sequence[str], within: Sequence[str], memory: int = 70 * 
 @pytest.mark.parametrize(
     ("overrides", "within"),
     [
-        (["gpus=4"], ["mesh.tp=1..2", "mesh.cp=1", "mesh.pp=1", "mesh.dp_replicate=1", "rows=2", "checkpoint=none,full"]),
+        (["gpus=2"], ["mesh.tp=1..2", "mesh.cp=1", "mesh.pp=1", "mesh.dp_replicate=1", "rows=2", "checkpoint=none,full"]),
         pytest.param(
             ["gpus=8", *WIDE], ["mesh.pp=1..2", "mesh.cp=1", "mesh.dp_replicate=1"], marks=pytest.mark.slow
         ),
@@ -100,6 +100,7 @@ def test_ctrl_c_leaves_what_is_known() -> None:
     assert not found.complete and len(found.results) == 1
 
 
+@pytest.mark.slow
 def test_two_searches_find_the_same() -> None:
     limits = ["mesh.cp=1", "mesh.pp=1", "rows=2", "checkpoint=none", "mesh.dp_replicate=1"]
 
