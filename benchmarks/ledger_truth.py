@@ -2,9 +2,10 @@
 
     python -m benchmarks.ledger_truth [--only TEXT]
 
-For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing: the
-step runs on gloo processes with the recorder that the dry run uses, and is traced in the fake world for each
-of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype, phase, module, rule and overlap are.
+For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing, and for
+those of pipelines under every schedule: the step runs on gloo processes with the recorder that the dry run uses, and is
+traced in the fake world for each of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype, phase, module, rule
+and overlap are.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import torch
 
 from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
+from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import CHECKPOINT, llama
 
 PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
+PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
+STAGES = ("parallel.pipeline.microbatches=4", "model.n_layers=4")
 PLANS = ("llama", "llama_tp")
 VARIANTS = {
     "": (),
@@ -38,6 +42,10 @@ def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
         name = f"{preset} {plan} {variant}".strip()
         if only in name:
             yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
+    for preset, schedule in itertools.product(PIPELINES, SCHEDULES):
+        name = f"{preset} {schedule}"
+        if only in name:
+            yield name, llama(f"parallel={preset}", f"parallel.pipeline.schedule={schedule}", *STAGES)
 
 
 def predicted_ledgers(setup: Setup) -> list[tuple[Collective, ...]]:

@@ -11,6 +11,7 @@ differ.
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from dataclasses import dataclass
 import torch
 
 from parallelizer.child.children import in_children
+from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
 from tests.simulate.setups import CHECKPOINT as FULL
-from tests.simulate.setups import GPT, LLAMA, SELECTIVE, setup_of
+from tests.simulate.setups import FLOAT8_RECIPES, GPT, LLAMA, SELECTIVE, in_float8, setup_of
 
 MESHES = {
     "single": (),
@@ -42,14 +44,15 @@ MESHES = {
     "hsdp2x2_tp2": ("parallel.mesh.dp_replicate=2", "parallel.mesh.dp_shard=2", "parallel.mesh.tp=2"),
     "tp8_cp2": ("parallel=tp8_cp2",),
 }
+PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
 TENSOR = ("tp2", "tp4", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2")
 BFLOAT16 = "train.dtype=bfloat16"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration as overrides, and the rank whose memory is compared. `fold` traces short models for
-    equal layers.
+    """One configuration as overrides, and the rank whose memory is compared, from behind if it is negative. `fold` traces
+    short models for equal layers.
     """
 
     name: str
@@ -66,6 +69,15 @@ def llama(name: str, mesh: str, *more: str, rank: int = 0, fold: bool = False) -
 def gpt(name: str, mesh: str, *more: str, rank: int = 0) -> Case:
     """A case of a model with LayerNorm, biases, a fused projection and tied embeddings."""
     return Case(f"{mesh} gpt {name}".strip(), (*GPT, *MESHES[mesh], *more), rank)
+
+
+def pipeline(preset: str, schedule: str, rank: int) -> Case:
+    """A case of the recipe's model, cut into stages."""
+    overrides = (
+        *LLAMA, f"parallel={preset}", f"parallel.pipeline.schedule={schedule}",
+        "parallel.pipeline.microbatches=4", "model.n_layers=4",
+    )  # fmt: skip
+    return Case(f"{preset} {schedule} {'first' if rank == 0 else 'last'} rank", overrides, rank)
 
 
 def cases() -> Iterator[Case]:
@@ -98,6 +110,10 @@ def cases() -> Iterator[Case]:
     yield llama("keep_gathered", "cp2", "++parallel.styles.context-parallel.keep_gathered=true")
     yield llama("long", "single", "train.seq_len=256", "train.batch_size=1")
     yield llama("long bf16", "cp2", "train.seq_len=256", "train.batch_size=1", BFLOAT16)
+    for mesh in ("single", "fsdp2", "tp2", "fsdp2_tp2", "cp2"):
+        for recipe in FLOAT8_RECIPES:
+            yield llama(f"float8 {recipe}", mesh, in_float8(recipe))
+            yield llama(f"float8 {recipe} bf16", mesh, in_float8(recipe), BFLOAT16)
     for mesh, rank in (
         ("fsdp3", 2),
         ("fsdp4", 3),
@@ -109,6 +125,8 @@ def cases() -> Iterator[Case]:
     ):
         yield llama(f"rank {rank}", mesh, rank=rank)
         yield llama(f"bf16 checkpoint rank {rank}", mesh, BFLOAT16, FULL.format("layers"), rank=rank)
+    for preset, schedule, rank in itertools.product(PIPELINES, SCHEDULES, (0, -1)):
+        yield pipeline(preset, schedule, rank)
     for mesh in ("single", "fsdp2", "fsdp3", "hsdp2x2", "tp2", "fsdp2_tp2"):
         yield gpt("", mesh)
         yield gpt("bf16", mesh, BFLOAT16)
@@ -126,12 +144,13 @@ def compare(case: Case) -> tuple[dict[str, int], dict[str, int]]:
     model = setup.build_model()
     program = setup.compile(model)
     recipe = setup.recipe()
+    rank = case.rank % setup.mesh.world_size
     if case.fold:
-        predicted = trace(program, model, recipe, case.rank).memory
-        (measured,) = in_children([(measured_peaks, program, model, recipe, case.rank)])
+        predicted = trace(program, model, recipe, rank).memory
+        (measured,) = in_children([(measured_peaks, program, model, recipe, rank)])
     else:
         recording, measured = in_children(
-            [(f, program, model, recipe, case.rank) for f in (record, measured_peaks)]
+            [(f, program, model, recipe, rank) for f in (record, measured_peaks)]
         )
         predicted = usage(recording.before, recording.changes)
     return predicted_peaks(predicted), measured

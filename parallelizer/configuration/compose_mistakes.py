@@ -130,8 +130,13 @@ def _unknown_key(match: re.Match[str], attempt: Attempt) -> Diagnostic:
         if not meant and parent not in _paths(known):
             top = wrong == 0
             around = ".".join(key.split(".")[:wrong])
-            help_text = did_you_mean(
-                key.split(".")[wrong], known.get(around, []), "there are" if top else f"{around} has"
+            below = [path for path in sorted(_paths(known)) if path.endswith(f".{key}")]
+            help_text = (
+                f"did you mean {below[0]}?"
+                if below
+                else did_you_mean(
+                    key.split(".")[wrong], known.get(around, []), "there are" if top else f"{around} has"
+                )
             )
     else:
         span = _part(span, key, wrong)

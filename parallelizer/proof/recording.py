@@ -111,9 +111,14 @@ def _begun_elsewhere(path: str, pipeline: LivePipeline | None) -> bool:
 
 
 def _together(parts: list[torch.Tensor]) -> torch.Tensor:
-    """What a module returned for the microbatches, in one tensor; what belongs to no row is the same for all of them."""
+    """What a module returned for the microbatches, in one tensor; what belongs to no row, such as a rotary table, is the same
+    for all of them. One value everywhere, such as zeros, says nothing about rows.
+    """
     first = parts[0]
-    if len(parts) == 1 or not first.ndim or all(torch.equal(part, first) for part in parts[1:]):
+    if len(parts) == 1 or not first.ndim:
+        return first
+    constant = first.numel() > 0 and bool((first == first.flatten()[0]).all())
+    if not constant and all(torch.equal(part, first) for part in parts[1:]):
         return first
     return torch.cat(parts)
 

@@ -64,6 +64,7 @@ from parallelizer.torch_private.redistribution import redistributed_to as redist
 from parallelizer.torch_private.redistribution import redistribution_path as redistribution_path
 from parallelizer.torch_private.tensors import TorchDispatchMode as TorchDispatchMode
 from parallelizer.torch_private.tensors import has_values as has_values
+from parallelizer.torch_private.tensors import is_made_of_tensors as is_made_of_tensors
 from parallelizer.torch_private.tensors import is_sharded as is_sharded
 from parallelizer.torch_private.tensors import local_tensor as local_tensor
 from parallelizer.torch_private.tensors import multiply_ as multiply_

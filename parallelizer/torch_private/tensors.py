@@ -63,6 +63,13 @@ def use_counts(tensor: torch.Tensor) -> tuple[int, int]:
     return count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+def is_made_of_tensors(kind: type) -> bool:
+    """Whether tensors of a class are made of others, as DTensors are, collectives that are on their way, and torchao's float8:
+    their operators call those of the others. The method is how torch.compile knows them.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
 def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor's values can be read, which those of meta and fake ones cannot; waits for a public question."""
     from torch._subclasses.fake_tensor import is_fake

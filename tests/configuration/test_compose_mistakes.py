@@ -48,6 +48,7 @@ def refused(overrides: list[str], folder: str | None = None, name: str = "train"
         (["seq_len=4"], "unknown-key", "seq_len", "there is no key 'seq_len'", "did you mean train.seq_len?"),
         (["parallel=cp2", "parallel.mesh.tpp=2"], "unknown-key", "tpp", "mesh.tpp'", "parallel.mesh has pp"),
         (["parallel.mehs.tp=2"], "unknown-key", "mehs", "'parallel.mehs.tp'", "did you mean parallel.mesh.tp?"),
+        (["mesh.tp=2"], "unknown-key", "mesh", "no key 'mesh.tp'", "did you mean parallel.mesh.tp?"),
         (["trian.steps=4"], "unknown-key", "trian", "'trian.steps'", "did you mean train.steps?"),
         (["trian.stpes=4"], "unknown-key", "trian", "'trian.stpes'", "did you mean train.steps?"),
         (["trian.seqlen.x=4"], "unknown-key", "trian", "no key", "did you mean train? there are model, parallel"),

@@ -20,6 +20,7 @@ SMALLEST = {
     "benchmarks.ledger_truth": "--only 'single llama_tp checkpoint'",
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
     "benchmarks/step_time.py": "--blocks 2 --steps 1",
+    "benchmarks/pipeline_step_time.py": "--blocks 2 --steps 1",
     "benchmarks/startup.py": "--ranks 2 --repeats 1",
     "tests.styles.context_parallel.matrix": "--every 900",
     "benchmarks/context_parallel.py": "--rows 64 --rounds 2",

@@ -247,6 +247,15 @@ def _memory_before(right: Faulty, stage: StageModel, received: Any, known: Any, 
     return right(stage, given, known, batch)
 
 
+def _skipped_lost(right: Faulty, stage: StageModel, received: Any, known: Any, batch: Any) -> Any:
+    """Zeros for what skips the modules between: what the encoder returned, on a stage of the decoder."""
+    given = [
+        torch.zeros_like(tensor) if value.unit.startswith("encoder") and len(received) > 1 else tensor
+        for value, tensor in zip(stage.stage.receives, received, strict=True)
+    ]
+    return right(stage, given, known, batch)
+
+
 def _swap_stages(model: nn.Module) -> None:
     state = state_of(model)
     models = state.pipeline.models if state is not None and state.pipeline is not None else {}
@@ -542,6 +551,15 @@ FAULTS = (
         "forward",
         "pp",
         "at 1 to 3 of 4 along dimension 0 only",
+    ),
+    Fault(
+        "a skip connection dropped between stages",
+        ("model=encoder_decoder_tiny", "plan=encoder_decoder", "parallel=pp2"),
+        replaced(StageModel, "forward", _skipped_lost),
+        "decoder.blocks.0.cross.k",
+        "forward",
+        "pp",
+        "the output of decoder.blocks.0.cross.k is zero, on every rank",
     ),
 )
 

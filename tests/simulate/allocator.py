@@ -17,14 +17,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from parallelizer import train_step
+from parallelizer import torch_private, train_step
 from parallelizer.compiler.observe import phase as phases
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.memory import Usage
-from parallelizer.simulate.record.trace import Recipe, local_parts
+from parallelizer.simulate.record.pipeline_step import prepare
+from parallelizer.simulate.record.trace import Recipe, local_parts, microbatch_and_forms
 from parallelizer.styles.application import Program
 
 BEGINNING = 12_347
@@ -42,7 +43,11 @@ def measured_peaks(program: Program, model: nn.Module, recipe: Recipe, rank: int
     """
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
+    microbatch, forms = microbatch_and_forms(
+        program, model, mesh, recipe.workload, torch_private.FakeTensors()
+    )
     apply(program, model, mesh)
+    prepare(model, forms, microbatch)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         allocate(model, "cpu")
@@ -53,6 +58,7 @@ def measured_peaks(program: Program, model: nn.Module, recipe: Recipe, rank: int
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
         train_step(model, parts, recipe.loss, optimizer, recipe.clip)
+        gc.collect()  # cycles would be freed at one moment or another
         torch.empty(BEGINNING, dtype=torch.uint8)
         with _marked_phases():
             train_step(model, parts, recipe.loss, optimizer, recipe.clip)

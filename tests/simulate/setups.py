@@ -16,6 +16,7 @@ from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.follow.flow import failure_alone, follow
 from parallelizer.simulate.record.trace import Trace, trace
 from parallelizer.styles.application import Program
+from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 
 CONFIGS = Path(__file__).parent / "configs"
 LLAMA = (
@@ -41,7 +42,14 @@ FAILING = (
 )
 STACK = (*GPT[:1], "model=stack", f"plan={CONFIGS}/plans/stack.yaml", "train.seq_len=8", "train.batch_size=8")
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
+FLOAT8_RECIPES = tuple(TORCHAO_NAMES)
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
+
+
+def in_float8(recipe: str) -> str:
+    """The override that puts the linears of a Llama's layers in float8."""
+    linears = "layers.*.{attention.w[qkvo],feed_forward.w[123]}"
+    return f"rules=['{linears}: {{style: float8, recipe: {recipe}}}']"
 
 
 def setup_of(*overrides: str) -> Setup:

@@ -42,6 +42,7 @@ FSDP_TP = ("parallel=fsdp2_tp2",)
 HSDP = ("parallel=hsdp2x2",)
 CP_TP = ("parallel=cp2_tp2",)
 TP = ("parallel=tp2",)
+PP_FSDP = ("parallel=pp2_fsdp2", "model.n_layers=2")
 
 PLANS = (
     Plan("fsdp2_tp2: at the beginning of steps", FSDP_TP, tuple(
@@ -68,6 +69,10 @@ PLANS = (
         Death(1, 1, "inside", 0.005), Death(0, 4, "load"), Death(1, 4, "verify"), Death(1, 8, "write"),
         Death(0, 10, "step"), Death(1, 12, "copy"), Death(0, 16, "manifest"), Death(1, 22, "inside", 0.012),
         Death(0, 26, "named"),
+    )),
+    Plan("pp2_fsdp2: anywhere", PP_FSDP, (
+        Death(2, 1, "step"), Death(3, 4, "copy"), Death(1, 6, "inside", 0.02), Death(0, 8, "named"), Death(2, 8, "load"),
+        Death(3, 12, "write"), Death(1, 15, "inside", 0.03), Death(2, 16, "verify"), Death(0, 24, "rename"),
     )),
 )  # fmt: skip
 

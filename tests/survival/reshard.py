@@ -34,12 +34,21 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "fsdp2_tp2": ("parallel=fsdp2_tp2",),
     "cp2_tp2": ("parallel=cp2_tp2",),
     "fsdp2_cp2_tp2": ("parallel=fsdp2_cp2_tp2",),
+    "pp2": ("parallel=pp2",),
+    "pp2, zbv": ("parallel=pp2", "parallel.pipeline.schedule=zbv"),
+    "pp4": ("parallel=pp4",),
+    "pp2_fsdp2_tp2": ("parallel=pp2_fsdp2_tp2",),
 }
-"""Nine ways to lie on 1 to 8 ranks."""
+"""Thirteen ways to lie on 1 to 8 ranks."""
 
 MODELS: Mapping[str, tuple[str, ...]] = {
-    "llama": ("model.dim=64", "model.hidden_dim=96", "model.max_seq_len=32"),
-    "gpt2": ("model=hf_gpt2", "model.config.n_embd=64", "model.config.n_positions=32"),
+    "llama": ("model.n_layers=4", "model.dim=64", "model.hidden_dim=96", "model.max_seq_len=32"),
+    "gpt2": (
+        "model=hf_gpt2",
+        "model.config.n_layer=4",
+        "model.config.n_embd=64",
+        "model.config.n_positions=32",
+    ),
 }
 """GPT-2 has queries, keys and values packed in one weight, which tensor parallelism cuts in pieces, and a tied head."""
 

@@ -81,6 +81,7 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     torch.distributed.pipelining too. A style of the user's own is imported from where its class is; PlanError is raised for one
     that cannot be made anew from what it holds, and for stages that torch cannot run.
     """
+    _refuse_experts(program)
     exported_stages.refuse_what_torch_cannot_run(program, calls)
     lines = _Lines.of(program, calls)
     body = _parallelize(program, model, lines)
@@ -109,6 +110,14 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
         *helpers,
     ]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _refuse_experts(program: Program) -> None:
+    """Raise PlanError for experts that are shared out: their ranks are a mesh that no public name of torch's makes."""
+    for application in program.of_slot("experts"):
+        message = "experts that are shared out over ep cannot be written out: torch has no public name that folds their mesh"
+        help_text = "export a mesh with ep=1, or call parallelizer.parallelize on the one with ep"
+        raise PlanError([Diagnostic("export-style", message, application.rule.span, help_text)])
 
 
 @dataclass(frozen=True)

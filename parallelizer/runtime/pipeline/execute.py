@@ -92,6 +92,7 @@ class Execution:
             channel.finish()
         for work, _ in self.objects:
             work.wait()
+        self.incoming.clear()  # the channels refer to this object: the batch would live until Python collects cycles
 
     # Forward
 

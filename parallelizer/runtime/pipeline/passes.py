@@ -31,8 +31,10 @@ class LossHead:
     """
 
     def __init__(self, loss: Loss, scale: float, device: torch.device, dtype: torch.dtype) -> None:
-        self.loss, self.scale = loss, scale
-        self.sums = torch.zeros(2, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.loss, self.sums = loss, torch.zeros(2, dtype=wide, device=device)
+        # One tensor for all microbatches: the backward of each would keep its own copy of a Python number.
+        self.scale = torch.full((), scale, dtype=wide, device=device)
 
     def __call__(self, output: Any, batch: Batch) -> torch.Tensor | None:
         """The scaled loss of one microbatch; None without gradients."""

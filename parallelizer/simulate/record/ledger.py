@@ -139,7 +139,7 @@ class Ledger(TorchDispatchMode):
             param.register_post_accumulate_grad_hook(end)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
+        if any(map(torch_private.is_made_of_tensors, types)):
             if self.operators is not None:
                 self.operators.dispatch()
             return NotImplemented

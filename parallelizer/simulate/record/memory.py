@@ -96,7 +96,7 @@ class MemoryTracker(TorchDispatchMode):
                 self._see(local, category, relabel=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) or t.__name__ == "AsyncCollectiveTensor" for t in types):
+        if any(map(torch_private.is_made_of_tensors, types)):
             return NotImplemented
         self._poll()
         kwargs = kwargs or {}

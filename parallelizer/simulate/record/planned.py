@@ -162,7 +162,9 @@ def _difference(
     modules = Counter(e.module for e in ours)
     for entry in theirs if now > was else ():
         if modules[entry.module] == 0:
-            return CountMismatch(*key, was, now, entry.module, entry.rule)
+            # A real step does not tell FSDP's units apart: what is planned of the kind names a rule.
+            rule = entry.rule or next((e.rule for e in ours if e.rule is not None), None)
+            return CountMismatch(*key, was, now, entry.module, rule)
         modules[entry.module] -= 1
     return CountMismatch(*key, was, now)
 

@@ -220,9 +220,9 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     enter_fake_world(program.mesh.world_size, rank)
     mesh = build_mesh(program.mesh, "cpu")
     compiled = [a.module for a in program.of_slot("compile")]
-    program = not_compiled(program)
+    program = on_device(not_compiled(program), recipe.device)
     fake = torch_private.FakeTensors()
-    microbatch, forms = _of_stages(program, model, mesh, recipe.workload, fake)
+    microbatch, forms = microbatch_and_forms(program, model, mesh, recipe.workload, fake)
     like = alike(program, model, mesh.get_local_rank("pp")) if program.stages is not None else []
     apply(program, model, mesh)
     pipeline = prepare(model, forms, microbatch)
@@ -285,7 +285,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines)
 
 
-def _of_stages(
+def microbatch_and_forms(
     program: Program,
     model: nn.Module,
     mesh: DeviceMesh,
@@ -310,6 +310,17 @@ def not_compiled(program: Program) -> Program:
     """The program without `compile`, whose code cannot be made on fake tensors."""
     kept = tuple(a for a in program if a.slot != "compile")
     return dataclasses.replace(program, applications=kept)
+
+
+def on_device(program: Program, device: str) -> Program:
+    """The program with products in float8 by kernels, as they are on a GPU: the fake world is one of CPUs, which emulate them."""
+    if device == "cpu":
+        return program
+    applications = tuple(
+        dataclasses.replace(a, options={"emulate": False, **a.options}) if a.slot == "precision" else a
+        for a in program
+    )
+    return dataclasses.replace(program, applications=applications)
 
 
 def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trace:

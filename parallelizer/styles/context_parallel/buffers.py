@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,6 +145,26 @@ def _cp(mesh: DeviceMesh) -> tuple[int, int]:
     return ranks, mesh.get_local_rank("cp") if ranks > 1 else 0
 
 
+@dataclass(frozen=True)
+class _Part:
+    """The rows of a buffer that a rank has in its place, the positions that they are of, and versions of both tensors."""
+
+    whole: Tensor
+    version: int
+    positions: Tensor
+    local: Tensor
+    local_version: int
+
+    def still(self, whole: Tensor, positions: Tensor) -> bool:
+        """Whether it is the part of this buffer at these positions, and nobody wrote into either."""
+        return (
+            self.whole is whole
+            and self.positions is positions
+            and self.version == whole._version
+            and self.local_version == self.local._version
+        )
+
+
 class LocalBuffers:
     """The whole positional buffers of one model, and the swapping of them; `sequence` says in which order. They are swapped
     when the forward of one of `forwards` begins: the model itself, or its stages, which have the same buffers.
@@ -163,6 +184,7 @@ class LocalBuffers:
         names = [n for n, _ in model.named_buffers()]
         self.dims = {n: b.dim or 0 for g, b in plan.buffers.items() for n in parse_glob(g).select(names)}
         self.whole: dict[str, Tensor] = {}
+        self._parts: dict[str, _Part] = {}
         self._there: tuple[Order, int, Tensor] | None = None
         self.sequence = sequence or CurrentOrder(static_order(plan.balance, self.ranks))
         if self.dims and self.ranks > 1:
@@ -194,9 +216,18 @@ class LocalBuffers:
                     f"a sequence of {real} tokens: the buffer {name} has {whole.size(dim)} positions"
                 )
             self.whole[name] = whole
-            if order.length is not None:  # what padding reads does not matter
-                positions = positions.clamp(max=whole.size(dim) - 1)
-            setattr(owner, leaf, whole.index_select(dim, positions.to(whole.device)))
+            setattr(owner, leaf, self._local(name, whole, dim, positions))
+
+    def _local(self, name: str, whole: Tensor, dim: int, positions: Tensor) -> Tensor:
+        """This rank's part of a buffer: that of the forward before if nothing changed, as among microbatches."""
+        tracked = not (torch.is_inference_mode_enabled() or whole.is_inference())
+        if tracked and (known := self._parts.get(name)) is not None and known.still(whole, positions):
+            return known.local
+        # What padding reads does not matter: its positions may lie behind the end.
+        local = whole.index_select(dim, positions.clamp(max=whole.size(dim) - 1).to(whole.device))
+        if tracked:
+            self._parts[name] = _Part(whole, whole._version, positions, local, local._version)
+        return local
 
     def _positions(self, order: Order, length: int) -> Tensor:
         """The positions of this rank's tokens, on the model's device. Those of the last step stay there: a copy to a GPU

@@ -41,10 +41,10 @@ declare(
                 (*TORCHAO_NAMES, *REFUSED),
             ),
             "emulate": OptionKind(
-                "bool", "round to float8 and multiply in float32, for devices without float8; always on a CPU"
+                "bool", "round to float8 and multiply in float32, for devices without kernels for float8"
             ),
         },
-        defaults={"recipe": "tensorwise", "emulate": "false"},
+        defaults={"recipe": "tensorwise", "emulate": "on a CPU"},
     )
 )
 
@@ -104,7 +104,7 @@ def prepare(application: Application, module: nn.Module, live: Live) -> None:
     from parallelizer.styles.float8.linear import run_in_float8
 
     recipe = application.options.get("recipe", "tensorwise")
-    emulate = bool(application.options.get("emulate")) or live.mesh.device_type == "cpu"
+    emulate = application.options.get("emulate", live.mesh.device_type == "cpu")
     if not emulate:
         _check_device(recipe, application.rule.span)
     run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate)
@@ -121,5 +121,5 @@ def export(application: Application, exporting: Exporting) -> Iterator[Statement
     from parallelizer.styles.float8.linear import run_in_float8
 
     recipe = application.options.get("recipe", "tensorwise")
-    emulate = "True" if application.options.get("emulate") else 'mesh.device_type == "cpu"'
+    emulate = application.options.get("emulate", 'mesh.device_type == "cpu"')
     yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}")

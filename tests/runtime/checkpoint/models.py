@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -173,7 +174,11 @@ def gathered_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) ->
                 value = whole_tensor(value, model, name)
             text = _hash(value) if isinstance(value, Tensor) else repr(value)
             found[f"optimizer.{name}.{key}"] = text
-    return found
+    everywhere: list[dict[str, str]] = [found]
+    if dist.is_initialized():  # a stage of a pipeline has the optimizer's state of its own parameters
+        everywhere = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everywhere, found)
+    return {name: text for one in everywhere for name, text in one.items()} | found
 
 
 def _hash(tensor: Tensor) -> str:

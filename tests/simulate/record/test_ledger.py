@@ -15,7 +15,17 @@ from parallelizer.simulate.record.ledger import Collective
 from parallelizer.styles.context_parallel.choice import Heads, sent
 from tests.chosen import chosen
 from tests.simulate.real_ledger import real_ledgers
-from tests.simulate.setups import CHECKPOINT, GPT, SELECTIVE, llama, setup_of, stack, traced
+from tests.simulate.setups import (
+    CHECKPOINT,
+    FLOAT8_RECIPES,
+    GPT,
+    SELECTIVE,
+    in_float8,
+    llama,
+    setup_of,
+    stack,
+    traced,
+)
 
 PLAN = Path(__file__).parents[3] / "configs" / "plans" / "llama.yaml"
 Told = tuple[str, str, str, str, str | None, bool]
@@ -166,7 +176,12 @@ REAL = {
     "fsdp2_tp2": ("parallel=fsdp2_tp2",),
     "hsdp2x2 accumulate 2": ("parallel=hsdp2x2", "train.accumulate=2"),
 }
-DEFAULT = ("fsdp2_tp2",)
+REAL |= {
+    f"float8 {recipe} {preset}": (f"parallel={preset}", in_float8(recipe))
+    for recipe in FLOAT8_RECIPES
+    for preset in ("tp2", "fsdp2_tp2", "cp2")
+}
+DEFAULT = ("fsdp2_tp2", "float8 tensorwise tp2")
 # Each group runs in one start of ranks.
 MORE = {
     2: {

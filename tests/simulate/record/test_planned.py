@@ -14,6 +14,7 @@ from parallelizer import torch_private
 from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
 from parallelizer.runtime.initialize import materialize
+from parallelizer.runtime.pipeline.execute import Execution
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import CATEGORIES, MemoryChange, usage
@@ -94,6 +95,33 @@ def test_it_is_under_every_kind_of_parallelism(preset: str) -> None:
     setup = llama(f"parallel={preset}")
     expected = planned(setup)
     _check(expected, *run_ranks(first_step, setup.mesh.world_size, setup)[0])
+
+
+def reduced_for_each_microbatch(setup: Setup) -> list[Collective]:
+    """The collectives of a step in which FSDP is never told that more microbatches come."""
+    right = Execution._prepare_backward
+
+    def every_one_is_the_last(execution: Execution, action: Any, model: Any, final: bool) -> None:
+        right(execution, action, model, True)
+
+    Execution._prepare_backward = every_one_is_the_last  # type: ignore[method-assign]
+    try:
+        return first_step(setup)[0]
+    finally:
+        Execution._prepare_backward = right  # type: ignore[method-assign]
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_gradients_that_fsdp_reduces_for_each_microbatch_and_not_once_are_told_at_the_rule() -> None:
+    setup = llama("parallel=pp2_fsdp2")
+    expected = planned(setup)
+    assert differences(expected.ledger, of_the_step(run_ranks(first_step, 4, setup)[0][0])) == []
+    entries = run_ranks(reduced_for_each_microbatch, 4, setup)[0]
+    found = differences(expected.ledger, of_the_step(entries))
+    assert {(one.phase, one.axis) for one in found} <= {("forward", "dp_shard"), ("backward", "dp_shard")}
+    [reduced] = [one for one in found if one.kind == "reduce_scatter"]
+    assert reduced.counted == 4 * reduced.planned and reduced.rule is not None, found
 
 
 def _check(expected: Planned, entries: list[Collective], peak: int, counted: int, same: bool) -> None:

@@ -10,7 +10,7 @@ import pytest
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
 from tests.chosen import chosen
-from tests.simulate.setups import CHECKPOINT, llama, stack, traced
+from tests.simulate.setups import CHECKPOINT, in_float8, llama, stack, traced
 
 LONG = ("model.n_layers=9",)  # enough equal layers to be folded
 
@@ -140,3 +140,15 @@ def test_recording_twice_gives_the_same_line() -> None:
     """Storages are told apart by numbers and not by addresses, which come again."""
     lines = [traced(stack("parallel=fsdp2")).line for _ in range(2)]
     assert [dataclasses.replace(m) for m in lines[0]] == list(lines[1])
+
+
+@pytest.mark.parametrize(("recipe", "by_kernels"), [("rowwise", 3), ("rowwise-gw-hp", 2)])
+def test_products_in_float8_are_those_of_kernels_on_cuda_and_emulated_on_a_cpu(
+    recipe: str, by_kernels: int
+) -> None:
+    def kernels(device: str) -> int:
+        line = traced(llama("model.n_layers=1", f"device={device}", in_float8(recipe))).line
+        return sum(o.name == "_scaled_mm" and o.dtype == "float8" for o in operators(line, GEMM))
+
+    linears = 7
+    assert (kernels("cuda"), kernels("cpu")) == (by_kernels * linears, 0)

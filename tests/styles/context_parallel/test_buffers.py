@@ -76,6 +76,13 @@ def test_batches_and_buffers_on_two_ranks() -> None:
             assert table_2.tolist() == whole["table_2"][order].tolist()
             assert across.tolist() == whole["other.across"][:, order].tolist()
             assert torch.equal(scale, whole["scale"])
+        once, again = model(local["input_ids"])[0], model(local["input_ids"])[0]
+        assert once is again  # as the microbatches of a step have it
+        once[0] = 77
+        assert model(local["input_ids"])[0].tolist() == order  # what a forward wrote into it ends with it
+        with torch.inference_mode():
+            model(local["input_ids"])
+        assert not model(local["input_ids"])[0].is_inference()
         assert (
             model(local["input_ids"][:, :2])[0].tolist() == [[0, 3], [1, 2]][mesh.get_local_rank("cp")]
         )  # another length
