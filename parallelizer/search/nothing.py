@@ -7,8 +7,6 @@ from parallelizer.diagnostics.units import size
 from parallelizer.search.found import Found
 from parallelizer.search.task import Task
 
-CODE = "search-nothing"
-
 
 def nothing(found: Found, task: Task) -> Diagnostic:
     """The finding of a search without results: by how much the nearest candidate does not fit, or what rules out most."""
@@ -19,16 +17,18 @@ def nothing(found: Found, task: Task) -> Diagnostic:
             f"and needs {size(nearest.peak)}, {size(nearest.peak - task.memory)} too much"
         )
         advice = "take more GPUs, a shorter sequence, or ++parallel.styles.fsdp.cpu_offload=true"
-        return Diagnostic(CODE, message, None, advice)
+        return Diagnostic("search-nothing", message, None, advice)
     if found.failed:
         first = found.failed[0]
         message = f"no candidate could be dry-run: {first.candidate.words()}: {first.reason}"
-        return Diagnostic(CODE, message, None, "`parallelizer validate` says more of a preset")
+        return Diagnostic("search-nothing", message, None, "`parallelizer validate` says more of a preset")
     if not found.complete:
         return Diagnostic(
-            CODE, "the search was interrupted before its first dry run", None, "let it run longer"
+            "search-nothing", "the search was interrupted before its first dry run", None, "let it run longer"
         )
     counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
     most = max(counts, key=lambda one: (counts[one], one), default="--within leaves no candidate")
     message = f"all {found.total:,} candidates are ruled out, most of them because: {most}"
-    return Diagnostic(CODE, message, None, "change the number of GPUs, the batch, --memory or --within")
+    return Diagnostic(
+        "search-nothing", message, None, "change the number of GPUs, the batch, --memory or --within"
+    )

@@ -112,7 +112,9 @@ def _settings(mesh: Candidate, facts: Facts, within: Within) -> Iterator[Candida
     shares = [s for s in SHARES if within.number("checkpoint.share", s)] or [1.0]
     for rows in rows_tried:
         for schedule, stages in _schedules(mesh, within):
-            for reshard in within.words("reshard_after_forward"):
+            # A pipeline keeps what it has gathered in any case, and without shards nothing is gathered.
+            one_way = mesh.pp > 1 or mesh.shards == 1
+            for reshard in ("true",) if one_way else within.words("reshard_after_forward"):
                 for checkpoint in within.words("checkpoint"):
                     if checkpoint not in facts.checkpoints:
                         continue
@@ -144,13 +146,9 @@ def _wrong_settings(one: Candidate, facts: Facts, within: Within) -> str | None:
     if not within.number("accumulate", one.accumulate):
         return "not the accumulation that is asked for"
     if one.pp == 1:
-        if one.shards == 1 and not one.reshard_after_forward:
-            return "nothing is gathered"
         return None
     if not within.number("pipeline.microbatches", one.microbatches):
         return "not the microbatches that are asked for"
-    if not one.reshard_after_forward:
-        return "a pipeline keeps what it gathered in any case"
     if one.microbatches < one.pp:
         return "fewer microbatches than stages"
     if one.pp * one.stages_per_rank > facts.layers:

@@ -71,7 +71,7 @@ def read_task(
     base = from_overrides(rest, config_dir=config_dir, config_name=config_name)
     machine = machine_of(base.hardware)
     if machine is None:
-        raise _refused(
+        raise _mistake(
             "search-hardware",
             "the search does not know the hardware",
             "add hardware=h100, or another of `parallelizer/configs/hardware`; hardware=this measures this machine",
@@ -101,7 +101,7 @@ def _gpus(overrides: Sequence[str]) -> tuple[int, list[str]]:
     rest = [one for one in overrides if not one.startswith("gpus=")]
     if not said or not said[-1].isdecimal() or int(said[-1]) < 1:
         message = f"gpus={said[-1]} is no number of GPUs" if said else "the number of GPUs is not given"
-        raise _refused("search-gpus", message, "add gpus=<number of GPUs>, as in gpus=64")
+        raise _mistake("search-gpus", message, "add gpus=<number of GPUs>, as in gpus=64")
     return int(said[-1]), rest
 
 
@@ -109,7 +109,7 @@ def _refuse_preset(overrides: Sequence[str]) -> None:
     """A preset is what is searched for."""
     chosen = next((one for one in overrides if one.lstrip("+~").startswith("parallel=")), None)
     if chosen is not None:
-        raise _refused(
+        raise _mistake(
             "search-preset",
             f"{chosen} chooses a preset, which is what the search looks for",
             "leave it out; to fix a part of it, set that key, as in parallel.mesh.tp=8 or --within mesh.tp=1..8",
@@ -134,10 +134,10 @@ def _memory(base: Setup, machine: Machine, gpus: int) -> int:
         return int(COMFORTABLE * float(total) * 2**30)
     if machine.measured:
         return int(COMFORTABLE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) // gpus
-    raise _refused(
+    raise _mistake(
         "search-hardware", f"the memory of {machine.name} is not known", "add --memory, as in --memory 72GiB"
     )
 
 
-def _refused(code: str, message: str, advice: str) -> PlanError:
+def _mistake(code: str, message: str, advice: str) -> PlanError:
     return PlanError([Diagnostic(code, message, None, advice)])

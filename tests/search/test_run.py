@@ -76,7 +76,10 @@ def test_a_limit_of_memory_leaves_out_what_does_not_fit_and_the_reasons_say_so()
 
 
 def test_a_found_preset_has_the_time_and_the_memory_that_plan_prints() -> None:
-    search, task = _search(["gpus=4"], ["mesh.cp=1", "mesh.pp=1", "rows=2", "checkpoint=none", "mesh.dp_replicate=1", "mesh.tp=2"])
+    search, task = _search(
+        ["gpus=4"],
+        ["mesh.cp=1", "mesh.pp=1", "rows=2", "checkpoint=none", "mesh.dp_replicate=1", "mesh.tp=2"],
+    )
     found = search.run(task)
     for place, one in enumerate(found.results[:2]):
         setup = task.setup_of(

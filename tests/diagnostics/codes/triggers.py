@@ -48,6 +48,10 @@ from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.runtime.step import Step
+from parallelizer.search.found import Found as SearchFound
+from parallelizer.search.nothing import nothing
+from parallelizer.search.task import read_task
+from parallelizer.search.within import read_within
 from parallelizer.simulate.time.machine import machine_of
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import build_data
@@ -256,6 +260,11 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "resume-data": lambda here: check_same_data(
         DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
     ),
+    "search-gpus": lambda here: raised(lambda: read_task(["hardware=h100"])),
+    "search-hardware": lambda here: raised(lambda: read_task(["gpus=8"])),
+    "search-nothing": lambda here: [nothing(SearchFound(), read_task(["gpus=8", "hardware=h100"]))],
+    "search-preset": lambda here: raised(lambda: read_task(["gpus=8", "hardware=h100", "parallel=tp2"])),
+    "search-within": lambda here: raised(lambda: read_within(["mesh.pt=1..8"])),
     "time-assumed": lambda here: machine_without_bandwidth(),
     "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),
