@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ORDER = (
     "torch_private", "diagnostics", "child", "language", "mesh", "styles", "compiler", "losses", "optim", "runtime",
-    "simulate", "configuration", "hugging_face", "proof", "report", "propose", "search", "training", "commands", "recipes",
+    "simulate", "configuration", "hugging_face", "proof", "report", "propose", "training", "commands", "recipes",
 )  # fmt: skip
 """From the left: a component imports itself and those before it."""
 

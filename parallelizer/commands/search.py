@@ -21,8 +21,8 @@ from parallelizer.diagnostics import render as show_diagnostics
 from parallelizer.diagnostics.diagnostic import PlanError
 
 if TYPE_CHECKING:
-    from parallelizer.search.found import Found
-    from parallelizer.search.task import Task
+    from parallelizer.propose.search.found import SearchResult
+    from parallelizer.propose.search.task import SearchTask
 
 NAME = "search"
 DOC = "find the fastest mesh and options for a number of GPUs, as a preset"
@@ -84,12 +84,12 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print the best. Returns the exit status."""
     import_torch()
+    from parallelizer.propose.search.nothing import nothing
+    from parallelizer.propose.search.reasons import comments
+    from parallelizer.propose.search.run import Search
+    from parallelizer.propose.search.show import document, write_found
+    from parallelizer.propose.search.task import read_task
     from parallelizer.report.targets import check_targets
-    from parallelizer.search.nothing import nothing
-    from parallelizer.search.reasons import comments
-    from parallelizer.search.run import Search
-    from parallelizer.search.show import document, write_found
-    from parallelizer.search.task import read_task
 
     try:
         check_targets(arguments.output, None)
@@ -135,10 +135,10 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     return found
 
 
-def _keep(arguments: argparse.Namespace, task: Task, found: Found, text: str) -> None:
+def _keep(arguments: argparse.Namespace, task: SearchTask, found: SearchResult, text: str) -> None:
     """Write the best preset where the command line asks for it, or print it; and say how to run it. Raises PlanError."""
+    from parallelizer.propose.search.preset import run_overrides
     from parallelizer.report.html.page import save
-    from parallelizer.search.preset import run_overrides
 
     name = "found"
     if arguments.output:

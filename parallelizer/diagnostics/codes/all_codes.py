@@ -16,7 +16,7 @@ FOLDERS = (
     "diagnostics/codes",
     "compiler/checks",
     "compiler/pipeline",
-    "search",
+    "propose/search",
     "simulate",
     "simulate/checks",
     "simulate/time",

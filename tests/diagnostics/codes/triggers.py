@@ -37,6 +37,10 @@ from parallelizer.proof.prove import check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
 from parallelizer.propose.from_transformers.translate import translate
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.nothing import nothing
+from parallelizer.propose.search.task import read_task
+from parallelizer.propose.search.within import read_within
 from parallelizer.report import lock
 from parallelizer.report.diff import check_rank
 from parallelizer.report.explanation import explain
@@ -48,10 +52,6 @@ from parallelizer.runtime.launch import outside
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.runtime.state import ParallelState, refuse_added_parameters, remember
 from parallelizer.runtime.step import Step
-from parallelizer.search.found import Found as SearchFound
-from parallelizer.search.nothing import nothing
-from parallelizer.search.task import read_task
-from parallelizer.search.within import read_within
 from parallelizer.simulate.time.machine import machine_of
 from parallelizer.training.data.choose_tokenizer import tokenizer_of
 from parallelizer.training.data.corpus import build_data
@@ -262,7 +262,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     ),
     "search-gpus": lambda here: raised(lambda: read_task(["hardware=h100"])),
     "search-hardware": lambda here: raised(lambda: read_task(["gpus=8"])),
-    "search-nothing": lambda here: [nothing(SearchFound(), read_task(["gpus=8", "hardware=h100"]))],
+    "search-nothing": lambda here: [nothing(SearchResult(), read_task(["gpus=8", "hardware=h100"]))],
     "search-preset": lambda here: raised(lambda: read_task(["gpus=8", "hardware=h100", "parallel=tp2"])),
     "search-within": lambda here: raised(lambda: read_within(["mesh.pt=1..8"])),
     "time-assumed": lambda here: machine_without_bandwidth(),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
-from parallelizer.search.candidate import NO_CHECKPOINT, Candidate
-from parallelizer.search.within import Within
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.within import Within
 
 MOST_ROWS = 16
 """More rows at once make products no faster, and take more memory. `--within rows=` tries others."""
@@ -17,7 +17,7 @@ SHARES = (1.0, 0.5)
 
 
 @dataclass(frozen=True)
-class Facts:
+class SpaceFacts:
     """What the space depends on. `layers` are the equal layers, which a pipeline is cut between; `cuts` says whether the plan
     allows cuts, `context` whether it has context parallelism, `stream` whether it has a stream that tp splits; `refused` is why
     the plan does not take a size of tp or of cp. `checkpoints` are the modes that are tried.
@@ -36,7 +36,7 @@ class Facts:
 
 
 @dataclass
-class Counted:
+class CandidateCount:
     """How many candidates there were, and how many each rule left out."""
 
     total: int = 0
@@ -54,7 +54,7 @@ def divisors(number: int) -> list[int]:
     return small + [number // n for n in reversed(small) if n * n != number]
 
 
-def candidates(facts: Facts, within: Within, counted: Counted) -> Iterator[Candidate]:
+def candidates(facts: SpaceFacts, within: Within, counted: CandidateCount) -> Iterator[Candidate]:
     """All candidates that no rule leaves out, in a fixed order."""
     for mesh in _meshes(facts, within):
         reason = _wrong_mesh(mesh, facts)
@@ -70,7 +70,7 @@ def candidates(facts: Facts, within: Within, counted: Counted) -> Iterator[Candi
                 yield one
 
 
-def _meshes(facts: Facts, within: Within) -> Iterator[Candidate]:
+def _meshes(facts: SpaceFacts, within: Within) -> Iterator[Candidate]:
     for tp in divisors(facts.gpus):
         for pp in divisors(facts.gpus // tp):
             for cp in divisors(facts.gpus // tp // pp):
@@ -82,7 +82,7 @@ def _meshes(facts: Facts, within: Within) -> Iterator[Candidate]:
                         yield one
 
 
-def _wrong_mesh(mesh: Candidate, facts: Facts) -> str | None:
+def _wrong_mesh(mesh: Candidate, facts: SpaceFacts) -> str | None:
     if mesh.tp > facts.per_node:
         return "tp leaves the node"
     if mesh.tp > 1 and not facts.tensor:
@@ -102,7 +102,7 @@ def _wrong_mesh(mesh: Candidate, facts: Facts) -> str | None:
     return None
 
 
-def _settings(mesh: Candidate, facts: Facts, within: Within) -> Iterator[Candidate]:
+def _settings(mesh: Candidate, facts: SpaceFacts, within: Within) -> Iterator[Candidate]:
     own_rows = facts.batch // mesh.data_ranks
     rows_tried = [
         n
@@ -142,7 +142,7 @@ def _schedules(mesh: Candidate, within: Within) -> list[tuple[str, int]]:
     return found
 
 
-def _wrong_settings(one: Candidate, facts: Facts, within: Within) -> str | None:
+def _wrong_settings(one: Candidate, facts: SpaceFacts, within: Within) -> str | None:
     if not within.number("accumulate", one.accumulate):
         return "not the accumulation that is asked for"
     if one.pp == 1:

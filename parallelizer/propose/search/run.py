@@ -12,7 +12,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import Mesh
 from parallelizer.language.styles import STYLES
-from parallelizer.search.bounds import (
+from parallelizer.propose.search.bounds import (
     at_least,
     best_rate,
     flops_of_batch,
@@ -20,15 +20,15 @@ from parallelizer.search.bounds import (
     state_bytes,
     time_bound,
 )
-from parallelizer.search.candidate import NO_CHECKPOINT, Candidate
-from parallelizer.search.class_trace import ClassTrace, class_trace, rows_to_trace
-from parallelizer.search.estimate import Estimates
-from parallelizer.search.found import Found
-from parallelizer.search.preset import preset_text
-from parallelizer.search.setups import STREAM, blocks_of, checkpoint_modes, class_setup
-from parallelizer.search.space import Counted, Facts, candidates
-from parallelizer.search.task import Task
-from parallelizer.search.truth import NotTraced, effort, reason, trace_whole
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.class_trace import ClassTrace, class_trace, rows_to_trace
+from parallelizer.propose.search.estimate import Estimates
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.preset import preset_text
+from parallelizer.propose.search.setups import STREAM, blocks_of, checkpoint_modes, class_setup
+from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
+from parallelizer.propose.search.task import SearchTask
+from parallelizer.propose.search.truth import NotTraced, effort, reason, trace_whole
 from parallelizer.simulate.record.trace import record
 
 SIDE_BY_SIDE = 2
@@ -76,14 +76,14 @@ class Search:
         self.sizes = sorted({size for p in self.model.parameters() for size in p.shape})
         self.traces: dict[Candidate, ClassTrace] = {}
         self.refused: dict[Candidate, str] = {}
-        self.found = Found()
+        self.found = SearchResult()
 
-    def facts(self, task: Task) -> Facts:
+    def facts(self, task: SearchTask) -> SpaceFacts:
         """What the space depends on."""
         styles = {use.style for rule in self.base.plan.rules for use in rule.uses}
         axes = {STYLES[name].axis for name in styles if name in STYLES}
         stream = self.base.plan.layouts.get(STREAM)
-        return Facts(
+        return SpaceFacts(
             task.gpus,
             self.base.workload.batch_size,
             self.base.workload.seq_len,
@@ -96,13 +96,13 @@ class Search:
             self.modes,
         )
 
-    def preset(self, task: Task, candidate: Candidate, said: Sequence[str] = ()) -> str:
+    def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
         return preset_text(candidate, task.given, self.blocks, self.run_of_layers, said)
 
-    def run(self, task: Task) -> Found:
+    def run(self, task: SearchTask) -> SearchResult:
         """Search. After Ctrl-C `found` is not complete."""
-        self.found = Found()
+        self.found = SearchResult()
         try:
             self._run(task)
         except KeyboardInterrupt:
@@ -110,8 +110,8 @@ class Search:
         self.found.sort()
         return self.found
 
-    def _run(self, task: Task) -> None:
-        found, counted = self.found, Counted()
+    def _run(self, task: SearchTask) -> None:
+        found, counted = self.found, CandidateCount()
         every = list(candidates(self.facts(task), task.within, counted))
         found.total, found.excluded = counted.total, counted.excluded
         kept = [c for c in every if memory_bound(c, self.states) <= task.memory]
@@ -131,7 +131,7 @@ class Search:
         found.sort()
         self._trace_best(task)
 
-    def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: Task) -> list[Candidate]:
+    def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
         """Without those that take longer than the best even if nothing is computed twice, and no sequence is split."""
         best = self._best(task)
         least = self._least(task)
@@ -153,7 +153,7 @@ class Search:
             left.append(one)
         return left
 
-    def _least(self, task: Task) -> Callable[[Candidate], float]:
+    def _least(self, task: SearchTask) -> Callable[[Candidate], float]:
         """The function that bounds the seconds of a candidate from below; it knows nothing before the first trace."""
         if not self.traces:
             return lambda _: 0.0
@@ -163,7 +163,7 @@ class Search:
         rate = best_rate(task.machine, float8=float8)
         return lambda one: time_bound(one, flops, rate)
 
-    def _best(self, task: Task) -> float:
+    def _best(self, task: SearchTask) -> float:
         """The seconds of the best candidate that surely fits."""
         return min(
             (e.seconds for e in self.found.priced if SURE * e.peak <= task.memory), default=float("inf")
@@ -222,7 +222,7 @@ class Search:
 
     # Prices
 
-    def _price(self, kept: Sequence[Candidate], estimates: Estimates, task: Task) -> None:
+    def _price(self, kept: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> None:
         found, best = self.found, self._best(task)
         for at, one in enumerate(kept):
             if at % 200 == 0:
@@ -237,7 +237,7 @@ class Search:
 
     # Truth
 
-    def _trace_best(self, task: Task) -> None:
+    def _trace_best(self, task: SearchTask) -> None:
         spent = 0
         near = [e for e in self.found.priced if e.peak <= SURE * task.memory]
         if not near:  # what comes nearest says by how much nothing fits

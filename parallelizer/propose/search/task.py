@@ -15,10 +15,10 @@ from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config, from_overrides
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.preset import differing, run_overrides
+from parallelizer.propose.search.within import Within, read_within
 from parallelizer.report.capacity import COMFORTABLE
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.preset import differing, run_overrides
-from parallelizer.search.within import Within, read_within
 from parallelizer.simulate.time.machine import Machine, machine_of
 
 NAME = "found"
@@ -26,7 +26,7 @@ NAME = "found"
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """`base` is the configuration on one rank, from `overrides`, which a run of a found preset repeats, and from what is `given`
     of the key `parallel`, which stands in every preset. `memory` are the bytes that a rank may hold; `traced` is the number of
     candidates that are traced whole.
@@ -61,7 +61,7 @@ def read_task(
     memory: int | None = None,
     config_dir: str | None = None,
     config_name: str = "train",
-) -> Task:
+) -> SearchTask:
     """The task of a command line. `overrides` are those of a run, and `gpus=N`; `memory` are the bytes that a rank may hold,
     by default nine tenths of the device's. Raises PlanError.
     """
@@ -82,7 +82,7 @@ def read_task(
     run = [one for one in rest if not _of_preset(one)]
     given = _parallel(rest, config_dir, config_name)
     given = differing(given, _parallel([*run, "parallel=base"], config_dir, config_name))
-    return Task(
+    return SearchTask(
         base,
         tuple(run),
         given,

@@ -11,8 +11,8 @@ from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
 from parallelizer.configuration.step_time import step_time
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.task import Task
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.task import SearchTask
 from parallelizer.simulate.record.pipeline_step import FEW
 from parallelizer.simulate.record.trace_classes import trace_classes, worst
 from parallelizer.simulate.time.predict import StepTime
@@ -43,7 +43,9 @@ class NotTraced:
     reason: str
 
 
-def trace_whole(task: Task, model: nn.Module, candidate: Candidate, text: str) -> TracedWhole | NotTraced:
+def trace_whole(
+    task: SearchTask, model: nn.Module, candidate: Candidate, text: str
+) -> TracedWhole | NotTraced:
     """Dry-run the preset `text` of a candidate, read as `plan` reads it."""
     try:
         setup = task.setup_of(text, candidate)

@@ -8,13 +8,13 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
+from parallelizer.propose.search import reasons
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.preset import run_overrides
+from parallelizer.propose.search.task import SearchTask
+from parallelizer.propose.search.truth import TracedWhole
 from parallelizer.report.rows.time import duration, range_of
 from parallelizer.report.text.tables import Column, console, write
-from parallelizer.search import reasons
-from parallelizer.search.found import Found
-from parallelizer.search.preset import run_overrides
-from parallelizer.search.task import Task
-from parallelizer.search.truth import TracedWhole
 
 COLUMNS = (
     Column(""),
@@ -28,7 +28,9 @@ COLUMNS = (
 )
 
 
-def write_found(found: Found, task: Task, stream: TextIO, *, top: int, width: int | None = None) -> None:
+def write_found(
+    found: SearchResult, task: SearchTask, stream: TextIO, *, top: int, width: int | None = None
+) -> None:
     """Print the best candidates, what binds, what does not fit, and what was left out."""
     screen = console(stream, width)
     workload = task.base.workload
@@ -88,7 +90,7 @@ def _counted(counter: Counter[str]) -> list[str]:
     ]
 
 
-def document(found: Found, task: Task, texts: list[str]) -> dict[str, Any]:
+def document(found: SearchResult, task: SearchTask, texts: list[str]) -> dict[str, Any]:
     """What `search --json` prints: sizes in bytes, times in seconds. `texts` are the presets of the first results."""
     return {
         "gpus": task.gpus,

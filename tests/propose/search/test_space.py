@@ -7,17 +7,17 @@ import itertools
 
 import pytest
 
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.space import Counted, Facts, candidates, divisors
-from parallelizer.search.within import read_within
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates, divisors
+from parallelizer.propose.search.within import read_within
 
-FACTS = Facts(
+FACTS = SpaceFacts(
     gpus=16, batch=32, sequence=256, per_node=8, layers=8, cuts=True, context=True, tensor=True, stream=True
 )
 
 
-def _of(facts: Facts, *limits: str) -> tuple[list[Candidate], Counted]:
-    counted = Counted()
+def _of(facts: SpaceFacts, *limits: str) -> tuple[list[Candidate], CandidateCount]:
+    counted = CandidateCount()
     return list(candidates(facts, read_within(limits)[0], counted)), counted
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from parallelizer.language.plan import Mesh
-from parallelizer.search.class_trace import ClassTrace
+from parallelizer.propose.search.class_trace import ClassTrace
 from parallelizer.simulate.record.operators import Issued, Moment, Operator
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from parallelizer.diagnostics.units import size
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.task import SearchTask
+from parallelizer.propose.search.truth import TracedWhole
 from parallelizer.report.rows.time import causes, duration, range_of, wait_shares
-from parallelizer.search.found import Found
-from parallelizer.search.task import Task
-from parallelizer.search.truth import TracedWhole
 
 WAITS = {
     "tp": "the links of tp",
@@ -26,7 +26,7 @@ WORTH_IT = 0.05
 """A wait below this share of the step binds nothing."""
 
 
-def counts(found: Found) -> str:
+def counts(found: SearchResult) -> str:
     """How many candidates there were, and what became of them."""
     out = sum(found.excluded.values())
     pruned = sum(found.pruned.values())
@@ -37,7 +37,7 @@ def counts(found: Found) -> str:
     )
 
 
-def headline(one: TracedWhole, task: Task) -> str:
+def headline(one: TracedWhole, task: SearchTask) -> str:
     """The time of a step, and the memory."""
     mfu = "" if one.time.mfu is None else f"{one.time.mfu:.0%} MFU, "
     return (
@@ -64,7 +64,7 @@ def loses(best: TracedWhole, other: TracedWhole) -> str:
     return f"+{slower:.1%}{said}"
 
 
-def too_large(one: TracedWhole, task: Task) -> str:
+def too_large(one: TracedWhole, task: SearchTask) -> str:
     """By how much a candidate does not fit."""
     return (
         f"{one.candidate.words()} ({one.candidate.options()}) takes {duration(one.seconds)} but needs {size(one.peak)}: "
@@ -72,7 +72,7 @@ def too_large(one: TracedWhole, task: Task) -> str:
     )
 
 
-def binds(found: Found, task: Task) -> list[str]:
+def binds(found: SearchResult, task: SearchTask) -> list[str]:
     """What keeps the best candidate from being faster."""
     best, said = found.results[0], []
     faster = [one for one in found.too_large if one.seconds < best.seconds]
@@ -88,7 +88,7 @@ def binds(found: Found, task: Task) -> list[str]:
     return said or ["computation: nothing else takes more than 5% of the step"]
 
 
-def comments(found: Found, task: Task, place: int, command: str) -> list[str]:
+def comments(found: SearchResult, task: SearchTask, place: int, command: str) -> list[str]:
     """The comments of the preset of the result at a place, 0 for the best."""
     one, best = found.results[place], found.results[0]
     said = [f"Found by `{command}`", counts(found), headline(one, task), f"at the peak: {held(one.at_peak)}"]

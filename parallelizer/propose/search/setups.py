@@ -18,7 +18,7 @@ from parallelizer.language.parse_rule import parse_rule_item
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import REPLICATE, Option, StyleDefaults
 from parallelizer.language.yaml_nodes import Scalar
-from parallelizer.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, WHOLE, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, WHOLE, Candidate
 from parallelizer.styles.application import Program
 
 STREAM = "stream"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from parallelizer.search.estimate import Estimate
-from parallelizer.search.truth import NotTraced, TracedWhole
+from parallelizer.propose.search.estimate import Estimate
+from parallelizer.propose.search.truth import NotTraced, TracedWhole
 
 
 @dataclass
-class Found:
+class SearchResult:
     """`results` are the candidates that were traced whole and fit, best first; `too_large` those that do not fit, with the
     smallest peak first; `priced` all that were priced, best first. `excluded` counts by reason; `pruned` by bound. `complete`
     is false after Ctrl-C.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.search.within import read_within
+from parallelizer.propose.search.within import read_within
 
 
 def test_a_range_of_numbers_holds_both_ends() -> None:

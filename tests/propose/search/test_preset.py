@@ -7,11 +7,11 @@ import pytest
 from parallelizer.compiler.observe.equal_layers import Run
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.plan import REPLICATE
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.preset import differing, preset_text
-from parallelizer.search.setups import setup_of
-from parallelizer.search.task import read_task
-from tests.search.tasks import LLAMA
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.preset import differing, preset_text
+from parallelizer.propose.search.setups import setup_of
+from parallelizer.propose.search.task import read_task
+from tests.propose.search.tasks import LLAMA
 
 RUN = Run("layers", 0, 4)
 BLOCKS = "layers.*"

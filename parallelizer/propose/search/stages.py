@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from parallelizer.language.pipeline.actions import Order
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.language.pipeline.replay import ActionCosts, replay
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.class_trace import ClassTrace
-from parallelizer.search.layer_times import UnitBytes
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.class_trace import ClassTrace
+from parallelizer.propose.search.layer_times import UnitBytes
 
 ROUNDS = 4
 """Microbatches for each rank that are replayed; each of the others takes what the slowest rank computes."""

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parallelizer.language.plan import FOLDED, Mesh
-from parallelizer.search.candidate import NO_CHECKPOINT, SPLIT, Candidate
-from parallelizer.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
-from parallelizer.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
-from parallelizer.search.stages import StageTimes, cut_layers, pipeline_seconds, rank_peaks
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, SPLIT, Candidate
+from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
+from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
+from parallelizer.propose.search.stages import StageTimes, cut_layers, pipeline_seconds, rank_peaks
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine

@@ -7,32 +7,34 @@ from collections.abc import Sequence
 import pytest
 
 from parallelizer.configuration.step_time import step_time
-from parallelizer.search.bounds import best_rate, flops_of_batch, memory_bound, time_bound
-from parallelizer.search.candidate import Candidate
-from parallelizer.search.reasons import binds, comments, loses
-from parallelizer.search.run import Search
-from parallelizer.search.space import Counted, candidates
-from parallelizer.search.task import Task, read_task
-from parallelizer.search.truth import TracedWhole, trace_whole
+from parallelizer.propose.search.bounds import best_rate, flops_of_batch, memory_bound, time_bound
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.reasons import binds, comments, loses
+from parallelizer.propose.search.run import Search
+from parallelizer.propose.search.space import CandidateCount, candidates
+from parallelizer.propose.search.task import SearchTask, read_task
+from parallelizer.propose.search.truth import TracedWhole, trace_whole
 from parallelizer.simulate.record.trace_classes import trace_classes, worst
-from tests.search.tasks import LLAMA
+from tests.propose.search.tasks import LLAMA
 
 WIDE = ("model.dim=512", "model.hidden_dim=1536", "model.n_heads=8", "model.n_kv_heads=8", "train.seq_len=512",
         "model.max_seq_len=512", "train.batch_size=16")  # fmt: skip
 """Wide enough for products to take longer than the host."""
 
 
-def _every(search: Search, task: Task) -> list[TracedWhole]:
+def _every(search: Search, task: SearchTask) -> list[TracedWhole]:
     """All candidates, traced whole."""
     found: list[TracedWhole] = []
-    for one in candidates(search.facts(task), task.within, Counted()):
+    for one in candidates(search.facts(task), task.within, CandidateCount()):
         traced = trace_whole(task, search.model, one, search.preset(task, one))
         if isinstance(traced, TracedWhole):
             found.append(traced)
     return found
 
 
-def _search(overrides: Sequence[str], within: Sequence[str], memory: int = 70 * 2**30) -> tuple[Search, Task]:
+def _search(
+    overrides: Sequence[str], within: Sequence[str], memory: int = 70 * 2**30
+) -> tuple[Search, SearchTask]:
     task = read_task([*LLAMA, *overrides], within=within, memory=memory)
     return Search(task.base, lambda _: None), task
 

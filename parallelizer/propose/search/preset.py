@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelizer.compiler.observe.equal_layers import Run
-from parallelizer.search.candidate import WHOLE, Candidate
-from parallelizer.search.setups import STREAM, checkpoint_rule, style_options
+from parallelizer.propose.search.candidate import WHOLE, Candidate
+from parallelizer.propose.search.setups import STREAM, checkpoint_rule, style_options
 
 WIDTH = 118
 """Columns of the comments."""

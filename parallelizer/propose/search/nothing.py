@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
-from parallelizer.search.found import Found
-from parallelizer.search.task import Task
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.task import SearchTask
 
 
-def nothing(found: Found, task: Task) -> Diagnostic:
+def nothing(found: SearchResult, task: SearchTask) -> Diagnostic:
     """The finding of a search without results: by how much the nearest candidate does not fit, or what rules out most."""
     if found.too_large:
         nearest = found.too_large[0]

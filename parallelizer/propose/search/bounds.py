@@ -7,9 +7,9 @@ from dataclasses import replace
 from torch import nn
 
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
-from parallelizer.search.candidate import NO_CHECKPOINT, Candidate
-from parallelizer.search.class_trace import ClassTrace
-from parallelizer.search.layer_times import MIDDLE
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.class_trace import ClassTrace
+from parallelizer.propose.search.layer_times import MIDDLE
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.price import total_flops
