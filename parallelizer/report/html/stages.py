@@ -30,4 +30,3 @@ def section(program: Program, model: nn.Module) -> Markup:
     others = rows_beside(stages.pipeline, stages.ranks)
     caption = "What each stage holds and receives"
     return join(table(caption, heads, rows), schedule.section(bubble(program), others))
-
