@@ -1,7 +1,8 @@
-"""A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), or every
-shipped model under every pipeline schedule (pipelines).
+"""A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), every shipped
+model under every pipeline schedule (pipelines), or every mixture of transformers with its experts shared out (experts).
 
-    python -m benchmarks.proofs [llama|families|pipelines] [--full-mesh] [--only TEXT] [--json] [--write PAGE] [--cells FILE]
+    python -m benchmarks.proofs [llama|families|pipelines|experts] [--full-mesh] [--only TEXT] [--json] [--write PAGE]
+        [--cells FILE]
 
 Exit status 0: every cell is proven, or refused with a finding by `pipelines`. 1: one is not, or the page has no place for the
 table.
@@ -14,12 +15,14 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proofs import families, matrix, pipelines
+from benchmarks.proofs import experts, families, matrix, pipelines
 from parallelizer.diagnostics import render
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.documents import verify_document
 
-MATRICES = ("llama", "families", "pipelines")
+MATRICES = ("llama", "families", "pipelines", "experts")
+KEPT = ("pipelines", "experts")
+"""Those whose outcomes a file can keep."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,15 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
     parser.add_argument("--write", metavar="PAGE", help="the page that the table is written into")
     parser.add_argument(
-        "--cells", metavar="FILE", help="keep the outcomes here, and run only cells that it lacks (pipelines)"
+        "--cells",
+        metavar="FILE",
+        help="keep the outcomes here, and run only cells that it lacks (pipelines, experts)",
     )
     parser.add_argument(
-        "--kept", action="store_true", help="run nothing, and show the cells that --cells has (pipelines)"
+        "--kept",
+        action="store_true",
+        help="run nothing, and show the cells that --cells has (pipelines, experts)",
     )
     asked = parser.parse_args(argv)
     if asked.full_mesh and asked.matrix != "llama":
         parser.error(f"{asked.matrix} takes no --full-mesh")
-    if (asked.cells or asked.kept) and asked.matrix != "pipelines":
+    if (asked.cells or asked.kept) and asked.matrix not in KEPT:
         parser.error(f"{asked.matrix} takes no --cells and no --kept")
     if asked.kept and not asked.cells:
         parser.error("--kept takes a file of cells, --cells")
@@ -56,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if asked.matrix == "families":
             return families.run(only=asked.only, as_json=asked.json, page=asked.write)
-        if asked.matrix == "pipelines":
-            return pipelines.run(
+        if asked.matrix in KEPT:
+            return (pipelines if asked.matrix == "pipelines" else experts).run(
                 only=asked.only,
                 as_json=asked.json,
                 page=asked.write,

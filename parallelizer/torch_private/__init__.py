@@ -30,6 +30,8 @@ from parallelizer.torch_private.flex import FlexAnswer as FlexAnswer
 from parallelizer.torch_private.flex import FlexCall as FlexCall
 from parallelizer.torch_private.flex import FlexCalls as FlexCalls
 from parallelizer.torch_private.flex import of_compiled_flex as of_compiled_flex
+from parallelizer.torch_private.fsdp_gathers import GatherExtension as GatherExtension
+from parallelizer.torch_private.fsdp_gathers import extend_gathers as extend_gathers
 from parallelizer.torch_private.memory import allocating as allocating
 from parallelizer.torch_private.memory import allocations as allocations
 from parallelizer.torch_private.memory import memory_history as memory_history

@@ -26,7 +26,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "DeepseekV2Config": {"moe_intermediate_size": 1408},
     "DiffusionGemmaTextConfig": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 64},
     "Dots1Config": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "HunYuanMoEV1Config": {"head_dim": 128, "vocab_size": 290944},
+    "FlexOlmoConfig": {"num_experts": 8},
+    "HunYuanMoEV1Config": {"head_dim": 128, "vocab_size": 290944, "num_experts": 8, "moe_topk": 2},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"] * 16},
     "MinistralConfig": {"head_dim": 128},
     "NemotronConfig": {"num_key_value_heads": 8},
@@ -80,21 +81,17 @@ class Family:
         raise ValueError("; ".join(failures) or "no class takes this configuration")
 
 
-def families() -> Iterator[Family]:
-    """In alphabetical order of folders, then as the configuration's file has them."""
+def families(plan: str = "base_model_tp_plan") -> Iterator[Family]:
+    """Those with a plan, in alphabetical order of folders, then as the configuration's file has them."""
     import transformers.models
 
     root = Path(transformers.models.__file__).parent
     for path in sorted(root.glob("*/configuration_*.py")):
-        if "base_model_tp_plan" not in path.read_text():
+        if plan not in path.read_text():
             continue
         module = importlib.import_module(f"transformers.models.{path.parent.name}.{path.stem}")
         for cls in vars(module).values():
-            if (
-                isinstance(cls, type)
-                and cls.__module__ == module.__name__
-                and vars(cls).get("base_model_tp_plan")
-            ):
+            if isinstance(cls, type) and cls.__module__ == module.__name__ and vars(cls).get(plan):
                 yield Family(path.parent.name, cls)
 
 

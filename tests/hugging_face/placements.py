@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,13 +22,13 @@ Piece = tuple[int, tuple[int, ...]] | None
 """The dimension that is split and this rank's positions in it; None for a parameter that lies whole."""
 
 
-def ours(program: Program, model: nn.Module, rank: int) -> dict[str, Piece]:
-    """Each parameter's piece on a rank of tp, as the program places and packs it."""
+def ours(program: Program, model: nn.Module, rank: int, axis: str = "tp") -> dict[str, Piece]:
+    """Each parameter's piece on a rank of an axis, as the program places and packs it."""
     placed = tensor_placements(program.applications)
     packed = {full_name(a.module, n): p for a in program for n, p in a.packed.items()}
     found: dict[str, Piece] = {}
     for name, param in parameter_names(model).items():
-        dim = placed[name]["tp"].dim if "tp" in placed.get(name, {}) else None
+        dim = placed[name][axis].dim if axis in placed.get(name, {}) else None
         if dim is None:
             found[name] = None
             continue
@@ -44,9 +45,30 @@ def _positions(size: int, packing: Packing | None, rank: int) -> tuple[int, ...]
 
 def theirs(model: nn.Module, rank: int) -> dict[str, Piece]:
     """Each parameter's piece on a rank of tp, as transformers makes the model parallel. Uses this process up."""
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    return _placed(
+        model,
+        rank,
+        lambda one, mesh: apply_tensor_parallelism(one, mesh, one._expand_parallel_plan(one.tp_plan)),
+    )
+
+
+def theirs_of_experts(model: nn.Module, rank: int) -> dict[str, Piece]:
+    """As `theirs`, on a rank of two that share experts out. Uses this process up."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+    def share_out(one: Any, mesh: Any) -> None:
+        alone = init_device_mesh("cpu", (TP, 1), mesh_dim_names=("rest", "tp"))["tp"]
+        apply_expert_parallelism(one, mesh, alone, one._expand_parallel_plan(one.ep_plan), "all_to_all")
+
+    return _placed(model, rank, share_out)
+
+
+def _placed(model: nn.Module, rank: int, apply: Callable[[Any, Any], Any]) -> dict[str, Piece]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
-    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     if not dist.is_initialized():
         enter_fake_world(TP, rank)
@@ -60,7 +82,7 @@ def theirs(model: nn.Module, rank: int) -> dict[str, Piece]:
             path, _, leaf = name.rpartition(".")
             alone = nn.Parameter(torch.empty_like(one.get_parameter(name)))
             one.get_submodule(path).register_parameter(leaf, alone)
-    apply_tensor_parallelism(model, mesh, one._expand_parallel_plan(one.tp_plan))
+    apply(one, mesh)
 
     @lru_cache
     def positions(size: int, placement: Any) -> tuple[int, ...]:

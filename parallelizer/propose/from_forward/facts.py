@@ -76,7 +76,7 @@ class CalledModule:
 class Facts:
     """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
     `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
-    a loss that it computes.
+    a loss that it computes. `experts` are the modules that compute tokens with some of their experts, with the style for each.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -90,3 +90,4 @@ class Facts:
     buffers: tuple[str, ...] = ()
     tied: bool = False
     computed_with: frozenset[str] = frozenset()
+    experts: Mapping[str, str] = field(default_factory=dict)

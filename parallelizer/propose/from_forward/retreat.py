@@ -14,6 +14,7 @@ from parallelizer.propose.from_forward.trial import Trials, meshed
 from parallelizer.propose.globs import pattern
 
 TP, CP, BOTH, DATA = {"tp": 2}, {"cp": 2}, {"cp": 2, "tp": 2}, {"dp_shard": 2}
+SHARED = {"ep": 2}
 
 Text = Callable[[Choice], str]
 
@@ -46,11 +47,17 @@ class Retreat:
             )
             said.append(f"the time is over: {self._untried(full, choice)} was not looked at")
         choice = self._drawing_apart(choice, said)
+        choice = self._sharing_out(choice, said)
         doubt = None
         if prove:
             try:
                 choice = self._passing(choice, said, proven=True)
                 doubt = self._doubt(choice)
+                if doubt and choice.experts and self.facts.experts and not self.trials.unproven:
+                    whole = dataclasses.replace(choice, experts=False)
+                    if (without := self._doubt(whole)) is None:
+                        said.append(f"experts are not shared out over ep: {doubt}")
+                        choice, doubt = whole, without
             except NotInTime:
                 doubt = "the time was over before it was run: `verify` proves it, and `--seconds` gives more"
         return Settled(choice, tuple(dict.fromkeys(said)), doubt)
@@ -73,10 +80,25 @@ class Retreat:
         )
         return choice
 
+    def _sharing_out(self, choice: Choice, said: list[str]) -> Choice:
+        """With experts that are shared out over ep, if the checks allow it."""
+        if not self.facts.experts:
+            return choice
+        try:
+            reason = self.trials.refusal(self.text(choice), {**DATA, **SHARED})
+        except NotInTime:
+            reason = "the time is over"
+        if reason is None:
+            return choice
+        said.append(f"experts are not shared out over ep: {reason}")
+        return dataclasses.replace(choice, experts=False)
+
     def _doubt(self, choice: Choice) -> str | None:
         if self.trials.unproven:
             return f"it is validated only: the model itself cannot be compared with: {self.trials.unproven}"
         mesh: Mapping[str, int] = {**DATA, "tp": 2} if choice.units else DATA
+        if self.facts.experts and choice.experts:
+            mesh = {**mesh, **SHARED}
         reason = self.trials.refusal(self.text(choice), mesh, proven=True)
         if reason:
             return f"on {meshed(mesh)} it does not hold: {reason}"

@@ -10,6 +10,7 @@ from torch import nn
 
 from parallelizer.propose.from_forward.atoms import BATCH, FEATURE, SEQUENCE, UNIFORM, Atom, Bond, leaves
 from parallelizer.propose.from_forward.counted import CountedView
+from parallelizer.propose.from_forward.experts import experts
 from parallelizer.propose.from_forward.facts import CalledModule, Facts, SplitRegion, Table
 from parallelizer.propose.from_forward.seen import Projection, Seen, SeenCall, Sliceable, Written, sums_over
 from parallelizer.torch_private import has_empty_child
@@ -33,6 +34,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         tuple(name for name, _ in model.named_buffers()),
         finder.tied(),
         frozenset(head for head in heads if finder.is_needed_whole(head)),
+        experts(model, seen),
     )
 
 

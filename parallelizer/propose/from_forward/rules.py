@@ -26,7 +26,7 @@ class Choice:
     """What of a proposal stands. `stream` is how the residual stream lies over tp, `units` what is split over tp, by key,
     `context` whether the sequence is split over cp, `divided` whether numbers of heads that modules hold are divided,
     `sharded_logits` whether the loss is given the head's output as it lies, `random` the modules that draw random numbers of
-    each rank's own.
+    each rank's own, `experts` says whether experts are shared out on meshes with ep.
     """
 
     units: frozenset[str] = frozenset()
@@ -34,6 +34,7 @@ class Choice:
     context: bool = True
     divided: bool = True
     sharded_logits: bool = True
+    experts: bool = True
     random: frozenset[str] = frozenset()
     batch: Mapping[str, str] = field(default_factory=dict)
     buffers: Mapping[str, int] = field(default_factory=dict)
@@ -77,7 +78,11 @@ def lines(facts: Facts, choice: Choice) -> list[ProposedRule]:
         ProposedRule((path,), ("context-parallel",), "exact attention over a split sequence")
         for path in facts.attentions
     ]
-    model = [*tensor, *(context if choice.context else ())]
+    shared = [
+        ProposedRule((path,), (style,), "on meshes with ep, each rank has some experts")
+        for path, style in facts.experts.items()
+    ]
+    model = [*tensor, *(context if choice.context else ()), *(shared if choice.experts else ())]
     styled = {module for line in model for module in line.modules}
     blocks = ProposedRule(facts.blocks, ("fsdp", "stage"), "one block at a time")
     root = ProposedRule(

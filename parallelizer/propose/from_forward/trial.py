@@ -18,7 +18,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
-from parallelizer.language.plan import TENSOR_AXES, Mesh
+from parallelizer.language.plan import EXPERT, TENSOR_AXES, Mesh
 from parallelizer.propose.from_forward.in_place import changed_in_place
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
@@ -101,7 +101,7 @@ class Trials:
             path = Path(folder) / "plan.yaml"
             path.write_text(text)
             try:
-                setup = dataclasses.replace(self.setup, plan=load_plan(path), mesh=Mesh(dict(mesh)))
+                setup = dataclasses.replace(self.setup, plan=load_plan(path), mesh=_mesh(mesh))
                 return _Tried(self._proof(setup)) if proven else self._check(setup)
             except PlanError as error:
                 if proven and (first := error.diagnostics[0]).code in _OF_THE_MODEL:
@@ -134,6 +134,10 @@ class Trials:
         if proof.divergence is not None:
             return f"the sharded run differs from the unsharded one: {proof.divergence.description}"
         return "the sharded run differs from the unsharded one"
+
+
+def _mesh(sizes: Mapping[str, int]) -> Mesh:
+    return Mesh({axis: size for axis, size in sizes.items() if axis != EXPERT}, ep=sizes.get(EXPERT, 1))
 
 
 def meshed(mesh: Mapping[str, int]) -> str:

@@ -13,7 +13,9 @@ from torch import nn
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import full_name
 from parallelizer.propose.from_transformers.tp_plan import (
+    DISPATCH,
     TpPlanEntry,
+    read_ep_plan,
     read_fsdp_plan,
     read_layer_lists,
     read_tp_plan,
@@ -22,10 +24,12 @@ from parallelizer.propose.from_transformers.tp_plan import (
 from parallelizer.propose.from_transformers.translate import Inexpressible, TranslatedRule, translate
 from parallelizer.propose.globs import ends_in_common, globs_for
 from parallelizer.propose.plan_text import PlanLine
+from parallelizer.styles.experts.find import NAMES
+from parallelizer.styles.target import forward_names
 from parallelizer.styles.tied_parameters import parameter_names, tied_names
 
 TRANSLATED, SPLIT, WHOLE, SUMMED = "tp_plan", "split", "whole", "summed"
-CONTEXT, DATA = "context", "fsdp_plan"
+CONTEXT, EXPERTS, DATA = "context", "ep_plan", "fsdp_plan"
 """The sections of a plan, in their order."""
 
 
@@ -71,6 +75,7 @@ def propose(
         SPLIT: _split(model, met),
         **whole,
         CONTEXT: _context(model),
+        EXPERTS: _experts(model),
         DATA: _data(model),
     }
     return Proposal(
@@ -200,6 +205,26 @@ def _context(model: nn.Module) -> Iterator[PlanLine]:
         if calls_attention(module) and getattr(module, "config", text) is text
     ]
     yield from (PlanLine(glob, ("context-parallel",)) for glob in plan_globs(names, every_name(model)))
+
+
+def _experts(model: nn.Module) -> Iterator[PlanLine]:
+    """The modules of experts that its `ep_plan` shares out, all of whose parameters it splits along the first dimension. A
+    module that calls its arguments otherwise than most has them in the same order: tokens, experts, weights.
+    """
+    alike: dict[str, list[str]] = {}
+    for path in read_ep_plan(model):
+        alike.setdefault(_expert_style(model.get_submodule(path)), []).append(path)
+    every = every_name(model)
+    for style, paths in alike.items():
+        yield from (PlanLine(glob, (style,), DISPATCH) for glob in plan_globs(paths, every))
+
+
+def _expert_style(module: nn.Module) -> str:
+    called = list(forward_names(module) or ())[: len(NAMES)]
+    if len(called) < len(NAMES) or called == list(NAMES.values()):
+        return "experts"
+    written = ", ".join(f"{option}: {name}" for option, name in zip(NAMES, called, strict=True))
+    return f"{{style: experts, {written}}}"
 
 
 def calls_attention(module: nn.Module) -> bool:

@@ -18,6 +18,9 @@ from parallelizer.hugging_face.architecture import is_model
 from parallelizer.language.plan import full_name
 from parallelizer.styles.tied_parameters import parameter_names
 
+DISPATCH, EXPERT_PARAMETER = "ep_dispatch_experts", "grouped_gemm"
+"""The strings of an `ep_plan`: of a module of experts, and of its parameters, which are split along the first dimension."""
+
 ADDED = "embedding_rowwise"
 """The string that transformers adds for `embed_tokens` where a plan does not name it."""
 
@@ -44,10 +47,10 @@ def read_tp_plan(model: nn.Module) -> list[TpPlanEntry]:
     """The entries of the model's merged plan, in its order, each with what it names.
 
     As transformers does it: a key names modules, or parameters, by paths in which numbers of layers are `*`; a parameter
-    without an entry of its own has that of its module. Raises PlanError when there is no plan.
+    without an entry of its own has that of its module. Raises PlanError when there is none, and no `ep_plan` either.
     """
     plan: Mapping[str, str] = dict(getattr(model, "tp_plan", None) or {}) if is_model(model) else {}
-    if not plan:
+    if not plan and not read_ep_plan(model):
         raise PlanError([_no_plan(model)])
     modules: dict[str, list[str]] = {key: [] for key in plan}
     parameters: dict[str, list[str]] = {key: [] for key in plan}
@@ -69,6 +72,12 @@ def read_tp_plan(model: nn.Module) -> list[TpPlanEntry]:
         )
         for key, string in plan.items()
     ]
+
+
+def read_ep_plan(model: nn.Module) -> list[str]:
+    """The modules of experts of the model's `ep_plan`."""
+    plan: Mapping[str, str] = dict(getattr(model, "ep_plan", None) or {}) if is_model(model) else {}
+    return [path for path, _ in model.named_modules() if plan.get(with_wildcards(path)) == DISPATCH]
 
 
 def read_fsdp_plan(model: nn.Module) -> dict[str, str]:

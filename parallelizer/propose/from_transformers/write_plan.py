@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from parallelizer.propose.from_transformers.proposal import (
     CONTEXT,
     DATA,
+    EXPERTS,
     SPLIT,
     SUMMED,
     TRANSLATED,
@@ -23,6 +24,7 @@ SECTIONS = {
     WHOLE: "Ours: what no entry names lies whole on every rank, with one gradient; as DTensors, like everything else.",
     SUMMED: "Ours: no entry names these, and each rank's gradient is a part, which transformers leaves unsummed.",
     CONTEXT: "Ours: exact attention over a sequence that is split over cp, where the attention interface is called.",
+    EXPERTS: "ep_plan: on meshes with ep, experts are shared out, and tokens travel to them.",
     DATA: "fsdp_plan: behind each rule stands transformers' string; the others keep full weights, as the root does.",
 }
 

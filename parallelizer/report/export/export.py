@@ -25,6 +25,7 @@ from parallelizer.report.export.loops import Item, access, emit
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Exporting, Program
 from parallelizer.styles.checkpoint import kept_operators
+from parallelizer.styles.float8.recipes import weights_in_float8
 from parallelizer.styles.registry import EXPORT
 from parallelizer.styles.statements import WIDTH, Statement
 from parallelizer.styles.tensor_styles import has_hooks, tensor_style_statements
@@ -81,6 +82,7 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     torch.distributed.pipelining too. A style of the user's own is imported from where its class is; PlanError is raised for one
     that cannot be made anew from what it holds, and for stages that torch cannot run.
     """
+    _refuse_experts(program)
     exported_stages.refuse_what_torch_cannot_run(program, calls)
     lines = _Lines.of(program, calls)
     body = _parallelize(program, model, lines)
@@ -111,6 +113,14 @@ def export(program: Program, model: nn.Module, calls: Calls | None = None, comma
     return "\n".join(parts).rstrip() + "\n"
 
 
+def _refuse_experts(program: Program) -> None:
+    """Raise PlanError for experts that are shared out: their ranks are a mesh that no public name of torch's makes."""
+    for application in program.of_slot("experts"):
+        message = "experts that are shared out over ep cannot be written out: torch has no public name that folds their mesh"
+        help_text = "export a mesh with ep=1, or call parallelizer.parallelize on the one with ep"
+        raise PlanError([Diagnostic("export-style", message, application.rule.span, help_text)])
+
+
 @dataclass(frozen=True)
 class _Lines:
     """What is to be written, by slot; `casts` come before everything else and `sums` behind it. `precision` is the one
@@ -130,7 +140,8 @@ class _Lines:
         slots: dict[str, list[Item]] = {"tensor": _tensor_items(program, calls)}
         for application in program:
             if application.slot not in ("params", "io", "stage"):
-                exporting = Exporting(_mesh_of(application), precision=precision)
+                gathered = weights_in_float8(application, program)
+                exporting = Exporting(_mesh_of(application), precision=precision, gathered=gathered)
                 statements = EXPORT[application.style](application, exporting)
                 slots.setdefault(application.slot, []).extend(_items(application, statements))
         casts = [

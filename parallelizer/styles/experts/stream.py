@@ -34,7 +34,7 @@ class Stream:
     def part(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor [T, ...]."""
         if self.layout == "equal" and whole.requires_grad:
-            own: Tensor = _Part.apply(whole, self)
+            own: Tensor = _OwnRows.apply(whole, self)
             return own
         return whole.narrow(0, *self.place(whole.size(0)))
 
@@ -44,7 +44,7 @@ class Stream:
             start, own = self.place(length)
             before, after = (part.new_zeros(n, *part.shape[1:]) for n in (start, length - start - own))
             return torch.cat([before, part, after])
-        whole: Tensor = _Join.apply(part, self, length)
+        whole: Tensor = _JoinedRows.apply(part, self, length)
         return whole
 
     def place(self, length: int) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class Stream:
         return whole[:length]
 
 
-class _Part(torch.autograd.Function):
+class _OwnRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, stream: Stream) -> Tensor:
         ctx.stream, ctx.length = stream, whole.size(0)
@@ -74,7 +74,7 @@ class _Part(torch.autograd.Function):
         return ctx.stream.gathered(gradient, ctx.length), None
 
 
-class _Join(torch.autograd.Function):
+class _JoinedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, stream: Stream, length: int) -> Tensor:
         ctx.stream, ctx.length = stream, length

@@ -6,19 +6,17 @@ the parameters are placed, and how the tokens lie over tp, is found while compil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from parallelizer.language.plan import EXPERT, REPLICA_AXES
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
-from parallelizer.styles.registry import applies, exports, implements
-from parallelizer.styles.statements import Statement
+from parallelizer.styles.registry import applies, implements
 from parallelizer.styles.target import Sharding, StyleError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from parallelizer.styles.application import Application, Exporting, Live
+    from parallelizer.styles.application import Application, Live
     from parallelizer.styles.target import Target
 
 declare(
@@ -94,9 +92,3 @@ def apply(application: Application, module: nn.Module, live: Live) -> None:
         routing=live.routing,
         path=application.module,
     )
-
-
-@exports("experts")
-def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
-    """The same calls."""
-    yield from ()
