@@ -69,7 +69,9 @@ def compose(row: Row) -> Composed:
     micro = min(rows, int(run.get("micro_batch") or 1))
     pipelined = mesh.get("pp", 1) > 1
     parts = max(1, rows // micro)
-    kept = parts if pipelined else min(parts, KEPT_PARTS)  # a few microbatches of a pipeline stand for all in any case
+    kept = (
+        parts if pipelined else min(parts, KEPT_PARTS)
+    )  # a few microbatches of a pipeline stand for all in any case
     # A distributed optimizer shards over the replicas what fsdp shards, and keeps the parameters.
     sharded = data if library and replicas > 1 else mesh.get("dp_shard", 1)
     axes = {
