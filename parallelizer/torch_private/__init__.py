@@ -24,6 +24,7 @@ from parallelizer.torch_private.compiling import raised_while_compiling as raise
 from parallelizer.torch_private.compiling import stops_recomputation as stops_recomputation
 from parallelizer.torch_private.cuda import forked_after_cuda as forked_after_cuda
 from parallelizer.torch_private.fake_tensors import FakeTensors as FakeTensors
+from parallelizer.torch_private.fake_tensors import GroupedProducts as GroupedProducts
 from parallelizer.torch_private.flex import NOT_FLEX as NOT_FLEX
 from parallelizer.torch_private.flex import FlexAnswer as FlexAnswer
 from parallelizer.torch_private.flex import FlexCall as FlexCall

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.operator_sizes import GROUPED
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
 from parallelizer.simulate.time.constants import FITTED, Constants
 from parallelizer.simulate.time.machine import Machine
@@ -63,6 +64,10 @@ class Prices:
             found = self._gemm(_alike(operator), self._dtype(operator))
         elif operator.kind == ATTENTION:
             found = self._attention(_alike(operator))
+        if (
+            found is not None and operator.name == GROUPED
+        ):  # groups of few rows are bound by their weights' bytes
+            found = max(found, memory_seconds(operator, self.machine, self.constants))
         if found is not None and self.habits.early:
             found /= self.constants.early
         if found is None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from parallelizer.simulate.record.flops import step_flops
+from parallelizer.simulate.record.operator_sizes import gemm_sizes, way_of
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
+from parallelizer.torch_private import TorchDispatchMode
 from tests.chosen import chosen
 from tests.simulate.setups import CHECKPOINT, in_float8, llama, stack, traced
 
@@ -37,6 +43,25 @@ def test_products_and_attention_have_their_sizes() -> None:
     seen = operators(line, ATTENTION)
     assert {(o.sizes, o.causal) for o in seen} == {((8, 16, 8, 32, 32, 4), True)}
     assert [o.backward for o in seen] == [False, False, True, True]
+
+
+def test_products_of_groups_count_all_their_rows() -> None:
+    """Of [S, K] times [G, K, N], and of the gradients of both: 2 S K N each."""
+    rows, weights = torch.zeros(12, 8, requires_grad=True), torch.zeros(3, 8, 16, requires_grad=True)
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if way_of(func) == GEMM and (read := gemm_sizes(func, args, result)):
+                seen.append(read[0])
+            return result
+
+    with Watch():
+        result = F.grouped_mm(rows, weights, offs=torch.tensor([5, 5, 12], dtype=torch.int32))
+        (result * torch.ones_like(result)).sum().backward()
+    assert seen[0] == (1, 12, 16, 8)
+    assert [math.prod(sizes) for sizes in seen] == [12 * 8 * 16] * 3
 
 
 def test_the_operations_are_those_that_torch_counts() -> None:
