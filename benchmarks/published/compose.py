@@ -66,7 +66,7 @@ def compose(row: Row) -> Composed:
     data = replicas * mesh.get("dp_shard", 1)
     batch = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
     rows = max(1, batch // data)
-    micro = min(rows, int(run.get("micro_batch") or 1))
+    micro = _microbatch(row, rows)
     pipelined = mesh.get("pp", 1) > 1
     parts = max(1, rows // micro)
     kept = (
@@ -110,10 +110,19 @@ def compose(row: Row) -> Composed:
         _precision(str(run["precision"])),
         deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
         library_kernels=library,
-        overlapped_tp="async" in row.techniques.lower() or "overlapped DP, TP" in row.techniques,
+        overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023
     )
+
+
+def _microbatch(row: Row, rows: int) -> int:
+    """The rows of a microbatch, of those of a data rank. Where none are said, torchtitan has a microbatch for each stage of a
+    pipeline, and others have one row.
+    """
+    if row.run.get("micro_batch") is None and row.mesh.get("pp", 1) > 1 and row.source == "torchtitan":
+        return max(1, rows // row.mesh["pp"])
+    return min(rows, int(row.run.get("micro_batch") or 1))
 
 
 def _pipeline(row: Row, microbatches: int) -> list[str]:
@@ -121,13 +130,24 @@ def _pipeline(row: Row, microbatches: int) -> list[str]:
     ranks, layers = row.mesh["pp"], int(row.model["layers"])
     interleaved = "interleaved" in str(row.run.get("schedule", "")).lower()
     stages = int(row.run.get("virtual_stages_per_rank") or (2 if interleaved else 1))
-    # Megatron counts the embedding and the head as layers of their own, and so has room for a few stages more.
-    stages = max(n for n in range(1, stages + 1) if n == 1 or ranks * n <= layers)
+    if "PP communication" in row.techniques:  # Megatron overlaps it between the stages of a rank alone
+        stages = layers // ranks
+    # Megatron counts the embedding and the head as layers, and so divides 126 layers by 128: the nearest that divides them.
+    possible = [n for n in range(1, stages + 1) if ranks * n <= layers] or [1]
+    stages = min(reversed(possible), key=lambda n: -(-layers // (ranks * n)) * n)
     return [
         f"parallel.pipeline.schedule={'interleaved-1f1b' if stages > 1 else '1f1b'}",
         f"parallel.pipeline.stages_per_rank={stages}",
         f"parallel.pipeline.microbatches={microbatches}",
     ]
+
+
+def _overlaps_tp(row: Row) -> bool:
+    """Whether collectives over tp run beside the products: torchtitan's asynchronous ones, or those of the Transformer Engine,
+    which Megatron-Bridge's recipes of dense models take.
+    """
+    techniques = row.techniques.lower()
+    return "async" in techniques or "overlapped dp, tp" in techniques or row.source == "Megatron-Bridge"
 
 
 def _is_library(row: Row) -> bool:
