@@ -2,10 +2,10 @@
 
     python -m benchmarks.ledger_truth [--only TEXT]
 
-For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing, and for
-those of pipelines under every schedule: the step runs on gloo processes with the recorder that the dry run uses, and is
-traced in the fake world for each of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype, phase, module, rule
-and overlap are.
+For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing, in float8 by
+every recipe, and for those of pipelines under every schedule: the step runs on gloo processes with the recorder that the
+dry run uses, and is traced in the fake world for each of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype,
+phase, module, rule and overlap are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_ledgers
-from tests.simulate.setups import CHECKPOINT, llama
+from tests.simulate.setups import CHECKPOINT, FLOAT8_RECIPES, GATHERED, in_float8, llama
 
 PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
 PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
+FLOAT8_PRESETS = ("fsdp2", "tp2", "cp2", "pp2", "fsdp2_tp2")
+GATHERING_PRESETS = ("fsdp2", "hsdp2x2", "fsdp2_tp2")
 STAGES = ("parallel.pipeline.microbatches=4", "model.n_layers=4")
 PLANS = ("llama", "llama_tp")
 VARIANTS = {
@@ -42,6 +44,14 @@ def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
         name = f"{preset} {plan} {variant}".strip()
         if only in name:
             yield name, llama(f"parallel={preset}", f"plan={plan}", *more)
+    for preset, plan, recipe in itertools.product(FLOAT8_PRESETS, PLANS, FLOAT8_RECIPES):
+        name = f"{preset} {plan} float8 {recipe}"
+        if only in name:
+            yield name, llama(f"parallel={preset}", f"plan={plan}", in_float8(recipe))
+    for preset in GATHERING_PRESETS:
+        name = f"{preset} llama float8 gathered"
+        if only in name:
+            yield name, llama(f"parallel={preset}", in_float8("tensorwise", GATHERED))
     for preset, schedule in itertools.product(PIPELINES, SCHEDULES):
         name = f"{preset} {schedule}"
         if only in name:

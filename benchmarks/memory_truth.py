@@ -24,7 +24,7 @@ from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
 from tests.simulate.setups import CHECKPOINT as FULL
-from tests.simulate.setups import FLOAT8_RECIPES, GPT, LLAMA, SELECTIVE, in_float8, setup_of
+from tests.simulate.setups import FLOAT8_RECIPES, GATHERED, GPT, LLAMA, SELECTIVE, in_float8, setup_of
 
 MESHES = {
     "single": (),
@@ -114,6 +114,9 @@ def cases() -> Iterator[Case]:
         for recipe in FLOAT8_RECIPES:
             yield llama(f"float8 {recipe}", mesh, in_float8(recipe))
             yield llama(f"float8 {recipe} bf16", mesh, in_float8(recipe), BFLOAT16)
+    for mesh in ("fsdp2", "fsdp3", "fsdp2_tp2", "hsdp2x2_tp2"):
+        yield llama("float8 gathered", mesh, in_float8("tensorwise", GATHERED))
+        yield llama("float8 gathered bf16", mesh, in_float8("tensorwise", GATHERED), BFLOAT16)
     for mesh, rank in (
         ("fsdp3", 2),
         ("fsdp4", 3),

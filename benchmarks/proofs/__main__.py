@@ -1,7 +1,8 @@
 """A table of proofs: the shipped Llamas on every preset that fits (llama), every other shipped model (families), every shipped
-model under every pipeline schedule (pipelines), or every mixture of transformers with its experts shared out (experts).
+model under every pipeline schedule (pipelines), every mixture of transformers with its experts shared out (experts), or every
+recipe of float8 (precision).
 
-    python -m benchmarks.proofs [llama|families|pipelines|experts] [--full-mesh] [--only TEXT] [--json] [--write PAGE]
+    python -m benchmarks.proofs [llama|families|pipelines|experts|precision] [--full-mesh] [--only TEXT] [--json] [--write PAGE]
         [--cells FILE]
 
 Exit status 0: every cell is proven, or refused with a finding by `pipelines`. 1: one is not, or the page has no place for the
@@ -15,12 +16,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proofs import experts, families, matrix, pipelines
+from benchmarks.proofs import experts, families, matrix, pipelines, precision
 from parallelizer.diagnostics import render
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.documents import verify_document
 
-MATRICES = ("llama", "families", "pipelines", "experts")
+MATRICES = ("llama", "families", "pipelines", "experts", "precision")
 KEPT = ("pipelines", "experts")
 """Those whose outcomes a file can keep."""
 
@@ -61,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.only and asked.write:
         parser.error("--write takes a whole table, and --only makes a part of one")
     try:
-        if asked.matrix == "families":
-            return families.run(only=asked.only, as_json=asked.json, page=asked.write)
+        if asked.matrix in ("families", "precision"):
+            return (families if asked.matrix == "families" else precision).run(
+                only=asked.only, as_json=asked.json, page=asked.write
+            )
         if asked.matrix in KEPT:
             return (pipelines if asked.matrix == "pipelines" else experts).run(
                 only=asked.only,

@@ -75,7 +75,7 @@ def in_a_word(cell: Cell) -> str:
     return (
         "**not equal**"
         if cell.share is not None
-        else "refused"
+        else "refused"  # also where it has to be, which is a success
         if cell.reason.startswith("refused")
         else "**failed**"
     )

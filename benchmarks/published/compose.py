@@ -41,8 +41,6 @@ def left_out(row: Row) -> str | None:
     """Why a row cannot be composed yet; None for one that can."""
     if not row.run.get("dense", True) or row.mesh.get("ep", 1) > 1:
         return "experts"
-    if row.mesh.get("pp", 1) > 1:
-        return "pipeline"
     if row.tokens_per_second is None:
         return "no throughput"
     if not {"layers", "hidden", "ffn", "heads", "vocab"} <= set(row.model):
@@ -68,11 +66,16 @@ def compose(row: Row) -> Composed:
     data = replicas * mesh.get("dp_shard", 1)
     batch = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
     rows = max(1, batch // data)
-    micro = min(rows, int(run.get("micro_batch") or 1))
+    micro = _microbatch(row, rows)
+    pipelined = mesh.get("pp", 1) > 1
     parts = max(1, rows // micro)
+    kept = (
+        parts if pipelined else min(parts, KEPT_PARTS)
+    )  # a few microbatches of a pipeline stand for all in any case
     # A distributed optimizer shards over the replicas what fsdp shards, and keeps the parameters.
     sharded = data if library and replicas > 1 else mesh.get("dp_shard", 1)
     axes = {
+        "pp": mesh.get("pp", 1),
         "dp_replicate": data // sharded,
         "dp_shard": sharded,
         "cp": mesh.get("cp", 1),
@@ -83,13 +86,15 @@ def compose(row: Row) -> Composed:
         *_model(row),
         *(f"parallel.mesh.{axis}={size}" for axis, size in axes.items()),
         f"train.seq_len={run['seq_len']}",
-        f"train.batch_size={micro * data * min(parts, KEPT_PARTS)}",
-        f"train.accumulate={min(parts, KEPT_PARTS)}",
+        f"train.batch_size={micro * data * kept}",
+        f"train.accumulate={1 if pipelined else kept}",
         "device=cuda",
         "train.dtype=bfloat16",
         *_rules(row, library),
     ]
-    if (replicas > 1 and library) or "SHARD_GRAD_OP" in row.techniques:
+    if pipelined:
+        overrides += _pipeline(row, parts)
+    elif (replicas > 1 and library) or "SHARD_GRAD_OP" in row.techniques:
         overrides.append("++parallel.styles.fsdp.reshard_after_forward=false")
     if "foundry" in row.source or library:
         overrides.append("parallel.styles.fsdp.reduce_dtype=bfloat16")
@@ -101,14 +106,48 @@ def compose(row: Row) -> Composed:
         tuple(overrides),
         hardware,
         _hardware_values(row),
-        parts,
+        1 if pipelined else parts,
         _precision(str(run["precision"])),
-        deferred=library and replicas > 1,
+        deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
         library_kernels=library,
-        overlapped_tp="async" in row.techniques.lower() or "overlapped DP, TP" in row.techniques,
+        overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023
     )
+
+
+def _microbatch(row: Row, rows: int) -> int:
+    """The rows of a microbatch, of those of a data rank. Where none are said, torchtitan has a microbatch for each stage of a
+    pipeline, and others have one row.
+    """
+    if row.run.get("micro_batch") is None and row.mesh.get("pp", 1) > 1 and row.source == "torchtitan":
+        return max(1, rows // row.mesh["pp"])
+    return min(rows, int(row.run.get("micro_batch") or 1))
+
+
+def _pipeline(row: Row, microbatches: int) -> list[str]:
+    """The schedule: 1F1B, interleaved where a rank has several stages."""
+    ranks, layers = row.mesh["pp"], int(row.model["layers"])
+    interleaved = "interleaved" in str(row.run.get("schedule", "")).lower()
+    stages = int(row.run.get("virtual_stages_per_rank") or (2 if interleaved else 1))
+    if "PP communication" in row.techniques:  # Megatron overlaps it between the stages of a rank alone
+        stages = layers // ranks
+    # Megatron counts the embedding and the head as layers, and so divides 126 layers by 128: the nearest that divides them.
+    possible = [n for n in range(1, stages + 1) if ranks * n <= layers] or [1]
+    stages = min(reversed(possible), key=lambda n: -(-layers // (ranks * n)) * n)
+    return [
+        f"parallel.pipeline.schedule={'interleaved-1f1b' if stages > 1 else '1f1b'}",
+        f"parallel.pipeline.stages_per_rank={stages}",
+        f"parallel.pipeline.microbatches={microbatches}",
+    ]
+
+
+def _overlaps_tp(row: Row) -> bool:
+    """Whether collectives over tp run beside the products: torchtitan's asynchronous ones, or those of the Transformer Engine,
+    which Megatron-Bridge's recipes of dense models take.
+    """
+    techniques = row.techniques.lower()
+    return "async" in techniques or "overlapped dp, tp" in techniques or row.source == "Megatron-Bridge"
 
 
 def _is_library(row: Row) -> bool:

@@ -17,6 +17,7 @@ from parallelizer.simulate.record.operators import Moment
 from parallelizer.simulate.time.constants import FITTED, Constants
 from parallelizer.simulate.time.machine import Machine, machine_of
 from parallelizer.simulate.time.predict import StepTime, predict_on
+from parallelizer.simulate.time.predict_pipeline import predict_pipeline
 from parallelizer.simulate.time.price import Habits
 
 RESERVED = 1.18
@@ -96,17 +97,9 @@ def step_seconds(prepared: Prepared, line: Sequence[Moment], constants: Constant
 def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction:
     """The prediction of one row."""
     composed, mesh = prepared.composed, prepared.traced.mesh
-    time = predict_on(
-        prepared.machine,
-        prepared.lines[-1],
-        mesh,
-        prepared.tokens,
-        constants=constants,
-        habits=habits_of(composed),
-    )
-    # Parts beyond those of the lines take what the last of them takes.
+    time = _time(prepared, constants)
     seconds = time.seconds
-    if composed.parts > LINE_PARTS:
+    if composed.parts > LINE_PARTS:  # what is beyond the lines takes what the last part takes
         seconds += (composed.parts - LINE_PARTS) * (
             seconds - step_seconds(prepared, prepared.lines[0], constants)
         )
@@ -121,3 +114,11 @@ def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction
         prepared.row.peak_memory,
         RESERVED * prepared.traced.peak / 2**30,
     )
+
+
+def _time(prepared: Prepared, constants: Constants) -> StepTime:
+    machine, mesh, habits = prepared.machine, prepared.traced.mesh, habits_of(prepared.composed)
+    if prepared.traced.pipeline is not None:
+        lines = prepared.traced.pipeline
+        return predict_pipeline(machine, lines, mesh, prepared.tokens, constants=constants, habits=habits)
+    return predict_on(machine, prepared.lines[-1], mesh, prepared.tokens, constants=constants, habits=habits)

@@ -11,17 +11,21 @@ from benchmarks.published.compose import Composed
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.action_lines import PipelineLines
 from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.record.trace import trace
+from parallelizer.simulate.record.trace_classes import trace_classes
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The time line of a step, and the peak of its memory in bytes."""
+    """The time line of a step, and the peak of its memory in bytes. A pipeline has the lines of its actions, and is seen from
+    its last stage, as torchtitan logs it.
+    """
 
     line: tuple[Moment, ...]
     peak: int
     mesh: Mesh
+    pipeline: PipelineLines | None = None
 
 
 def traced(composed: Composed, folder: Path | None = None) -> Traced:
@@ -33,8 +37,10 @@ def traced(composed: Composed, folder: Path | None = None) -> Traced:
         return found
     setup = from_config(*compose_config(list(composed.overrides)))
     model = setup.build_model()
-    step = trace(setup.compile(model), model, setup.recipe())
-    made = Traced(step.line, step.memory.peak, setup.mesh)
+    stages = setup.mesh.size("pp")
+    last = (stages - 1) * (setup.mesh.world_size // stages)
+    step = trace_classes(setup.compile(model), model, setup.recipe(), last)
+    made = Traced(step.line, step.memory.peak, setup.mesh, step.pipeline)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(pickle.dumps(made))

@@ -20,6 +20,7 @@ from parallelizer.commands import (
     plan,
     rehearse,
     schema,
+    search,
     train,
     validate,
     verify,
@@ -53,6 +54,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     validate,
     plan,
+    search,
     verify,
     rehearse,
     train,

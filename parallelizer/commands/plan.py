@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from parallelizer.configuration.setup import Setup
     from parallelizer.simulate.record.trace import Trace
+    from parallelizer.simulate.time.predict import StepTime
     from parallelizer.styles.application import Program
 
 NAME = "plan"
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     looked = look(setup, model, validated(setup, program, model, rank=arguments.rank, classes=True), FOLDER)
     step, found = looked.validation.trace, looked.found
     time = step_time(setup, step)
+    full = _without_float8(setup, program, model, arguments.rank) if time is not None else None
     if time is not None:
         found = in_order((*found, *time.assumed))
     if arguments.html:
@@ -99,15 +101,33 @@ def run(arguments: argparse.Namespace) -> int:
             found += error.diagnostics
     status = 1 if has_errors(found) or differing else 0
     if arguments.json:
-        document = plan_document(program, model, setup.device, arguments.rank, step, found, time)
+        document = plan_document(program, model, setup.device, arguments.rank, step, found, time, full)
         print_json({**document, "differences": differing} if arguments.locked else document)
         return status
     if arguments.lock or arguments.locked:
         show_diagnostics.write(found, sys.stderr)
         _say_locked(arguments, found, differing)
         return status
-    dry_run.write(setup, program, model, step, found, arguments.rank, time)
+    dry_run.write(setup, program, model, step, found, arguments.rank, time, full)
     return status
+
+
+def _without_float8(setup: Setup, program: Program, model: nn.Module, rank: int) -> StepTime | None:
+    """The time of the step with everything in its own dtype; None for a plan without float8, or if that step cannot be
+    followed.
+    """
+    from parallelizer.child.children import WorldError
+    from parallelizer.configuration.step_time import step_time
+    from parallelizer.configuration.without_float8 import without_float8
+    from parallelizer.simulate.record.trace import trace
+
+    if not program.of_slot("precision") or setup.mesh.sizes["pp"] > 1:
+        return None
+    plain = without_float8(setup)
+    try:
+        return step_time(plain, trace(plain.compile(model), model, plain.recipe(), rank))
+    except (PlanError, WorldError):
+        return None
 
 
 def _lock(

@@ -34,7 +34,7 @@ def causal_lm(
     *,
     auto: str = "AutoModelForCausalLM",
     attention: str = IMPLEMENTATION,
-    experts: str = "batched_mm",
+    experts: str | None = None,
     dtype: str = "float32",
 ) -> nn.Module:
     """A transformers model without pretrained values, on the device that is the default, as on meta.
@@ -42,8 +42,9 @@ def causal_lm(
     `name` is a local folder or a hub id, of which the configuration alone is read; `config` says `model_type` and
     sizes, or changes those of `name`. `auto` is the class of transformers that chooses the model's. `attention` is an
     attention implementation; ours is transformers' sdpa with masks that know how context parallelism deals out a
-    sequence. `experts` is how a mixture of experts computes: `batched_mm` can be traced. The cache of keys and values,
-    of no use in training, is switched off.
+    sequence. `experts` is how a mixture of experts computes: None leaves it to transformers, which takes `grouped_mm`;
+    `batched_mm` copies the weights of an expert for every token, and `eager` reads values, so that it cannot be traced.
+    The cache of keys and values, of no use in training, is switched off.
 
     Raises ValueError when neither or an unknown architecture is given, a folder or id that has no configuration, or
     an attention or class that the model does not have, and ImportError without transformers.
@@ -60,7 +61,7 @@ def _build(
     settings: dict[str, Any],
     auto: str,
     attention: str,
-    experts: str,
+    experts: str | None,
     dtype: str,
 ) -> nn.Module:
     import torch

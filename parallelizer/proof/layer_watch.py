@@ -12,7 +12,7 @@ from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
-from parallelizer.torch_private import tree_leaves
+from parallelizer.torch_private import GroupedProducts, tree_leaves
 
 
 @dataclass
@@ -29,7 +29,7 @@ def layer_stays(model: nn.Module, workload: Workload) -> list[LayerStay] | None:
     """Every call of a layer in one forward of `model`, which is on meta. None when it does not run so."""
     watch = _LayerWatch(model)
     try:
-        with torch.device("meta"), torch.no_grad(), watch:
+        with torch.device("meta"), torch.no_grad(), GroupedProducts(), watch:
             call(model, workload.example(1, workload.seq_len, "meta"))
     except Exception:  # whatever somebody's forward raises: the trace tells it
         return None

@@ -21,6 +21,10 @@ from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 _OF_MODES = (__name__, "parallelizer.compiler.observe.function_mode", "torch.overrides")
 _FLOAT8 = ("torchao.float8", "parallelizer.proof.float8_reference")
 
+_GROUPED = tuple(
+    f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None
+)
+
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -34,6 +38,8 @@ class Float64(FunctionMode):
             return super().call(func, args, kwargs)
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
+        if func in _GROUPED and args[0].dtype == torch.float64:  # which no kernel takes
+            return grouped_products(*args, **kwargs)
         # A fused optimizer counts its steps in a float32, and its CUDA kernel reads nothing else.
         counter = func is torch.zeros and phase.current() == "optimizer"
         if kwargs.get("dtype") in _LOW and not counter:
@@ -41,6 +47,19 @@ class Float64(FunctionMode):
         if func in (torch.Tensor.to, torch.Tensor.type):
             args = tuple(torch.float64 if isinstance(a, torch.dtype) and a in _LOW else a for a in args)
         return super().call(func, args, kwargs)
+
+
+def grouped_products(
+    rows: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    """As torch documents `grouped_mm` of rows [S, K] in groups that end at `offs` [G], with weights [G, K, N]: [S, N]. Rows
+    behind the last group give zeros.
+    """
+    ends = offs.tolist()
+    parts = [rows[begin:end] @ weight for begin, end, weight in zip([0, *ends], ends, weights, strict=False)]
+    parts.append(rows.new_zeros(len(rows) - ends[-1], weights.size(2)))
+    found = torch.cat(parts)
+    return found if bias is None else found + bias
 
 
 def _rounds_to_float8() -> bool:

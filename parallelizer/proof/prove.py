@@ -8,6 +8,7 @@ import math
 import torch
 from torch import nn
 
+from parallelizer.compiler.observe.running_module import within
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
@@ -22,6 +23,7 @@ from parallelizer.proof.subject import Subject
 from parallelizer.proof.tiny import SMALL, TinyForm, small_mesh, tiny_form
 from parallelizer.runtime.launch.failures import LaunchError
 from parallelizer.styles.application import Program
+from parallelizer.styles.float8.recipes import recipe_of
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 """float64 and float32 give a verdict; bfloat16, in which fsdp computes then, is compared with float32 and
@@ -127,7 +129,7 @@ def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Pro
         ranks,
         subject.mesh,
         subject.tokens,
-        master_of(dtype),
+        _rounding(program, dtype),
         runs.references.loud,
     )
     proof = Proof(
@@ -147,6 +149,18 @@ def _compared(subject: Subject, program: Program, runs: Runs, dtype: str) -> Pro
     return dataclasses.replace(
         proof, divergence=locate(program, reference, ranks, verdict), unequal=verdict.unequal
     )
+
+
+def _rounding(program: Program, dtype: str) -> torch.dtype:
+    """The dtype that both runs round to. A scale of a whole tensor is a float32, and is no power of two. Modes do not see which
+    code compiled code comes from: they lift it there to float64.
+    """
+    compiled = [a.module for a in program.of_slot("compile")]
+    lifted = any(
+        recipe_of(a) == "tensorwise" and any(within(a.module, path) for path in compiled)
+        for a in program.of_slot("precision")
+    )
+    return torch.float32 if lifted else master_of(dtype)
 
 
 def _distances(references: References) -> tuple[Distance, ...]:

@@ -41,14 +41,17 @@ def plan_document(
     trace: Trace | None = None,
     diagnostics: Iterable[Diagnostic] | None = None,
     time: StepTime | None = None,
+    full: StepTime | None = None,
 ) -> dict[str, Any]:
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
-    trace, and no time where nothing is known of the hardware.
+    trace, and no time where nothing is known of the hardware. `full` is the time of the plan without float8.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
+    from parallelizer.report.rows.precision import precision
     from parallelizer.report.rows.stages import stage_rows
 
+    in_float8 = precision(program, model, trace)
     return {
         "world_size": program.mesh.world_size,
         "mesh": program.mesh.every,
@@ -82,6 +85,9 @@ def plan_document(
         "ledger": [e.as_json() for e in trace.ledger] if trace else [],
         "memory": _memory(trace) if trace else None,
         "time": _time(time) if time else None,
+        "precision": {**in_float8.as_json(), "seconds_without": full.seconds if full else None}
+        if in_float8
+        else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
         "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
         "buffers": {

@@ -14,6 +14,7 @@ from parallelizer.compiler.observe.phase import phase
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.runtime.loss_sums import loss_sums
+from parallelizer.runtime.pipeline import progress
 from parallelizer.runtime.pipeline.live import LivePipeline
 from parallelizer.runtime.pipeline.passes import dtype_of, evaluate_passes, forward_passes, train_passes
 from parallelizer.runtime.pipeline.shared_gradients import counted, sum_shared
@@ -111,7 +112,8 @@ def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Te
         sequence, dtype = state.buffers.sequence, dtype_of(model)
         return train_passes(state.pipeline, state.program.plan, parts, loss, SCALE, sequence, dtype)
     totals: torch.Tensor | None = None
-    for part in parts:
+    for at, part in enumerate(parts):
+        progress.tell((at, None))
         with phase("forward"):
             output = forward(model, part)
         with taken_sharded(output):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,9 +180,11 @@ class Exporting:
 
     `mesh` is the variable that holds the mesh of the application's axes. `called` says how the module is called; it is None
     where it is unknown, or where something else is hooked onto the module too. `precision` is the MixedPrecisionPolicy, as
-    text, that all FSDP units share and that has a variable of its own.
+    text, that all FSDP units share and that has a variable of its own. `gathered` names the weights that a unit gathers in
+    float8.
     """
 
     mesh: str
     called: ModuleCall | None = None
     precision: str | None = None
+    gathered: Sequence[str] = ()

@@ -35,6 +35,9 @@ declare(
             ),
             "param_dtype": OptionKind("dtype", "the dtype of parameters in forward and backward"),
             "reduce_dtype": OptionKind("dtype", "the dtype in which gradients are reduced"),
+            "gather": OptionKind(
+                "choice", "the dtype in which the weights of linears in float8 are gathered", ("float8",)
+            ),
             "cpu_offload": OptionKind("bool", "keep shards in host memory"),
             "min_params": OptionKind("int", "put a module with fewer parameters into its parent's unit"),
             "min_size": OptionKind(
@@ -46,6 +49,7 @@ declare(
             "reshard_after_forward": "true, false for the root",
             "param_dtype": "the parameters' own",
             "reduce_dtype": "param_dtype",
+            "gather": "param_dtype",
             "cpu_offload": "false",
             "min_params": "0",
             "min_size": "0",
@@ -189,8 +193,19 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
         ignored_params=whole | live.others | (set() if experts else shared_out(module)) or None,
         **more,
     )
+    if unit.options.get("gather") == "float8":
+        from parallelizer.styles.float8.gathers import gather_in_float8
+
+        gather_in_float8(module, [n for n in unit.params if n not in unit.reasons and _in_float8(module, n)])
     sum_instead_of_average(module)
     sum_gradients_of(module, left_whole(unit), tuple(groups))
+
+
+def _in_float8(module: nn.Module, name: str) -> bool:
+    from parallelizer.styles.float8.linear import computes_in_float8
+
+    path, _, leaf = name.rpartition(".")
+    return leaf == "weight" and computes_in_float8(module.get_submodule(path))
 
 
 def is_of_experts(unit: Application) -> bool:
@@ -230,6 +245,10 @@ def export(unit: Application, exporting: Exporting) -> Iterator[Statement]:
     elif whole:
         arguments.append(f"ignored_params={{{MODULE}.get_parameter(name) for name in {list_text(whole)}}}")
     yield Statement("fully_shard", tuple(arguments), copies=tuple(copies))
+    if unit.options.get("gather") == "float8":
+        from parallelizer.styles.float8.gathers import gather_in_float8
+
+        yield calls(gather_in_float8, list_text(exporting.gathered))
 
 
 def exported_casts(unit: Application) -> Iterator[tuple[str, Statement]]:

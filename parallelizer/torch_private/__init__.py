@@ -24,11 +24,14 @@ from parallelizer.torch_private.compiling import raised_while_compiling as raise
 from parallelizer.torch_private.compiling import stops_recomputation as stops_recomputation
 from parallelizer.torch_private.cuda import forked_after_cuda as forked_after_cuda
 from parallelizer.torch_private.fake_tensors import FakeTensors as FakeTensors
+from parallelizer.torch_private.fake_tensors import GroupedProducts as GroupedProducts
 from parallelizer.torch_private.flex import NOT_FLEX as NOT_FLEX
 from parallelizer.torch_private.flex import FlexAnswer as FlexAnswer
 from parallelizer.torch_private.flex import FlexCall as FlexCall
 from parallelizer.torch_private.flex import FlexCalls as FlexCalls
 from parallelizer.torch_private.flex import of_compiled_flex as of_compiled_flex
+from parallelizer.torch_private.fsdp_gathers import GatherExtension as GatherExtension
+from parallelizer.torch_private.fsdp_gathers import extend_gathers as extend_gathers
 from parallelizer.torch_private.memory import allocating as allocating
 from parallelizer.torch_private.memory import allocations as allocations
 from parallelizer.torch_private.memory import memory_history as memory_history

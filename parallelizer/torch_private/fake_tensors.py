@@ -6,7 +6,11 @@ import sys
 import types
 from typing import Any
 
+import torch
+
 from parallelizer.torch_private.tensors import TorchDispatchMode, tree_leaves
+
+_GROUPED = torch.ops.aten._grouped_mm.default
 
 
 class FakeTensors:
@@ -17,7 +21,7 @@ class FakeTensors:
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        self._modes = FakeTensorMode(allow_non_fake_inputs=True), _RealIndices()
+        self._modes = FakeTensorMode(allow_non_fake_inputs=True), _RealIndices(), GroupedProducts()
 
     def __enter__(self) -> None:
         for mode in self._modes:
@@ -52,6 +56,32 @@ class _RealIndices(TorchDispatchMode):
             return func(*args, **kwargs)
         with self._without():
             return func(*args, **kwargs)
+
+
+class GroupedProducts(TorchDispatchMode):
+    """The shapes of grouped products on fake tensors and on meta in every dtype. Torch's own, `meta_grouped_mm`, knows those of
+    CUDA's kernel alone, which is for bfloat16; the CPU's takes others too. Modes that watch are entered inside.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not _GROUPED or args[0].dtype == torch.bfloat16:
+            return func(*args, **kwargs)
+        a, b = args[:2]
+        if not (_aligned(a) and _aligned(b)):
+            raise RuntimeError("strides should be multiple of 16 bytes")  # as the CPU's kernel has it
+        offs = kwargs.get("offs", args[2] if len(args) > 2 else None)
+        if a.dim() == b.dim() == 2:  # the groups are along the dim that is summed over
+            return a.new_empty(len(offs), a.size(0), b.size(1))
+        if a.dim() == b.dim():
+            return a.new_empty(a.size(0), a.size(1), b.size(2))
+        return a.new_empty(a.size(-2), b.size(-1))
+
+
+def _aligned(factor: torch.Tensor) -> bool:
+    """Whether rows, or columns, of a factor begin at multiples of 16 bytes."""
+    last, row = factor.stride(-1), factor.stride(-2)
+    return (max(last, row) * factor.element_size()) % 16 == 0
 
 
 def _caller(name: str, depth: int) -> types.FrameType | None:

@@ -28,6 +28,10 @@ EXPECTED = {
         "print the shards, collectives and memory of each rank",
         [*SETUP, "--json", "--rank", "--lock", "--locked", "--diff", "--html"],
     ),
+    "search": (
+        "find the fastest mesh and options for a number of GPUs, as a preset",
+        [*SETUP, "--json", "--within", "--memory", "--top", "--output"],
+    ),
     "verify": (
         "prove that the sharded run equals the unsharded one",
         [*SETUP, "--json", "--full-mesh", "--force", "--dtype", "--proofs", "--seed"],

@@ -15,7 +15,7 @@ from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove
 from parallelizer.report.documents import verify_document
 from parallelizer.report.text.proof import text
-from parallelizer.styles.float8 import linear
+from parallelizer.styles.float8 import gathers, linear
 from parallelizer.styles.float8.linear import run_in_float8
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 from tests.chosen import chosen
@@ -47,6 +47,53 @@ def test_sharded_float8_equals_unsharded_float8(case: tuple[str, str]) -> None:
     assert all(0.005 < (one.output or 0) < 0.3 and 0.005 < (one.gradient or 0) < 0.5 for one in proof.float8)
     assert "float8, in both runs: 14 linears; from full precision differ outputs by" in text(proof)
     assert verify_document(proof)["float8"][0]["module"] == "layers.0.attention.wq"
+
+
+GATHERED = "layers.*: {style: fsdp, gather: float8}"
+MESHES: dict[str, tuple[str, ...]] = {
+    "fsdp2_tp2": ("parallel=fsdp2_tp2",),
+    "hsdp2x2": ("parallel=hsdp2x2",),
+    "fsdp3": ("parallel.mesh.dp_shard=3", "train.batch_size=6"),
+    "fsdp2 cp2": ("parallel.mesh.dp_shard=2", "parallel.mesh.cp=2"),
+    "pp2 fsdp2": ("parallel=pp2", "parallel.mesh.dp_shard=2"),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh", chosen(MESHES, ["fsdp2_tp2"]))
+def test_weights_that_are_gathered_in_float8_are_those_that_a_linear_would_cast(mesh: str) -> None:
+    proof = gathered(*MESHES[mesh])
+    assert proof.passed and proof.proven, text(proof)
+
+
+def gathered(*overrides: str) -> Proof:
+    rules = f"rules=['{GLOB}: float8', '{GATHERED}']"
+    return prove(subjects.setup(*overrides, "plan=llama", rules))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_gathers_of_float8_are_proven_inside_of_checkpoints_and_compiled_code() -> None:
+    more = "layers.*: [checkpoint, {style: compile, backend: aot_eager}]"
+    rules = f"rules=['{GLOB}: float8', '{GATHERED}', '{more}']"
+    assert prove(subjects.setup("parallel=fsdp2", rules)).passed
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["fsdp", "tp"])
+def test_a_scale_of_a_shard_that_is_gathered_is_found(axis: str) -> None:
+    """The largest values are agreed on over one axis only."""
+
+    def one(right: Faulty, params: Any) -> Any:
+        groups = right(params)
+        return groups[1:] if axis == "fsdp" else groups[:1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        on_ranks(patch, gathers, "_groups", one)
+        proof = gathered("parallel=fsdp2_tp2")
+    assert not proof.passed
+    assert proof.divergence is not None and proof.divergence.module.startswith("layers.0.attention.w")
 
 
 @pytest.mark.ranks

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 from torch.utils.checkpoint import checkpoint
 
 from parallelizer.diagnostics.diagnostic import PlanError
-from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention, plain_attention
+from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention, grouped_products, plain_attention
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:
@@ -144,3 +144,18 @@ def test_plain_flex_attention_is_torchs(kind: str) -> None:
     assert q.grad is not None and q.grad.isfinite().all()
     with pytest.raises(NotImplementedError, match="backward on CPU"):
         flex_attention(q, k, v, enable_gqa=True)
+
+
+def test_products_of_groups_are_those_of_torch_s_kernel() -> None:
+    """And in float64, which it does not take. The second group is empty."""
+    rows, weights = torch.randn(12, 8, requires_grad=True), torch.randn(3, 8, 16, requires_grad=True)
+    ends, mixed = torch.tensor([5, 5, 12], dtype=torch.int32), torch.randn(12, 16)
+    found = []
+    for compute in (F.grouped_mm, grouped_products):
+        result = compute(rows, weights, offs=ends)
+        found.append((result, *torch.autograd.grad((result * mixed).sum(), (rows, weights))))
+    for kernel, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, kernel)
+    with Float64():
+        wide = F.grouped_mm(rows.double(), weights.double(), offs=ends)
+    torch.testing.assert_close(wide.float(), found[0][0])

@@ -43,13 +43,15 @@ FAILING = (
 STACK = (*GPT[:1], "model=stack", f"plan={CONFIGS}/plans/stack.yaml", "train.seq_len=8", "train.batch_size=8")
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 FLOAT8_RECIPES = tuple(TORCHAO_NAMES)
+GATHERED = "layers.*: {style: fsdp, gather: float8}"
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 
 
-def in_float8(recipe: str) -> str:
-    """The override that puts the linears of a Llama's layers in float8."""
+def in_float8(recipe: str, *rules: str) -> str:
+    """The override that puts the linears of a Llama's layers in float8, with more rules beside it."""
     linears = "layers.*.{attention.w[qkvo],feed_forward.w[123]}"
-    return f"rules=['{linears}: {{style: float8, recipe: {recipe}}}']"
+    every = (f"{linears}: {{style: float8, recipe: {recipe}}}", *rules)
+    return f"rules=[{','.join(map(repr, every))}]"
 
 
 def setup_of(*overrides: str) -> Setup:

@@ -59,8 +59,12 @@ class Run:
         return path if index is None else path.replace("*", str(self.first + index), 1).rstrip(".")
 
 
-def longest_run(program: Iterable[Application], model: nn.Module) -> Run | None:
-    """The longest run of equal layers, if tracing two short models costs less than the whole one."""
+WORTH_IT = 2 * SHORT + 2
+"""Layers from which tracing two short models costs less than the whole one."""
+
+
+def longest_run(program: Iterable[Application], model: nn.Module, least: int = WORTH_IT) -> Run | None:
+    """The longest run of at least so many equal layers; by default of so many that two short models cost less to trace."""
     styles: dict[str, list[Facts]] = {}
     for a in program:
         styles.setdefault(a.module, []).append(
@@ -73,7 +77,7 @@ def longest_run(program: Iterable[Application], model: nn.Module) -> Run | None:
         first = 0
         for _, group in itertools.groupby(_signatures(module, f"{path}." if path else "", styles)):
             count = len(list(group))
-            if count > 2 * SHORT + 1 and (best is None or count > best.count):
+            if count >= least and (best is None or count > best.count):
                 best = Run(path, first, count)
             first += count
     return best

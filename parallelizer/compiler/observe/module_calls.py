@@ -18,7 +18,7 @@ from parallelizer.compiler.observe.equal_layers import SHORT, Run, shortened_cop
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import ModuleCall
-from parallelizer.torch_private import TorchDispatchMode, tree_leaves
+from parallelizer.torch_private import GroupedProducts, TorchDispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _journeys(journey: Journey, run: Run) -> Iterator[Journey]:
 
 def _observe(model: nn.Module, workload: Workload) -> Calls:
     watch = _CallWatch(model)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), GroupedProducts(), watch:
         output = call(model, workload.example(2, workload.seq_len, "meta"))
     return watch.calls(output)
 

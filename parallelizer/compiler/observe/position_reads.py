@@ -26,6 +26,7 @@ from parallelizer.compiler.observe.equal_layers import Run, short_copy
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import Application
+from parallelizer.torch_private import GroupedProducts
 
 LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 7, 5, 3)
 """Lengths of a sequence that dimensions of models seldom have; short, because a table may be."""
@@ -91,7 +92,12 @@ def used_positions(
     watch = _PositionWatch(model, length)
     watch.adopt(batch, given)
     try:
-        with torch.no_grad(), redirect_stdout(sys.stderr), watch:  # what it prints is no answer of ours
+        with (
+            torch.no_grad(),
+            redirect_stdout(sys.stderr),
+            GroupedProducts(),
+            watch,
+        ):  # what it prints is no answer of ours
             model(**batch)
     except (Exception, SystemExit):
         # What keeps a model from running is the trace's to tell; here it means that nothing is known.

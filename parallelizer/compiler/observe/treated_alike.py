@@ -21,7 +21,7 @@ from parallelizer.compiler.observe.equal_layers import Run
 from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
-from parallelizer.torch_private import tree_leaves
+from parallelizer.torch_private import GroupedProducts, tree_leaves
 
 BEFORE = -1
 """The segment of what runs before the first layer of the run."""
@@ -53,7 +53,7 @@ def treated_alike(model: nn.Module, workload: Workload, run: Run) -> bool:
     """
     watch = _OperationWatch(Running(model), run)
     try:
-        with torch.device("meta"), torch.no_grad(), watch:
+        with torch.device("meta"), torch.no_grad(), GroupedProducts(), watch:
             call(model, workload.example(1, workload.seq_len, "meta"))
     except Exception:  # the trace will say what is wrong, or that nothing is
         return False

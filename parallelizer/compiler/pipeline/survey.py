@@ -24,7 +24,7 @@ from parallelizer.compiler.pipeline.unit_watch import UnitWatch
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.language.workload import Workload
-from parallelizer.torch_private import tree_leaves, version
+from parallelizer.torch_private import GroupedProducts, tree_leaves, version
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _surveyed(model: nn.Module, candidates: tuple[str, ...], workload: Workload)
 def _followed(watch: UnitWatch, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Any:
     """The output of one forward under the watch."""
     try:
-        with watch, torch.no_grad():
+        with GroupedProducts(), watch, torch.no_grad():
             return call(model, batch)
     finally:
         watch.remove()

@@ -16,6 +16,7 @@ FOLDERS = (
     "diagnostics/codes",
     "compiler/checks",
     "compiler/pipeline",
+    "propose/search",
     "simulate",
     "simulate/checks",
     "simulate/time",

@@ -104,7 +104,9 @@ def _take(name: str, module: str, there: str | None, made: Copied) -> None:
     elif module.split(".")[0] != PACKAGE:
         made.names.setdefault(module, set()).add(there if there == name else f"{there} as {name}")
     elif there == name:
-        _copy(name, importlib.import_module(module), made)
+        home = getattr(getattr(importlib.import_module(module), name), "__module__", module)
+        # A package may hand on what one of its modules defines.
+        _copy(name, importlib.import_module(home if str(home).startswith(PACKAGE) else module), made)
     else:
         raise ValueError(f"{module}.{there} is called {name} where it is used: a copy could not be")
 

@@ -25,6 +25,7 @@ from parallelizer.report.export.loops import Item, access, emit
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Exporting, Program
 from parallelizer.styles.checkpoint import kept_operators
+from parallelizer.styles.float8.recipes import weights_in_float8
 from parallelizer.styles.registry import EXPORT
 from parallelizer.styles.statements import WIDTH, Statement
 from parallelizer.styles.tensor_styles import has_hooks, tensor_style_statements
@@ -139,7 +140,8 @@ class _Lines:
         slots: dict[str, list[Item]] = {"tensor": _tensor_items(program, calls)}
         for application in program:
             if application.slot not in ("params", "io", "stage"):
-                exporting = Exporting(_mesh_of(application), precision=precision)
+                gathered = weights_in_float8(application, program)
+                exporting = Exporting(_mesh_of(application), precision=precision, gathered=gathered)
                 statements = EXPORT[application.style](application, exporting)
                 slots.setdefault(application.slot, []).extend(_items(application, statements))
         casts = [

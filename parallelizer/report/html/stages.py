@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from parallelizer.language.pipeline.all_schedules import SCHEDULES
-from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.report.html import schedule
 from parallelizer.report.html.markup import Markup, join
 from parallelizer.report.html.table import table
-from parallelizer.report.rows.schedules import schedule_rows
+from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import bubble, stage_rows
 from parallelizer.styles.application import Program
 
@@ -29,12 +27,6 @@ def section(program: Program, model: nn.Module) -> Markup:
         for row in stage_rows(program, model)
     ]
     stages = program.require_stages()
-    pipelines = [Pipeline(name, stages_per_rank=_several(name, stages.pipeline)) for name in SCHEDULES]
-    others = schedule_rows(stages.ranks, stages.pipeline.microbatches or 1, pipelines)
+    others = rows_beside(stages.pipeline, stages.ranks)
     caption = "What each stage holds and receives"
     return join(table(caption, heads, rows), schedule.section(bubble(program), others))
-
-
-def _several(name: str, pipeline: Pipeline) -> int | None:
-    """The stages on a rank that a schedule is compared with: as many as there are, where it takes several."""
-    return pipeline.stages_per_rank if name == pipeline.schedule else None

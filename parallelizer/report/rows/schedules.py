@@ -50,3 +50,12 @@ def schedule_rows(
         live = max(map(found.peak, range(ranks))) / stages
         rows.append(ScheduleRow(one.schedule, stages, found.bubble, live))
     return rows
+
+
+def rows_beside(pipeline: Pipeline, ranks: int) -> list[ScheduleRow]:
+    """A row for each schedule of the table, with the microbatches of a pipeline; its own schedule has its stages."""
+    pipelines = [
+        Pipeline(name, stages_per_rank=pipeline.stages_per_rank if name == pipeline.schedule else None)
+        for name in SCHEDULES
+    ]
+    return schedule_rows(ranks, pipeline.microbatches or 1, pipelines)

@@ -15,7 +15,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.proof.certificate import find, told
 from parallelizer.report.capacity import COMFORTABLE, VERDICTS, Capacity, capacity, verdict
+from parallelizer.report.rows.precision import precision
 from parallelizer.report.text import plan as show_plan
+from parallelizer.report.text import precision as show_precision
 from parallelizer.report.text import stages as show_stages
 from parallelizer.report.text import step as show_step
 from parallelizer.report.text import tables
@@ -34,11 +36,15 @@ def write(
     found: Sequence[Diagnostic],
     rank: int = 0,
     time: StepTime | None = None,
+    full: StepTime | None = None,
 ) -> None:
-    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted."""
+    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted, and `full` that of
+    the plan without float8.
+    """
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     show_stages.write(program, model, tables.console(sys.stdout))
+    show_precision.write(precision(program, model, step), sys.stdout, time, full)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
         if time is not None:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import nn
 
+from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import stage_rows, summary
 from parallelizer.report.text import schedule, tables
 from parallelizer.report.text.tables import Column
@@ -38,4 +39,7 @@ def write(program: Program, model: nn.Module, screen: Console) -> None:
     tables.write(screen, Text.assemble(("stages", "bold"), f"  {summary(program)}"), columns, rows)
     screen.print()
     schedule.write(program.stages.order, screen)
+    screen.print()
+    pipeline, ranks = program.stages.pipeline, program.stages.ranks
+    schedule.write_table(rows_beside(pipeline, ranks), screen, ranks, pipeline.microbatches or 1)
     screen.print()

@@ -13,8 +13,10 @@ from functools import lru_cache
 
 import torch
 
-BLOCK = 2**16
-"""Words that are mixed at a time: small enough for a CPU's cache."""
+BLOCKS = {"cpu": 2**16}
+"""By kind of device: the words that are mixed at a time. Small enough for a CPU's cache."""
+BLOCK = 2**20
+"""On other devices: large enough that the time of a kernel is not that of its launch."""
 
 _FIRST, _SECOND = (
     -0x40A7B892E31B1A47,
@@ -25,11 +27,13 @@ _LOW = 0xFFFFFFFF
 
 
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """The checksum of a plain tensor's bytes in the order of its elements, int64 []; 0 for an empty one."""
+    """The checksum of a plain tensor's bytes in the order of its elements, int64 []; 0 for an empty one. Other kinds of
+    devices give other checksums of the same bytes.
+    """
     words = _words(tensor.detach())
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     keys, weights = _keys(tensor.device)
-    for block in words.split(BLOCK):
+    for block in words.split(len(keys)):
         mixed = block ^ keys[: len(block)]
         mixed.mul_(_FIRST)
         mixed.bitwise_xor_((mixed >> 32).bitwise_and_(_LOW))
@@ -59,8 +63,9 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 @lru_cache(maxsize=4)
 def _keys(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and odd weights of the places in a block, the same on every rank and device."""
-    place = torch.arange(1, BLOCK + 1, dtype=torch.int64)
-    keys, weights = (_splitmix(place + start) for start in (0, BLOCK))
+    size = BLOCKS.get(device.type, BLOCK)
+    place = torch.arange(1, size + 1, dtype=torch.int64)
+    keys, weights = (_splitmix(place + start) for start in (0, size))
     return keys.to(device), (weights | 1).to(device)
 
 

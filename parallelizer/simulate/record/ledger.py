@@ -26,6 +26,7 @@ from parallelizer.runtime.state import state_of
 from parallelizer.simulate.collectives import KINDS, axes_by_ranks, expert_meshes
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.ring_operator import OPERATORS
+from parallelizer.styles.float8.gathers import measured
 from parallelizer.styles.tied_parameters import parameter_names
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
@@ -45,8 +46,8 @@ class Collective:
     reduction of gradients behind which another module still runs in backward. On a device with streams those
     run beside computation.
 
-    `turn` numbers the phases of the process, where accumulated parts have several of one name; it is no part
-    of what two entries are compared by.
+    `largest` is true for a reduction that keeps the largest values. `turn` numbers the phases of the process, where
+    accumulated parts have several of one name; it is no part of what two entries are compared by.
     """
 
     phase: str
@@ -59,12 +60,13 @@ class Collective:
     module: str
     rule: tuple[str, str, int] | None
     overlapped: bool
+    largest: bool = field(default=False, repr=False)
     turn: int = field(default=0, compare=False, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of the documented form."""
         rule = {"key": self.rule[0], "file": self.rule[1], "line": self.rule[2]} if self.rule else None
-        return {**{k: v for k, v in vars(self).items() if k != "turn"}, "rule": rule}
+        return {**{k: v for k, v in vars(self).items() if k not in ("largest", "turn")}, "rule": rule}
 
 
 class Listener(Protocol):
@@ -95,6 +97,7 @@ class Ledger(TorchDispatchMode):
         }
         self.rules = _Rules(program)
         self.unit: str | None = None
+        self.units: dict[object, str] = {}
         self.parameter: str | None = None
         self.whole = [
             full_name(a.module, name)
@@ -117,6 +120,7 @@ class Ledger(TorchDispatchMode):
         around = [] if pipeline is None else [("", stage) for stage in pipeline.models.values()]
         for path, module in (*around, *model.named_modules()):
             if isinstance(module, FSDPModule):
+                self.units[module] = path
                 module.set_custom_all_gather(_LabelledAllGather(self, path))  # type: ignore[arg-type]
                 module.set_custom_reduce_scatter(_LabelledReduceScatter(self, path))  # type: ignore[arg-type]
         self.model = model
@@ -182,9 +186,8 @@ class Ledger(TorchDispatchMode):
         if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):
             wire = payload - payload * sizes[members.index(dist.get_rank())] // sum(sizes)
         unit, module = self._cause(kind, axis, leaves)
-        rule = (
-            self.rules.of(module, axis, fsdp=unit or self.parameter is not None) if module or unit else None
-        )
+        of_unit = unit or self.parameter is not None or measured() is not None
+        rule = self.rules.of(module, axis, fsdp=of_unit) if module or unit else None
         if unit and phase.current() in ("forward", "backward"):
             self.ahead[len(self.entries)] = False
         self.entries.append(
@@ -199,6 +202,7 @@ class Ledger(TorchDispatchMode):
                 module,
                 rule,
                 False,
+                measured() is not None or "max" in [a for a in leaves if isinstance(a, str)],
                 phase.begun(),
             )
         )
@@ -210,6 +214,8 @@ class Ledger(TorchDispatchMode):
         """Whether FSDP issues it for a unit, and the module that it is for."""
         if self.unit is not None:
             return True, self.unit
+        if (unit := measured()) is not None:
+            return False, self.units[unit]
         if kind in ("send", "recv") and (cut := moving()) is not None:
             return False, cut
         if self.parameter is not None:

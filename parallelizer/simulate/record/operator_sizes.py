@@ -15,7 +15,19 @@ COPIES = {
     "fsdp::split_with_sizes_copy": "out",
     "fsdp::chunk_cat": "in",
 }
-_GEMMS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "convolution", "convolution_backward")
+GROUPED = "_grouped_mm"
+"""The products of a mixture's experts in one kernel, each with rows of its own."""
+_GEMMS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "linear",
+    "_scaled_mm",
+    GROUPED,
+    "convolution",
+    "convolution_backward",
+)
 _ROWS = ("embedding", "index_select", "gather", "index")
 _MADE = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "lift_fresh")
 _ALIASES = ("_unsafe_view", "_wrap_tensor_autograd")
@@ -54,7 +66,9 @@ Read = tuple[tuple[int, ...], bool, bool, str] | None
 
 
 def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
-    """The sizes of a product of matrices. A convolution is one of patches; its backward counts as one of twice the depth."""
+    """The sizes of a product of matrices. A convolution is one of patches; its backward counts as one of twice the depth. The
+    products of groups count as one of all their rows, or for their weights' gradient of all their depths.
+    """
     name = func._schema.name.split("::")[1]
     given = [a for a in args if isinstance(a, torch.Tensor)]
     dtype = str(given[-1].dtype).removeprefix("torch.")
@@ -72,7 +86,12 @@ def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
     if name == "linear":
         left, right = given[0], given[1].t()
     elif name == "_scaled_mm":
-        left, right, dtype = given[0], given[1], "float8"
+        left, right = given[:2]
+        dtype = "float8" if given[2].numel() == 1 else "float8_rowwise"  # by its scales
+    elif name == GROUPED:
+        left, right, dtype = given[0], given[1], str(given[0].dtype)[6:]
+        if left.ndim != right.ndim or left.ndim == 2:
+            return (1, left.size(-2), right.size(-1), left.size(-1)), False, False, dtype
     else:
         left, right = given[-2:]
     if left.ndim < 2 or right.ndim < 2:

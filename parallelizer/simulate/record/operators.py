@@ -20,7 +20,8 @@ class Operator:
     compiles it. `kernels` is the number of operators, and `modules` the number of the model's modules that began since the
     entry before. `again` marks what a checkpoint computes a second time. `turn` numbers the phases of the process, see
     `Collective`. `copies` is "in" or "out" for FSDP's copies before a reduction and behind a gather. `dtensors` is
-    the number of operators on DTensors since the entry before, each of which its local operators follow.
+    the number of operators on DTensors since the entry before, each of which its local operators follow. `casts` is how many of
+    the operators round a tensor to float8.
     """
 
     phase: str
@@ -38,6 +39,7 @@ class Operator:
     compiled: bool = False
     copies: str = ""
     dtensors: int = 0
+    casts: int = 0
     turn: int = field(default=0, compare=False, repr=False)
 
     @property

@@ -56,6 +56,17 @@ def sample(pipeline: LivePipeline) -> tuple[int, ...]:
     return tuple(sorted({each[at] for each in by_kind.values() for at in _few(len(each))}))
 
 
+def every_part(lists: Lists, marks: Marks, parts: int) -> Lists:
+    """The lists of a recording without a pipeline, with the second of its few parts as often as there are `parts`."""
+    begins = [at for mark, at in marks.noted if isinstance(mark[0], int)]
+    if parts <= len(begins):
+        return lists
+    return [
+        [*items[:end], *(parts - len(begins)) * items[begin:end], *items[end:]]
+        for items, begin, end in zip(lists, begins[1], begins[2], strict=True)
+    ]
+
+
 def few_parts(parts: Sequence[T]) -> list[T]:
     """The accumulated parts that stand for all."""
     return [parts[at] for at in _few(len(parts))]

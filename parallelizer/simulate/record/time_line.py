@@ -29,6 +29,9 @@ from parallelizer.simulate.record.operator_sizes import (
 )
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
 
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+CASTS = (torch.ops.aten._to_copy.default,)
+
 
 @dataclass
 class _Seen:
@@ -110,7 +113,7 @@ class TimeLine:
         operator = Operator(
             now, module, kind, func._schema.name.partition("::")[2], dtype, moved, sizes, causal, backward,
             modules=self.modules, again=again, compiled=region is not None, copies=copies, dtensors=self.dtensors,
-            turn=phase.begun(),
+            casts=int(func in CASTS and dtype in FLOAT8), turn=phase.begun(),
         )  # fmt: skip
         self.modules = self.dtensors = 0
         self.line.append(_Seen(operator, reads, writes, region))
@@ -223,8 +226,8 @@ def _one(chain: list[_Seen], end: int, last: dict[int, int]) -> Operator:
     first = chain[0].operator
     if len(chain) == 1:
         return first
-    modules, dtensors = (sum(getattr(s.operator, name) for s in chain) for name in ("modules", "dtensors"))
-    first = dataclasses.replace(first, modules=modules, dtensors=dtensors, name="chain")
+    added = {name: sum(getattr(s.operator, name) for s in chain) for name in ("modules", "dtensors", "casts")}
+    first = dataclasses.replace(first, name="chain", **added)
     if chain[0].region is None:
         moved = sum(seen.operator.moved for seen in chain)
         return dataclasses.replace(first, moved=moved, kernels=len(chain))

@@ -49,6 +49,7 @@ from parallelizer.simulate.record.operators import Moment
 from parallelizer.simulate.record.pipeline_step import (
     Marks,
     alike,
+    every_part,
     few_parts,
     pieces_of,
     prepare,
@@ -237,13 +238,14 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         memory.adopt(model.buffers(), "buffers")
         optimizer = recipe.optimizer(model)
         parts = local_parts(recipe.workload, program, mesh)
+        few = few_parts(parts)
         for part in parts:
             memory.adopt(part.values(), "batch")
     with explained(program, running, lambda: memory.reached), counted_random_states(memory):
         with FlexAttention(), attention_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
-            train_step(model, parts if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
+            train_step(model, few if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
@@ -262,7 +264,6 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         ):
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)
-            few = parts if pipeline is None else few_parts(parts)
             train_step(model, few, recipe.loss, optimizer, recipe.clip)
         _label(memory, model, optimizer)
     before, changes = settled(memory.events, start)
@@ -271,7 +272,9 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     moments: tuple[Moment, ...] = ()
     lines: RankLines | None = None
     if pipeline is None:
-        moments = tuple(line.moments(ledger.entries))
+        places = list(range(len(line.line)))
+        *lists, places = every_part([*lists, places], marks.of(0, 1, 2, 3, since=start), len(parts))
+        moments = tuple(line.moments(ledger.entries, places))
     else:
         lines = rank_lines(line, ledger.entries, marks.of(3))
         pieces = pieces_of(lists, marks.of(0, 1, 2, since=start))

@@ -88,6 +88,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
     peaks = {
         "bfloat16": float(peak or 0),
         "float8": float(hardware.get("fp8_tflops") or 0),
+        "float8_rowwise": float(hardware.get("fp8_tflops") or 0),
         "float4": float(hardware.get("fp4_tflops") or 0),
         "float32": float(hardware.get("fp32_tflops") or (peak or 0) / 15),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record.operator_sizes import GROUPED
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
 from parallelizer.simulate.time.constants import FITTED, Constants
 from parallelizer.simulate.time.machine import Machine
@@ -63,6 +64,10 @@ class Prices:
             found = self._gemm(_alike(operator), self._dtype(operator))
         elif operator.kind == ATTENTION:
             found = self._attention(_alike(operator))
+        if (
+            found is not None and operator.name == GROUPED
+        ):  # groups of few rows are bound by their weights' bytes
+            found = max(found, memory_seconds(operator, self.machine, self.constants))
         if found is not None and self.habits.early:
             found /= self.constants.early
         if found is None:
@@ -86,7 +91,7 @@ class Prices:
 
     def _gemm_seconds(self, operator: Operator, dtype: str) -> float | None:
         seconds = gemm_seconds(operator, self.machine, self.constants, dtype)
-        if seconds is not None and dtype in EIGHT_BITS and operator.dtype != "float8":
+        if seconds is not None and dtype in EIGHT_BITS and operator.dtype not in EIGHT_BITS:
             seconds += cast_seconds(operator, self.machine, self.constants, dtype)
         return seconds
 

@@ -19,3 +19,8 @@ def run_in_float8(module: nn.Module, recipe: str, *, emulate: bool = False) -> N
     for name in ("config", "linear_mm_config"):  # what its forward reads beside the parameters
         setattr(module, name, getattr(twin, name))
     module.forward = MethodType(type(twin).forward, module)
+
+
+def computes_in_float8(module: nn.Module) -> bool:
+    """Whether `run_in_float8` was called for a module."""
+    return hasattr(module, "linear_mm_config")

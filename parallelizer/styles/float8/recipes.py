@@ -1,8 +1,14 @@
-"""The recipes of float8 by name. No torch: plans are read with this file."""
+"""The recipes of float8 by name, and what is gathered in float8. No torch: plans are read with this file."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
+from parallelizer.language.plan import full_name
+
+if TYPE_CHECKING:
+    from parallelizer.styles.application import Application, Program
 
 TORCHAO_NAMES = {
     "tensorwise": "tensorwise",
@@ -34,3 +40,17 @@ def no_units(device: str, span: Span | None) -> Diagnostic:
         "use a GPU of compute capability 8.9 (tensorwise) or 9.0 (rowwise) and above, or write `emulate: true`, "
         "which only rounds, and is slower than without float8",
     )
+
+
+def recipe_of(application: Application) -> str:
+    """The recipe of an application of `float8`."""
+    recipe: str = application.options.get("recipe", "tensorwise")
+    return recipe
+
+
+def weights_in_float8(unit: Application, program: Program) -> list[str]:
+    """The weights that an FSDP unit gathers in float8, by name inside it."""
+    if unit.options.get("gather") != "float8":
+        return []
+    weights = {full_name(a.module, "weight") for a in program.of_slot("precision")}
+    return [n for n in unit.params if n not in unit.reasons and full_name(unit.module, n) in weights]

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
+
+from parallelizer.torch_private import local_tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,3 +56,36 @@ def products_in_float64() -> Iterator[None]:
         yield
     finally:
         table[operator] = before
+
+
+def weight_scales(largest: torch.Tensor) -> list[torch.Tensor]:
+    """The scales of weights by their largest values, [weights]: a tensor of no dims in float32 for each."""
+    from torchao.float8.float8_utils import amax_to_scale
+
+    return list(amax_to_scale(largest, torch.float8_e4m3fn).unbind())
+
+
+def float8_of(weight: torch.Tensor, scale: torch.Tensor, linear: Any) -> torch.Tensor:
+    """The values of a linear's weight, or of a part of it, in float8."""
+    from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
+
+    made = hp_tensor_and_scale_to_float8(weight, scale, torch.float8_e4m3fn, linear.linear_mm_config)
+    data: torch.Tensor = made._data
+    return data
+
+
+def gathered_float8(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, linear: Any) -> torch.Tensor:
+    """The tensor that a linear in float8 takes for its weight without a cast. `data` are bytes, `dtype` is that of products."""
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor, GemmInputRole
+
+    values = data.view(torch.float8_e4m3fn)
+    made: torch.Tensor = Float8TrainingTensor(
+        values, scale, dtype, linear.linear_mm_config, gemm_input_role=GemmInputRole.WEIGHT
+    )
+    return made
+
+
+def rescaled(weight: Any, scale: torch.Tensor) -> None:
+    """Give a weight that was gathered before, and whose bytes are new, the new scale."""
+    local: Any = local_tensor(weight) if isinstance(weight, DTensor) else weight
+    local._scale = scale

@@ -37,6 +37,10 @@ from parallelizer.proof.prove import check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
 from parallelizer.propose.from_transformers.translate import translate
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.nothing import nothing
+from parallelizer.propose.search.task import read_task
+from parallelizer.propose.search.within import read_within
 from parallelizer.report import lock
 from parallelizer.report.diff import check_rank
 from parallelizer.report.explanation import explain
@@ -256,6 +260,11 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "resume-data": lambda here: check_same_data(
         DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
     ),
+    "search-gpus": lambda here: raised(lambda: read_task(["hardware=h100"])),
+    "search-hardware": lambda here: raised(lambda: read_task(["gpus=8"])),
+    "search-nothing": lambda here: [nothing(SearchResult(), read_task(["gpus=8", "hardware=h100"]))],
+    "search-preset": lambda here: raised(lambda: read_task(["gpus=8", "hardware=h100", "parallel=tp2"])),
+    "search-within": lambda here: raised(lambda: read_within(["mesh.pt=1..8"])),
     "time-assumed": lambda here: machine_without_bandwidth(),
     "tokenizer-unreadable": lambda here: raised(lambda: tokenizer_of(str(here / "nowhere"))),
     "tp-plan-string": lambda here: unsayable(),

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 import parallelizer as pz
+from parallelizer.runtime.guards import drift
 from parallelizer.runtime.guards.drift import Drift, find_drift, ranks_drifted
 from tests.parity import token_loss
 from tests.ranks import run_ranks
@@ -88,6 +89,18 @@ def test_five_steps_raise_no_alarm_on_any_mesh(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_no_option_of_fsdp_raises_an_alarm(ranks: int) -> None:
     assert quiet(ranks, ("llama",), tuple(OPTIONS), 2) == {}
+
+
+@pytest.mark.ranks
+def test_what_no_other_rank_holds_is_not_read() -> None:
+    def worker() -> set[tuple[int, ...]]:
+        read = []
+        original = drift.checksum
+        drift.checksum = lambda tensor: read.append(tuple(tensor.shape)) or original(tensor)  # type: ignore[func-returns-value]
+        find_drift(*trained(mesh_of(dp_shard=2)))
+        return set(read)
+
+    assert run_ranks(worker, 2) == [{()}] * 2  # AdamW's numbers of steps; everything else is dealt out
 
 
 # Alarms

@@ -18,6 +18,7 @@ from tests.simulate.real_ledger import real_ledgers
 from tests.simulate.setups import (
     CHECKPOINT,
     FLOAT8_RECIPES,
+    GATHERED,
     GPT,
     SELECTIVE,
     in_float8,
@@ -166,7 +167,7 @@ def entry(phase: str, kind: str, payload: int, axis: str = "tp") -> Collective:
 def test_an_entry_in_the_document_names_the_rule() -> None:
     made = entry("forward", "all_gather", 8).as_json()
     assert made["rule"] == {"key": "a.*", "file": "plan.yaml", "line": 3}
-    assert set(made) == set(Collective.__dataclass_fields__) - {"turn"}
+    assert set(made) == set(Collective.__dataclass_fields__) - {"largest", "turn"}
 
 
 REAL = {
@@ -181,7 +182,11 @@ REAL |= {
     for recipe in FLOAT8_RECIPES
     for preset in ("tp2", "fsdp2_tp2", "cp2")
 }
-DEFAULT = ("fsdp2_tp2", "float8 tensorwise tp2")
+REAL |= {
+    f"float8 gathered {preset}": (f"parallel={preset}", in_float8("tensorwise", GATHERED))
+    for preset in ("fsdp2", "fsdp2_tp2", "hsdp2x2")
+}
+DEFAULT = ("fsdp2_tp2", "float8 gathered fsdp2_tp2")
 # Each group runs in one start of ranks.
 MORE = {
     2: {
@@ -216,6 +221,22 @@ def test_real_ranks_send_entry_by_entry_what_is_predicted(name: str) -> None:
     # Everything divides, so that all ranks do alike.
     assert real == [traced(setup, ranks - 1).ledger] * ranks
     assert real[0]
+
+
+def test_weights_in_float8_travel_as_bytes_behind_one_reduction_of_their_largest_values() -> None:
+    """Of a layer 7 weights, and two norms in float32; tp has half of the weights."""
+    ledger = traced(llama("model.n_layers=1", "parallel=fsdp2_tp2", in_float8("tensorwise", GATHERED))).ledger
+    weights = (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128) // 2
+    norms = 2 * 64 * 4
+    of_layer = [e for e in ledger if e.module == "layers.0" and e.axis == "dp_shard"]
+    assert [(e.phase, e.kind, e.payload_bytes, e.dtype) for e in of_layer] == [
+        ("forward", "all_reduce", 7 * 4, "float32"),
+        ("forward", "all_gather", weights + norms, "uint8"),
+        ("backward", "all_reduce", 7 * 4, "float32"),
+        ("backward", "all_gather", weights + norms, "uint8"),
+        ("backward", "reduce_scatter", 4 * weights + norms, "float32"),
+    ]
+    assert {e.rule and e.rule[0] for e in of_layer} == {"layers.*"}
 
 
 @pytest.mark.ranks

@@ -30,6 +30,7 @@ SHOWN = (
     "single 10 layers folded checkpoint",
     "fsdp2_tp2 float8 tensorwise bf16",
     "tp2 float8 rowwise bf16",
+    "fsdp3 float8 gathered bf16",
 )
 BY_NAME = {case.name: case for case in cases()}
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from parallelizer.simulate.record.flops import step_flops
+from parallelizer.simulate.record.operator_sizes import gemm_sizes, way_of
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, MEMORY, Issued, Moment, Operator, Wait
+from parallelizer.torch_private import TorchDispatchMode
 from tests.chosen import chosen
 from tests.simulate.setups import CHECKPOINT, in_float8, llama, stack, traced
 
@@ -37,6 +43,25 @@ def test_products_and_attention_have_their_sizes() -> None:
     seen = operators(line, ATTENTION)
     assert {(o.sizes, o.causal) for o in seen} == {((8, 16, 8, 32, 32, 4), True)}
     assert [o.backward for o in seen] == [False, False, True, True]
+
+
+def test_products_of_groups_count_all_their_rows() -> None:
+    """Of [S, K] times [G, K, N], and of the gradients of both: 2 S K N each."""
+    rows, weights = torch.zeros(12, 8, requires_grad=True), torch.zeros(3, 8, 16, requires_grad=True)
+    seen: list[tuple[int, ...]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if way_of(func) == GEMM and (read := gemm_sizes(func, args, result)):
+                seen.append(read[0])
+            return result
+
+    with Watch():
+        result = F.grouped_mm(rows, weights, offs=torch.tensor([5, 5, 12], dtype=torch.int32))
+        (result * torch.ones_like(result)).sum().backward()
+    assert seen[0] == (1, 12, 16, 8)
+    assert [math.prod(sizes) for sizes in seen] == [12 * 8 * 16] * 3
 
 
 def test_the_operations_are_those_that_torch_counts() -> None:
@@ -142,13 +167,19 @@ def test_recording_twice_gives_the_same_line() -> None:
     assert [dataclasses.replace(m) for m in lines[0]] == list(lines[1])
 
 
-@pytest.mark.parametrize(("recipe", "by_kernels"), [("rowwise", 3), ("rowwise-gw-hp", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "by_scale_of_all", "by_scales_of_rows"),
+    # Backward scales by rows after a product of kernels for one scale, which are faster.
+    [("tensorwise", 3, 0), ("rowwise", 2, 1), ("rowwise-gw-hp", 1, 1)],
+)
 def test_products_in_float8_are_those_of_kernels_on_cuda_and_emulated_on_a_cpu(
-    recipe: str, by_kernels: int
+    recipe: str, by_scale_of_all: int, by_scales_of_rows: int
 ) -> None:
-    def kernels(device: str) -> int:
+    def kernels(device: str) -> tuple[int, int]:
         line = traced(llama("model.n_layers=1", f"device={device}", in_float8(recipe))).line
-        return sum(o.name == "_scaled_mm" and o.dtype == "float8" for o in operators(line, GEMM))
+        seen = [o.dtype for o in operators(line, GEMM) if o.name == "_scaled_mm"]
+        return seen.count("float8"), seen.count("float8_rowwise")
 
     linears = 7
-    assert (kernels("cuda"), kernels("cpu")) == (by_kernels * linears, 0)
+    assert kernels("cuda") == (by_scale_of_all * linears, by_scales_of_rows * linears)
+    assert kernels("cpu") == (0, 0)

@@ -12,7 +12,7 @@ from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.report.export.export import export
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
-from tests.simulate.setups import llama
+from tests.simulate.setups import GATHERED, in_float8, llama
 from tests.styles.models import around
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -72,6 +72,21 @@ def test_it_is_applied_before_styles_of_parameters_and_has_no_axis() -> None:
         ("float8", "precision", ()),
         ("colwise", "params", ("tp",)),
     ]
+
+
+def test_the_exported_code_gathers_the_same_in_float8() -> None:
+    setup = llama("parallel=fsdp2", in_float8("tensorwise", GATHERED))
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    (places, ledger), (same, exported) = both(program, model, code, setup.workload, setup.loss())
+    assert same == places
+    # The copied code does not say for which unit it finds largest values.
+    assert [(e.kind, e.payload_bytes, e.dtype) for e in exported] == [
+        (e.kind, e.payload_bytes, e.dtype) for e in ledger
+    ]
+    assert "uint8" in {e.dtype for e in ledger}
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])

@@ -1,0 +1,164 @@
+"""`search`: the mesh and the options that make a step fastest on a number of GPUs, as a preset.
+
+Exit status 0 when something fits, 1 when nothing does or the configuration is wrong, 130 after Ctrl-C, which prints the best
+so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parallelizer.commands.import_torch import import_torch
+from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
+from parallelizer.commands.setup_options import add_setup_options
+from parallelizer.diagnostics import render as show_diagnostics
+from parallelizer.diagnostics.diagnostic import PlanError
+
+if TYPE_CHECKING:
+    from parallelizer.propose.search.found import SearchResult
+    from parallelizer.propose.search.task import SearchTask
+
+NAME = "search"
+DOC = "find the fastest mesh and options for a number of GPUs, as a preset"
+
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+"""The units of `--memory`."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The setup's options, the limits of the search, and what is made of its results."""
+    add_setup_options(parser, overrides="Hydra overrides, as for the recipe, and gpus=<number of GPUs>")
+    add_json_option(parser)
+    parser.add_argument(
+        "--within",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="what is tried of a key: mesh.tp=1..8, pipeline.schedule=1f1b,zbv, or * for all; may be given again",
+    )
+    parser.add_argument(
+        "--memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="what a device may hold, as 72GiB (nine tenths of its memory)",
+    )
+    parser.add_argument("--top", type=_count, default=5, metavar="N", help="how many are shown (5)")
+    parser.add_argument(
+        "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([\d.]+) ?([KMGT]?I?B?)", text.strip().upper())
+    try:
+        if found and found[2] in UNITS and float(found[1]) > 0:
+            return int(float(found[1]) * UNITS[found[2]])
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no size such as 72GiB")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Search, and print the best. Returns the exit status."""
+    import_torch()
+    from parallelizer.propose.search.nothing import nothing
+    from parallelizer.propose.search.reasons import comments
+    from parallelizer.propose.search.run import Search
+    from parallelizer.propose.search.show import document, write_found
+    from parallelizer.propose.search.task import read_task
+    from parallelizer.report.targets import check_targets
+
+    try:
+        check_targets(arguments.output, None)
+        task = read_task(
+            arguments.overrides,
+            within=arguments.within,
+            memory=arguments.memory,
+            config_dir=arguments.config_dir,
+            config_name=arguments.config_name,
+        )
+        search = Search(task.base, _teller())
+        found = search.run(task)
+    except PlanError as error:
+        print_refusal(error.diagnostics, arguments.json)
+        return 1
+    finally:
+        _clear()
+    command = shlex.join(["parallelizer", "search", *arguments.overrides, *_options(arguments)])
+    shown = range(min(arguments.top, len(found.results)))
+    texts = [
+        search.preset(task, found.results[at].candidate, comments(found, task, at, command)) for at in shown
+    ]
+    unfit = () if found.results else (nothing(found, task),)
+    if arguments.json:
+        print_json({**document(found, task, texts), "diagnostics": [one.as_json() for one in unfit]})
+    else:
+        write_found(found, task, sys.stdout, top=arguments.top)
+        show_diagnostics.write(unfit, sys.stderr)
+    if texts:
+        try:
+            _keep(arguments, task, found, texts[0])
+        except PlanError as error:
+            show_diagnostics.write(error.diagnostics, sys.stderr)
+            return 1
+    return 130 if not found.complete else 0 if texts else 1
+
+
+def _options(arguments: argparse.Namespace) -> list[str]:
+    """The options that change what is found, as they are written."""
+    found = [word for limit in arguments.within for word in ("--within", limit)]
+    if arguments.memory:
+        found += ["--memory", f"{arguments.memory / 2**30:g}GiB"]
+    return found
+
+
+def _keep(arguments: argparse.Namespace, task: SearchTask, found: SearchResult, text: str) -> None:
+    """Write the best preset where the command line asks for it, or print it; and say how to run it. Raises PlanError."""
+    from parallelizer.propose.search.preset import run_overrides
+    from parallelizer.report.html.page import save
+
+    name = "found"
+    if arguments.output:
+        save(text.encode(), arguments.output)
+        name = Path(arguments.output).stem
+        sys.stderr.write(f"{arguments.output}: written\n")
+    elif not arguments.json:
+        sys.stdout.write(text)
+    if not arguments.json:
+        words = [*task.overrides, f"parallel={name}", *run_overrides(found.results[0].candidate)]
+        sys.stderr.write(f"run it: parallelizer plan {shlex.join(words)}\n")
+
+
+def _teller() -> Callable[[str], None]:
+    """What shows the progress: one line on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        return lambda _: None
+    return lambda text: print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

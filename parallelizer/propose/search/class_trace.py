@@ -1,0 +1,186 @@
+"""One traced layer for a class of candidates: its operators by sizes, and its memory.
+
+The candidates of a class differ in the rows of a data rank and in the number of shards. A class is traced once: a short model,
+on two shards. Sizes that are numbers of tokens grow with the rows. What FSDP shards shrinks with the shards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.simulate.record.memory import CATEGORIES, MemoryChange
+from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
+from parallelizer.simulate.record.trace import Recording
+
+SHARDED = ("parameters", "gradients", "optimizer")
+"""What FSDP shards."""
+
+IN_STEP = ("forward", "loss", "backward")
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A moment of the step at which memory is in use: bytes of the categories, and the number of layers whose activations a
+    longer model holds there and the short one does not, as a share of those: 1 until the backward of the last layer, 0 behind.
+    """
+
+    phase: str
+    held: float
+    use: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ClassTrace:
+    """`line` is the step of a model with SHORT of the `layers` equal layers, or of the whole model without any. `tokens` are
+    those of a rank, of `rows` rows; `shards` is the number of shards. `numel` are the parameters of a layer, and of all
+    others. `spots` are the moments at which some category is highest, `layer` the activations of one layer behind forward.
+    """
+
+    line: tuple[Moment, ...]
+    rows: int
+    tokens: int
+    shards: int
+    run: Run | None
+    layers: int
+    numel: tuple[int, int]
+    spots: tuple[Spot, ...]
+    layer: int
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return self.layers * self.numel[0] + self.numel[1]
+
+    @property
+    def traced_parameters(self) -> int:
+        """Of the short model."""
+        return (SHORT if self.run else 0) * self.numel[0] + self.numel[1]
+
+    def at_rows(self, rows: int) -> Iterator[Moment]:
+        """The line of another number of rows, without FSDP's collectives."""
+        factor = rows / self.rows
+        for moment in self.line:
+            if isinstance(moment, Operator):
+                yield _resized(moment, self.tokens, factor)
+            elif isinstance(moment, Issued):
+                if not moment.unit:
+                    yield _more_bytes(moment, factor)
+            else:
+                yield moment
+
+    def place(self, path: str) -> int | None:
+        """The index of the layer that a module belongs to; None for others."""
+        return None if self.run is None else self.run.split(path)[1]
+
+
+def class_trace(
+    recording: Recording, model: nn.Module, run: Run | None, rows: int, tokens: int, shards: int
+) -> ClassTrace:
+    """What a recording says of its class. `model` is the whole one, unsharded."""
+    inside = outside = 0
+    for name, param in model.named_parameters():
+        index = None if run is None else run.split(name)[1]
+        if index is None:
+            outside += param.numel()
+        elif index == 1:
+            inside += param.numel()
+    short = None if run is None else dataclasses.replace(run, count=SHORT)
+    spots, layer = _memory(recording, short)
+    return ClassTrace(
+        recording.line, rows, tokens, shards, short, run.count if run else 0, (inside, outside), spots, layer
+    )
+
+
+def _resized(operator: Operator, tokens: int, factor: float) -> Operator:
+    if factor == 1.0 or operator.phase not in IN_STEP:
+        return operator
+    if operator.kind == GEMM and operator.sizes:
+        batch, m, n, k = operator.sizes
+        if tokens in (m, n, k):
+            m, n, k = (round(x * factor) if x == tokens else x for x in (m, n, k))
+        elif batch > 1:
+            batch = round(batch * factor)
+        return dataclasses.replace(operator, sizes=(batch, m, n, k))
+    if operator.kind == ATTENTION and operator.sizes:
+        batch, *others = operator.sizes
+        return dataclasses.replace(operator, sizes=(round(batch * factor), *others))
+    if operator.copies:
+        return operator
+    return dataclasses.replace(operator, moved=round(operator.moved * factor))
+
+
+def _more_bytes(issued: Issued, factor: float) -> Issued:
+    entry = issued.entry
+    if factor == 1.0 or entry.phase not in IN_STEP:
+        return issued
+    sizes = {name: round(getattr(entry, name) * factor) for name in ("payload_bytes", "wire_bytes")}
+    return dataclasses.replace(issued, entry=dataclasses.replace(entry, **sizes))
+
+
+@dataclass
+class _Course:
+    use: dict[str, int]
+    best: dict[tuple[object, ...], Spot] = field(default_factory=dict)
+
+    def note(self, phase: str, held: float, group: object) -> None:
+        """Keep the highest of the moments that a longer model, more rows or more shards move alike."""
+        moved = sum(self.use[c] for c in CATEGORIES if c not in SHARDED)
+        key = phase, held, group
+        if key not in self.best or moved > sum(self.best[key].use[c] for c in CATEGORIES if c not in SHARDED):
+            self.best[key] = Spot(phase, held, dict(self.use))
+
+
+def _memory(recording: Recording, run: Run | None) -> tuple[tuple[Spot, ...], int]:
+    """The spots of a recorded step, and the activations that a layer in the middle leaves."""
+    course = _Course(dict(recording.before))
+    behind: dict[int | None, int] = {}
+    at_forward: dict[int, int] = {}
+    backward_began = False
+    last = SHORT - 1
+    for change in recording.changes:
+        _apply(course.use, change)
+        index = None if run is None else run.split(change.module)[1]
+        if change.phase == "forward" and index is not None:
+            at_forward[index] = course.use["activations"]
+        if change.phase == "backward" and index is not None:
+            backward_began = backward_began or index == last
+        held = _held(change.phase, index, last, at_forward, backward_began, behind)
+        course.note(change.phase, held, index)
+    layer = at_forward.get(1, 0) - at_forward.get(0, 0)
+    return tuple(course.best.values()), max(layer, 0)
+
+
+def _held(
+    phase: str,
+    index: int | None,
+    last: int,
+    at_forward: Mapping[int, int],
+    backward_began: bool,
+    behind: dict[int | None, int],
+) -> float:
+    """The share of the layers that the short model lacks whose activations are there."""
+    if phase == "forward":
+        return 1.0 if last in at_forward else 0.0
+    if phase == "loss":
+        return 1.0
+    if phase != "backward":
+        return 0.0
+    if index is not None:
+        behind[None] = index
+        return 1.0 if index >= 1 else 0.0
+    # Between layers, and behind them: what is outside of all comes before the first and after the last.
+    return 0.0 if backward_began and behind.get(None) == 0 else 1.0
+
+
+def _apply(use: dict[str, int], change: MemoryChange) -> None:
+    use[change.category] += change.delta
+
+
+def rows_to_trace(sequence: int, cp: int, sizes: Sequence[int]) -> int:
+    """The rows of a traced class: so few that no dimension of a parameter is the number of tokens."""
+    return next((n for n in (1, 3, 5, 7) if n * sequence // cp not in sizes), 1)

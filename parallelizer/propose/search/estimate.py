@@ -1,0 +1,200 @@
+"""The price of a candidate from the traced layer of its class: seconds of a step, and the peak of memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parallelizer.language.plan import FOLDED, Mesh
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, SPLIT, Candidate
+from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
+from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
+from parallelizer.propose.search.stages import StageTimes, cut_layers, pipeline_seconds, rank_peaks
+from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.time.constants import FITTED
+from parallelizer.simulate.time.machine import Machine
+from parallelizer.simulate.time.price_collectives import collective_seconds
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted seconds of a step and the peak in bytes of the rank that needs most, of a candidate whose layers are cut."""
+
+    candidate: Candidate
+    seconds: float
+    peak: int
+
+
+class Estimates:
+    """Prices candidates on one machine. `traces` are the traced classes, by `Candidate.trace_class`."""
+
+    def __init__(self, machine: Machine, traces: Mapping[Candidate, ClassTrace]) -> None:
+        self.machine, self.traces = machine, traces
+        self._times = functools.cache(self._layer_times)
+        self._units = functools.cache(lambda key: unit_bytes(self.traces[key]))
+        self._seconds = functools.cache(self._collective)
+
+    def of(self, candidate: Candidate, worse_than: float = math.inf) -> Estimate | None:
+        """The price; None for a pipeline whose slowest stage alone takes longer than `worse_than` seconds."""
+        whole = candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT
+        keys = [candidate.trace_class]
+        if not whole:
+            keys.append(_plain(candidate).trace_class)
+        times = self._times(keys[0], candidate.rows)
+        if not whole:
+            times = halved(times, candidate.share, self._times(keys[1], candidate.rows))
+        if candidate.pp > 1:
+            return self._of_stages(candidate, times, worse_than)
+        peaks = [self._peak(candidate, self.traces[key]) for key in keys]
+        share = 1.0 if whole else candidate.share
+        peak = peaks[0] if whole else round(share * peaks[0] + (1 - share) * peaks[1])
+        return Estimate(candidate, self._late(candidate, self._step(candidate, times)), peak)
+
+    def _layer_times(self, key: Candidate, rows: int) -> LayerTimes:
+        mesh = Mesh({**key.mesh.sizes, "dp_shard": 2})
+        return layer_times(self.traces[key], mesh, self.machine, rows)
+
+    # Seconds
+
+    def _step(self, candidate: Candidate, times: LayerTimes) -> float:
+        traced = self.traces[candidate.trace_class]
+        units = self._units(candidate.trace_class)
+        layer = [self._moved(candidate, units.layer, kind) for kind in range(3)]
+        others = [self._moved(candidate, units.others, kind) for kind in range(3)]
+        if not candidate.reshard_after_forward:
+            layer[1] = others[1] = 0.0
+        part = traced.layers * (
+            self._beside(times.layer[0], layer[0]) + self._beside(times.layer[1], layer[1] + layer[2])
+        )
+        # The first gather and the last reduction have nothing beside them.
+        part += times.ends + min(others[0] + layer[0], 2 * layer[0] + others[0]) / 2 + others[2] / 2
+        return candidate.accumulate * part + self._tail(candidate, times, traced)
+
+    def _tail(self, candidate: Candidate, times: LayerTimes, traced: ClassTrace) -> float:
+        grown = traced.parameters / max(traced.traced_parameters, 1) / candidate.pp
+        return times.tail * grown * traced.shards / candidate.shards
+
+    def _beside(self, computed: float, moved: float) -> float:
+        """What a layer takes with collectives beside it."""
+        if not self.machine.streams:
+            return computed + moved
+        slowed = computed + FITTED.contention * min(moved, computed)
+        return max(moved, slowed)
+
+    def _moved(self, candidate: Candidate, sizes: tuple[int, int, int], kind: int) -> float:
+        """The seconds of FSDP's collectives: gathers in forward and backward, and reductions."""
+        axes = [axis for axis in ("dp_shard", "cp") if candidate.mesh.sizes[axis] > 1]
+        seconds = 0.0
+        if axes and sizes[kind]:
+            axis = FOLDED if len(axes) == 2 else axes[0]
+            name = "reduce_scatter" if kind == 2 else "all_gather"
+            seconds += self._seconds(candidate.mesh_key(), name, axis, candidate.shards, sizes[kind])
+        if kind == 2 and candidate.dp_replicate > 1 and sizes[kind]:
+            size = sizes[kind] // candidate.shards
+            seconds += self._seconds(
+                candidate.mesh_key(), "all_reduce", "dp_replicate", candidate.dp_replicate, size
+            )
+        return seconds
+
+    def _collective(self, mesh: tuple[int, ...], kind: str, axis: str, ranks: int, payload: int) -> float:
+        pp, replicate, shard, cp, tp = mesh
+        sizes = Mesh({"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp})
+        wire = payload * (ranks - 1) // ranks * (2 if kind == "all_reduce" else 1)
+        if kind in ("send", "recv"):
+            wire = payload
+        entry = Collective("", kind, axis, ranks, payload, wire, "", "", None, False)
+        return collective_seconds(entry, sizes, self.machine, FITTED)
+
+    def _late(self, candidate: Candidate, seconds: float) -> float:
+        """The seconds, with what the slowest of many nodes adds."""
+        nodes = candidate.mesh.world_size / self.machine.per_node
+        return seconds * (1 + FITTED.straggling * math.log2(nodes)) if nodes > 1 else seconds
+
+    def _of_stages(self, candidate: Candidate, times: LayerTimes, worse_than: float) -> Estimate | None:
+        traced, units = self.traces[candidate.trace_class], self._units(candidate.trace_class)
+        stages = candidate.pp * candidate.stages_per_rank
+        layers = candidate.layers or cut_layers(
+            traced.layers, stages, sum(times.layer), sum(times.first), sum(times.last)
+        )
+        found = _stage_times(layers, times)
+        gathered, reduced = (
+            tuple(
+                count * self._moved(candidate, units.layer, kind)
+                + (self._moved(candidate, units.others, kind) / 2 if at in (0, stages - 1) else 0.0)
+                for at, count in enumerate(layers)
+            )
+            for kind in (0, 2)
+        )
+        message = self._message(candidate, traced)
+        seconds = pipeline_seconds(
+            candidate, [StageTimes(*one) for one in found], gathered, reduced, message, worse_than
+        )
+        if seconds is None:
+            return None
+        seconds += self._tail(candidate, times, traced)
+        cut = Candidate(**{**vars(candidate), "layers": layers})
+        peak = max(rank_peaks(cut, traced, units, self._message_bytes(candidate, traced)))
+        return Estimate(cut, self._late(candidate, seconds), peak)
+
+    def _message_bytes(self, candidate: Candidate, traced: ClassTrace) -> int:
+        """The bytes that cross a cut: what a layer under a checkpoint keeps, its input."""
+        key = Candidate(**{**vars(candidate.trace_class), "checkpoint": "full"})
+        kept = self.traces[key].layer if key in self.traces else traced.layer // 17
+        return round(kept * candidate.rows / traced.rows)
+
+    def _message(self, candidate: Candidate, traced: ClassTrace) -> float:
+        size = self._message_bytes(candidate, traced)
+        return self._seconds(candidate.mesh_key(), "send", "pp", candidate.pp, size)
+
+    # Memory
+
+    def _peak(self, candidate: Candidate, traced: ClassTrace) -> int:
+        kept = 0
+        if not candidate.reshard_after_forward:
+            units = self._units(traced_key(candidate, self.traces, traced))
+            kept = traced.layers * units.layer[0]
+        return max(_at(spot, candidate, traced, kept) for spot in traced.spots)
+
+
+def traced_key(candidate: Candidate, traces: Mapping[Candidate, ClassTrace], traced: ClassTrace) -> Candidate:
+    """The class of a trace."""
+    key = candidate.trace_class
+    return key if traces[key] is traced else _plain(candidate).trace_class
+
+
+def _at(spot: Spot, candidate: Candidate, traced: ClassTrace, kept: int) -> int:
+    """The bytes in use at a moment."""
+    shards = traced.shards / candidate.shards * traced.parameters / max(traced.traced_parameters, 1)
+    rows = candidate.rows / traced.rows
+    total = 0.0
+    for category, count in spot.use.items():
+        if category in SHARDED or (category == "temporaries" and spot.phase not in IN_STEP):
+            total += count * shards
+        elif category in ("activations", "temporaries", "batch"):
+            total += count * rows
+        elif category == "collectives" and candidate.tp > 1:
+            total += count * max(rows, 1.0)
+        else:
+            total += count
+    total += spot.held * (traced.layers - 3 if traced.run else 0) * traced.layer * rows
+    return round(total + (kept if spot.phase in ("loss", "backward") else 0))
+
+
+def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[tuple[float, float]]:
+    found = []
+    for at, count in enumerate(layers):
+        forward, backward = (count * seconds for seconds in times.layer)
+        for ends, here in ((times.first, at == 0), (times.last, at == len(layers) - 1)):
+            if here:
+                forward, backward = forward + ends[0], backward + ends[1]
+        found.append((forward, backward))
+    return found
+
+
+def _plain(candidate: Candidate) -> Candidate:
+    return Candidate(**{**vars(candidate), "checkpoint": NO_CHECKPOINT, "share": 1.0})
+
+
+__all__ = ["SPLIT", "Estimate", "Estimates", "UnitBytes"]

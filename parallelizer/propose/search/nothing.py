@@ -1,0 +1,34 @@
+"""Why a search has no result."""
+
+from __future__ import annotations
+
+from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.units import size
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.task import SearchTask
+
+
+def nothing(found: SearchResult, task: SearchTask) -> Diagnostic:
+    """The finding of a search without results: by how much the nearest candidate does not fit, or what rules out most."""
+    if found.too_large:
+        nearest = found.too_large[0]
+        message = (
+            f"no candidate fits {size(task.memory)}: {nearest.candidate.words()} ({nearest.candidate.options()}) comes nearest "
+            f"and needs {size(nearest.peak)}, {size(nearest.peak - task.memory)} too much"
+        )
+        advice = "take more GPUs, a shorter sequence, or ++parallel.styles.fsdp.cpu_offload=true"
+        return Diagnostic("search-nothing", message, None, advice)
+    if found.failed:
+        first = found.failed[0]
+        message = f"no candidate could be dry-run: {first.candidate.words()}: {first.reason}"
+        return Diagnostic("search-nothing", message, None, "`parallelizer validate` says more of a preset")
+    if not found.complete:
+        return Diagnostic(
+            "search-nothing", "the search was interrupted before its first dry run", None, "let it run longer"
+        )
+    counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
+    most = max(counts, key=lambda one: (counts[one], one), default="--within leaves no candidate")
+    message = f"all {found.total:,} candidates are ruled out, most of them because: {most}"
+    return Diagnostic(
+        "search-nothing", message, None, "change the number of GPUs, the batch, --memory or --within"
+    )

@@ -1,0 +1,111 @@
+"""A candidate as a setup, as the traces take it, and what of a setup the search varies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.configuration.origins import NOWHERE
+from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import Findings
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.parse_rule import parse_rule_item
+from parallelizer.language.pipeline.settings import Pipeline
+from parallelizer.language.plan import REPLICATE, Option, StyleDefaults
+from parallelizer.language.yaml_nodes import Scalar
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, WHOLE, Candidate
+from parallelizer.styles.application import Program
+
+STREAM = "stream"
+"""The layout that a plan splits over tp, or not."""
+
+
+def blocks_of(program: Program) -> str | None:
+    """The glob of the modules that are checkpointed: that of most of FSDP's units, or of the modules before which cuts may
+    fall; None for a plan without both, or with checkpoints of its own.
+    """
+    if program.of_slot("checkpoint"):
+        return None
+    applications = program.of_slot("fsdp") or program.of_slot("stage")
+    keys = Counter(a.rule.key for a in applications if a.module)
+    return keys.most_common(1)[0][0] if keys else None
+
+
+def checkpoint_rule(candidate: Candidate, blocks: str | None, run: Run | None) -> str | None:
+    """The rule of a preset that checkpoints what the candidate does; None where that is nothing."""
+    if candidate.checkpoint == NO_CHECKPOINT or blocks is None:
+        return None
+    glob = blocks
+    if candidate.share < 1 and run is not None:
+        count = round(candidate.share * run.count)
+        [glob] = fold_paths(
+            [run.join(f"{run.container}.*" if run.container else "*", i) for i in range(count)]
+        )
+    style = "checkpoint" if candidate.checkpoint == FULL else "{style: checkpoint, mode: selective}"
+    return f"{glob}: {style}"
+
+
+def style_options(candidate: Candidate) -> dict[str, dict[str, Any]]:
+    """The defaults of styles that a candidate sets."""
+    found: dict[str, dict[str, Any]] = {}
+    if not candidate.reshard_after_forward:
+        found["fsdp"] = {"reshard_after_forward": False}
+    if candidate.method:
+        found["context-parallel"] = {"method": candidate.method}
+    return found
+
+
+def setup_of(base: Setup, candidate: Candidate, blocks: str | None, run: Run | None) -> Setup:
+    """The base with the candidate's mesh and options."""
+    rule = checkpoint_rule(candidate, blocks, run)
+    plan = base.plan
+    if rule is not None:
+        plan = plan.with_rules(parse_rule_item(Scalar(rule, False, NOWHERE), Findings()))
+    if candidate.stream == WHOLE:
+        plan = plan.with_layouts({STREAM: REPLICATE})
+    pipeline = None
+    if candidate.pp > 1:
+        pipeline = Pipeline(
+            candidate.schedule,
+            candidate.microbatches,
+            candidate.stages_per_rank,
+            candidate.layers or Pipeline.balance,
+        )
+    return dataclasses.replace(
+        base,
+        plan=plan,
+        mesh=candidate.mesh,
+        defaults=_with_options(base.defaults, style_options(candidate)),
+        workload=dataclasses.replace(base.workload, accumulate=candidate.accumulate),
+        pipeline=pipeline,
+    )
+
+
+def class_setup(base: Setup, candidate: Candidate, rows: int, blocks: str | None) -> Setup:
+    """The setup that is traced for all candidates of a class: two shards, and `rows` on each."""
+    small = dataclasses.replace(candidate.trace_class, dp_shard=2)
+    setup = setup_of(base, small, blocks, None)
+    return dataclasses.replace(
+        setup, workload=dataclasses.replace(setup.workload, batch_size=2 * rows, accumulate=1)
+    )
+
+
+def _with_options(
+    defaults: Mapping[str, StyleDefaults], given: Mapping[str, Mapping[str, Any]]
+) -> dict[str, StyleDefaults]:
+    found = dict(defaults)
+    for style, options in given.items():
+        before = found.get(style, StyleDefaults())
+        more = {name: Option(value, NOWHERE) for name, value in options.items()}
+        found[style] = dataclasses.replace(before, options={**before.options, **more})
+    return found
+
+
+def checkpoint_modes(program: Program, model: nn.Module) -> tuple[str, ...]:
+    """The modes of checkpointing that a search tries."""
+    return (NO_CHECKPOINT,) if blocks_of(program) is None else (NO_CHECKPOINT, SELECTIVE, FULL)

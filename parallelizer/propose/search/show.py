@@ -1,0 +1,132 @@
+"""The results of a search as text and as a document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, TextIO
+
+from rich.text import Text
+
+from parallelizer.diagnostics.units import size
+from parallelizer.propose.search import reasons
+from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.preset import run_overrides
+from parallelizer.propose.search.task import SearchTask
+from parallelizer.propose.search.truth import TracedWhole
+from parallelizer.report.rows.time import duration, range_of
+from parallelizer.report.text.tables import Column, console, write
+
+COLUMNS = (
+    Column(""),
+    Column("step", right=True),
+    Column("range", spare=2),
+    Column("MFU", right=True, spare=1),
+    Column("peak", right=True),
+    Column("mesh", wrap="words"),
+    Column("options", wrap="words"),
+    Column("loses", wrap="words", spare=3),
+)
+
+
+def write_found(
+    found: SearchResult, task: SearchTask, stream: TextIO, *, top: int, width: int | None = None
+) -> None:
+    """Print the best candidates, what binds, what does not fit, and what was left out."""
+    screen = console(stream, width)
+    workload = task.base.workload
+    screen.print(
+        Text.assemble(
+            ("search", "bold"),
+            f"   {task.gpus:,} x {task.machine.name}, {workload.batch_size:,} sequences of {workload.seq_len:,} a step, "
+            f"at most {size(task.memory)} on a device",
+        )
+    )
+    screen.print(f"  {reasons.counts(found)}")
+    if not found.complete:
+        screen.print("  interrupted: these are the best so far")
+    screen.print()
+    if found.results:
+        best = found.results[0]
+        rows = [
+            [
+                str(at + 1),
+                duration(one.seconds),
+                range_of(one.time),
+                "" if one.time.mfu is None else f"{one.time.mfu:.0%}",
+                size(one.peak),
+                one.candidate.words(),
+                one.candidate.options(),
+                "" if one is best else reasons.loses(best, one),
+            ]
+            for at, one in enumerate(found.results[:top])
+        ]
+        write(screen, Text("best", "bold"), COLUMNS, rows)
+        screen.print()
+        _list(screen, "what binds", reasons.binds(found, task))
+    _list(screen, "does not fit", [reasons.too_large(one, task) for one in found.too_large[:3]])
+    _list(
+        screen,
+        "refused by the dry run",
+        [f"{one.candidate.words()}: {one.reason}" for one in found.failed[:3]],
+    )
+    _list(screen, "ruled out", _counted(found.excluded))
+    _list(screen, "pruned", _counted(found.pruned))
+
+
+def _list(screen: Any, title: str, lines: list[str]) -> None:
+    if not lines:
+        return
+    screen.print(Text(title, "bold"))
+    for line in lines:
+        screen.print(f"  {line}")
+    screen.print()
+
+
+def _counted(counter: Counter[str]) -> list[str]:
+    return [
+        f"{count:,}  {reason}"
+        for reason, count in sorted(counter.items(), key=lambda x: (-x[1], x[0]))
+        if count
+    ]
+
+
+def document(found: SearchResult, task: SearchTask, texts: list[str]) -> dict[str, Any]:
+    """What `search --json` prints: sizes in bytes, times in seconds. `texts` are the presets of the first results."""
+    return {
+        "gpus": task.gpus,
+        "hardware": task.machine.name,
+        "memory": task.memory,
+        "complete": found.complete,
+        "candidates": found.total,
+        "excluded": dict(sorted(found.excluded.items())),
+        "pruned": {reason: count for reason, count in sorted(found.pruned.items()) if count},
+        "classes": found.classes,
+        "priced": len(found.priced),
+        "binds": reasons.binds(found, task) if found.results else [],
+        "results": [
+            {
+                **_one(one),
+                "loses": reasons.loses(found.results[0], one),
+                "preset": text,
+                "overrides": run_overrides(one.candidate),
+            }
+            for one, text in zip(found.results, texts, strict=False)
+        ],
+        "too_large": [{**_one(one), "excess": one.peak - task.memory} for one in found.too_large],
+        "refused": [{"mesh": one.candidate.mesh.every, "reason": one.reason} for one in found.failed],
+    }
+
+
+def _one(one: TracedWhole) -> dict[str, Any]:
+    time = one.time
+    return {
+        "mesh": one.candidate.mesh.every,
+        "options": one.candidate.options(),
+        "seconds": time.seconds,
+        "low": time.low,
+        "high": time.high,
+        "mfu": time.mfu,
+        "tokens_per_second": time.tokens_per_second,
+        "peak": one.peak,
+        "at_peak": dict(one.at_peak),
+    }

@@ -1,0 +1,82 @@
+"""The dry run of a whole candidate: what is printed of it is what `plan` says of its preset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from parallelizer.child.children import WorldError
+from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.configuration.step_time import step_time
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.task import SearchTask
+from parallelizer.simulate.record.pipeline_step import FEW
+from parallelizer.simulate.record.trace_classes import trace_classes, worst
+from parallelizer.simulate.time.predict import StepTime
+
+
+@dataclass(frozen=True)
+class TracedWhole:
+    """A candidate that was traced whole: the peak in bytes of the rank that needs most, what rank 0 holds at its peak by
+    category, and the time of a step.
+    """
+
+    candidate: Candidate
+    peak: int
+    at_peak: Mapping[str, int]
+    time: StepTime
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self.time.seconds
+
+
+@dataclass(frozen=True)
+class NotTraced:
+    """A candidate whose preset is refused, or whose step cannot be traced, with the reason."""
+
+    candidate: Candidate
+    reason: str
+
+
+def trace_whole(
+    task: SearchTask, model: nn.Module, candidate: Candidate, text: str
+) -> TracedWhole | NotTraced:
+    """Dry-run the preset `text` of a candidate, read as `plan` reads it."""
+    try:
+        setup = task.setup_of(text, candidate)
+        program = setup.compile(model)
+        if has_errors(program.diagnostics):
+            raise PlanError(program.diagnostics)
+        step = trace_classes(program, model, setup.recipe())
+    except PlanError as error:
+        return NotTraced(candidate, reason(error.diagnostics))
+    except WorldError as error:
+        return NotTraced(candidate, (str(error).strip().splitlines() or ["no reason"])[-1])
+    time = step_time(setup, step)
+    if time is None:
+        return NotTraced(candidate, "its time is not known")
+    return TracedWhole(candidate, worst(step)[0], step.memory.at_peak, time)
+
+
+def reason(found: Sequence[Diagnostic]) -> str:
+    """The first error in words."""
+    first = next((d for d in found if d.severity == "error"), None)
+    return "the step cannot be traced" if first is None else f"{first.code}: {first.message}"
+
+
+def effort(candidate: Candidate, run: Run | None) -> int:
+    """How many layers a dry run of the candidate steps through, as a measure of its time."""
+    layers = run.count if run is not None else SHORT
+    if candidate.pp > 1:
+        on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
+        ranks = min(3, candidate.pp)
+        return ranks * on_rank * (1 + min(candidate.microbatches, FEW))
+    parts = 1 + min(candidate.accumulate, FEW)
+    if candidate.share < 1:
+        return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))
+    return parts * (2 * SHORT + 1)

@@ -1,0 +1,114 @@
+"""`--within KEY=VALUES`: which values of a key are tried. `1..8`, `1f1b,zbv`, one value, or `*` for all that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.nearest import did_you_mean
+from parallelizer.language.pipeline.all_schedules import SCHEDULES
+
+METHODS = ("all-gather", "ring", "ulysses", "ulysses-ring")
+
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "pipeline.schedule": tuple(SCHEDULES),
+    "checkpoint": ("none", "selective", "full"),
+    "stream": ("split", "whole"),
+    "cp.method": METHODS,
+    "reshard_after_forward": ("true", "false"),
+}
+"""The keys whose values are words."""
+
+NUMBERS = (
+    "mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "rows", "accumulate",
+    "pipeline.microbatches", "pipeline.stages_per_rank", "checkpoint.share",
+)  # fmt: skip
+
+USUAL: Mapping[str, tuple[str, ...]] = {
+    "pipeline.schedule": ("1f1b", "interleaved-1f1b", "zbv"),
+    "stream": ("split",),
+    "cp.method": ("",),
+}
+"""What is tried of a key's words without `--within`; of the others all."""
+
+FIXED = {
+    **{f"parallel.mesh.{axis}": f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+    "parallel.pipeline.schedule": "pipeline.schedule",
+    "parallel.pipeline.microbatches": "pipeline.microbatches",
+    "parallel.pipeline.stages_per_rank": "pipeline.stages_per_rank",
+    "parallel.styles.fsdp.reshard_after_forward": "reshard_after_forward",
+    "train.accumulate": "accumulate",
+}
+"""The keys of the configuration that fix a key of the search."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """The limits by key: a range of numbers, or a set of words or numbers. A key without a limit takes any value."""
+
+    limits: Mapping[str, tuple[float, float] | frozenset[str]]
+
+    def number(self, key: str, value: float) -> bool:
+        """Whether a number may be tried."""
+        limit = self.limits.get(key)
+        if limit is None:
+            return True
+        if isinstance(limit, frozenset):
+            return f"{value:g}" in limit
+        return limit[0] <= value <= limit[1]
+
+    def words(self, key: str) -> tuple[str, ...]:
+        """The words that are tried, in their usual order."""
+        limit = self.limits.get(key)
+        if limit is None:
+            return USUAL.get(key, WORDS[key])
+        return tuple(word for word in WORDS[key] if word in limit)
+
+    def sets(self, key: str) -> bool:
+        """Whether the key has a limit."""
+        return key in self.limits
+
+
+def read_within(texts: Iterable[str], overrides: Iterable[str] = ()) -> tuple[Within, list[str]]:
+    """The limits of `--within` and of overrides that fix a key, and the other overrides. Raises PlanError."""
+    limits: dict[str, tuple[float, float] | frozenset[str]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise _wrong(f"--within {text} has no values", "write KEY=VALUES, as in mesh.tp=1..8")
+        limits |= _limit(key.strip(), values.strip())
+    rest = []
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in FIXED and ".." not in value:
+            limits |= _limit(FIXED[key], value.strip("'\""))
+        else:
+            rest.append(override)
+    return Within(limits), rest
+
+
+def _limit(key: str, values: str) -> dict[str, Any]:
+    known = (*NUMBERS, *WORDS)
+    if key not in known:
+        raise _wrong(f"the search has no key {key!r}", did_you_mean(key, known, "it has"))
+    if key in WORDS:
+        words = WORDS[key] if values == "*" else tuple(w.strip().lower() for w in values.split(","))
+        unknown = next((w for w in words if w not in WORDS[key]), None)
+        if unknown is not None:
+            raise _wrong(f"{key} cannot be {unknown!r}", did_you_mean(unknown, WORDS[key], "it can be"))
+        return {key: frozenset(words)}
+    if values == "*":
+        return {}
+    try:
+        low, dots, high = values.partition("..")
+        if dots:
+            return {key: (float(low or 0), float(high or "inf"))}
+        return {key: frozenset(f"{float(v):g}" for v in values.split(","))}
+    except ValueError:
+        raise _wrong(f"{key}={values} has no numbers", "write 4, 1,2,4 or 1..8, or * for all") from None
+
+
+def _wrong(message: str, help_text: str) -> PlanError:
+    return PlanError([Diagnostic("search-within", message, None, help_text)])

@@ -1,0 +1,114 @@
+"""What of a step is in float8: linears, products, casts, and the bytes that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import full_name
+from parallelizer.simulate.record.operators import GEMM, Moment, Operator
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.simulate.time.price_gemm import EIGHT_BITS
+from parallelizer.styles.application import Application, Program, tensor_placements
+from parallelizer.styles.float8.recipes import recipe_of, weights_in_float8
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`linears` are the modules in float8, folded, by recipe; `number` counts them; `full` are the linears that are not.
+
+    The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers.
+    `reductions` are the all-reduces of largest values, which send `reduced_bytes`. `kept` are the bytes of activations when
+    there are most. `products` are those by kernels for float8; they and `casts` are None for a pipeline.
+    """
+
+    linears: Mapping[str, tuple[str, ...]]
+    full: tuple[str, ...]
+    number: int
+    gathered: int = 0
+    gathers: int = 0
+    reductions: int = 0
+    reduced_bytes: int = 0
+    kept: int = 0
+    products: int | None = None
+    casts: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The documented form."""
+        return {
+            **vars(self),
+            "linears": {k: list(v) for k, v in self.linears.items()},
+            "full": list(self.full),
+        }
+
+
+def precision(program: Program, model: nn.Module, trace: Trace | None) -> Precision | None:
+    """What a plan puts in float8, and what it costs and saves in a step; None for a plan without."""
+    applications = program.of_slot("precision")
+    if not applications:
+        return None
+    by_recipe: dict[str, list[str]] = {}
+    for a in applications:
+        by_recipe.setdefault(recipe_of(a), []).append(a.module)
+    named = {a.module for a in applications}
+    full = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in named]
+    found = Precision(
+        {recipe: tuple(fold_paths(paths)) for recipe, paths in by_recipe.items()},
+        tuple(fold_paths(full)),
+        len(applications),
+    )
+    return found if trace is None else _of_step(found, program, model, trace, named)
+
+
+def _of_step(
+    found: Precision, program: Program, model: nn.Module, trace: Trace, named: Iterable[str]
+) -> Precision:
+    units = {unit.module: unit for unit in program.of_slot("fsdp")}
+    gathers = [
+        e
+        for e in trace.ledger
+        if e.kind == "all_gather" and e.module in units and {*e.axis.split("+")} <= {*units[e.module].axes}
+    ]
+    bytes_of = {path: _gathered_bytes(unit, program, model) for path, unit in units.items()}
+    largest = [e for e in trace.ledger if e.largest and (e.module in {*named, *units})]
+    line = _line(trace)
+    return Precision(
+        found.linears,
+        found.full,
+        found.number,
+        sum(bytes_of[e.module] for e in gathers),
+        sum(e.payload_bytes for e in gathers),
+        len(largest),
+        sum(e.wire_bytes for e in largest),
+        max((point.by_category.get("activations", 0) for point in trace.memory.course), default=0),
+        None if line is None else sum(o.kind == GEMM and o.dtype in EIGHT_BITS for o in line),
+        None if line is None else sum(o.casts for o in line),
+    )
+
+
+def _line(trace: Trace) -> list[Operator] | None:
+    """The operators of the step; None of a pipeline, whose actions are recorded one by one."""
+    moments: tuple[Moment, ...] = trace.line
+    return [m for m in moments if isinstance(m, Operator)] if moments and trace.lines is None else None
+
+
+def _gathered_bytes(unit: Application, program: Program, model: nn.Module) -> int:
+    """The bytes of the weights that a unit gathers in float8, with the rows that fill the last rank's shard."""
+    tensor = tensor_placements(program.applications)
+    total = 0
+    for name in weights_in_float8(unit, program):
+        path = full_name(unit.module, name)
+        shape = list(model.get_parameter(path).shape)
+        for axis, placement in tensor.get(path, {}).items():
+            if placement.dim is not None:
+                shape[placement.dim] //= program.mesh.sizes[axis]
+        (placed,) = unit.params[name].values()
+        ranks = program.mesh.size(*(a for a in unit.axes if a != "dp_replicate"))
+        if placed.dim == 0:
+            shape[0] = -(-shape[0] // ranks) * ranks
+        total += shape[0] * shape[1]
+    return total

@@ -1,0 +1,68 @@
+"""Published runs as configurations: what their tables say, and what their frameworks do where the tables do not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from benchmarks.published.compose import compose, left_out
+from benchmarks.published.predictions import predict_row, prepare
+from benchmarks.published.rows import Row, read
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from tests.chosen import chosen
+
+ROWS = {row.id: row for row in read()}
+
+
+def said(row: Row) -> dict[str, str]:
+    """The overrides by their keys."""
+    return dict(one.split("=", 1) for one in compose(row).overrides)
+
+
+def test_rows_are_left_out_for_experts_alone() -> None:
+    assert {left_out(row) for row in ROWS.values()} == {None, "experts"}
+
+
+@pytest.mark.parametrize(
+    "name", chosen([n for n, r in ROWS.items() if left_out(r) is None], ("titan2412-t5-2",))
+)
+def test_a_row_is_a_configuration_of_its_own_mesh_and_batch(name: str) -> None:
+    row = ROWS[name]
+    setup = from_config(*compose_config(list(compose(row).overrides)))
+    data = row.mesh.get("dp_replicate", 1) * row.mesh.get("dp_shard", 1)
+    assert setup.mesh.world_size == row.run["gpus"]
+    assert setup.mesh.size("dp_replicate", "dp_shard") == data
+    if row.mesh.get("pp", 1) > 1:
+        assert setup.workload.batch_size == row.run["global_batch"]
+
+
+def test_a_pipeline_has_the_microbatches_and_stages_of_its_framework() -> None:
+    torchtitan, megatron, bridge = (
+        said(ROWS[name]) for name in ("titan2412-t5-2", "megatron-119B", "bridge2604-405b-gb200-mxfp8")
+    )
+    key = "parallel.pipeline."
+    assert torchtitan[f"{key}microbatches"] == "8" and torchtitan[f"{key}stages_per_rank"] == "2"
+    assert megatron[f"{key}microbatches"] == "16" and megatron[f"{key}stages_per_rank"] == "23"
+    # 126 layers cannot be divided by the 128 stages that are said: each of 64 has two, but for the first and the last.
+    assert bridge[f"{key}microbatches"] == "384" and bridge[f"{key}stages_per_rank"] == "4"
+
+
+def small(**run: Any) -> Row:
+    """A run of a small model in two stages on two GPUs."""
+    row = ROWS["titan2412-t6-1"]
+    model = {**row.model, "layers": 4, "hidden": 64, "ffn": 128, "heads": 4, "kv_heads": 4, "vocab": 256}
+    mesh = {"pp": 2, "dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 1}
+    changed = {**row.run, "mesh": mesh, "gpus": 2, "seq_len": 64, "global_batch": 4, "compile": False, **run}
+    return dataclasses.replace(row, run=changed, model=model)
+
+
+@pytest.mark.slow
+def test_a_pipeline_waits_less_with_more_microbatches() -> None:
+    """(p - 1) / (m + p - 1) of the time where stages are equal; the head makes the last one longer here."""
+    few, many = (predict_row(prepare(small(global_batch=rows, micro_batch=1))) for rows in (2, 16))
+    shares = [one.time.waits["bubble"] / one.time.seconds for one in (few, many)]
+    assert shares[0] > 2 * shares[1] > 0
+    assert many.predicted > few.predicted > 0

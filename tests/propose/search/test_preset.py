@@ -1,0 +1,74 @@
+"""The preset of a candidate: composed as any other, it is the candidate."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.configuration.setup import Setup
+from parallelizer.language.plan import REPLICATE
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.preset import differing, preset_text
+from parallelizer.propose.search.setups import setup_of
+from parallelizer.propose.search.task import read_task
+from tests.propose.search.tasks import LLAMA
+
+RUN = Run("layers", 0, 4)
+BLOCKS = "layers.*"
+CANDIDATES = (
+    Candidate(dp_shard=4, rows=2, accumulate=2),
+    Candidate(dp_replicate=2, dp_shard=2, reshard_after_forward=False, checkpoint="selective"),
+    Candidate(dp_shard=2, tp=2, checkpoint="full", share=0.5, stream="whole"),
+    Candidate(cp=2, tp=2, method="ring"),
+    Candidate(pp=2, tp=2, rows=2, microbatches=4, schedule="zbv", stages_per_rank=2, layers=(1, 1, 1, 1)),
+)
+
+
+def _same(one: Setup, other: Setup) -> None:
+    assert one.mesh == other.mesh
+    assert one.workload == other.workload
+    assert one.pipeline == other.pipeline
+    assert one.plan.layouts == other.plan.layouts
+    assert [
+        (r.key, [(u.style, {n: o.value for n, o in u.options.items()}) for u in r.uses])
+        for r in one.plan.rules
+    ] == [
+        (r.key, [(u.style, {n: o.value for n, o in u.options.items()}) for u in r.uses])
+        for r in other.plan.rules
+    ]
+    values = [
+        {style: {name: o.value for name, o in d.options.items()} for style, d in setup.defaults.items()}
+        for setup in (one, other)
+    ]
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.words())
+def test_a_composed_preset_is_the_candidate_that_was_priced(candidate: Candidate) -> None:
+    task = read_task([*LLAMA, "gpus=4"])
+    text = preset_text(candidate, task.given, BLOCKS, RUN, ["a reason: with a colon"])
+    _same(task.setup_of(text, candidate), setup_of(task.base, candidate, BLOCKS, RUN))
+
+
+def test_keys_of_a_preset_on_the_command_line_are_in_every_preset() -> None:
+    given = ["parallel.styles.fsdp.reduce_dtype=bfloat16", 'parallel.rules=["norm: none"]']
+    task = read_task([*LLAMA, "gpus=4", *given])
+    candidate = Candidate(dp_shard=4, reshard_after_forward=False, checkpoint="full")
+    text = preset_text(candidate, task.given, BLOCKS, RUN)
+    setup = task.setup_of(text, candidate)
+    assert setup.defaults["fsdp"].options["reduce_dtype"].value == "bfloat16"
+    assert setup.defaults["fsdp"].options["reshard_after_forward"].value is False
+    assert [rule.key for rule in setup.plan.rules[-2:]] == ["norm", "layers.*"]
+    _same(setup, setup_of(task.base, candidate, BLOCKS, RUN))
+
+
+def test_a_whole_stream_replaces_the_layout_of_the_plan() -> None:
+    task = read_task([*LLAMA, "gpus=4"])
+    candidate = Candidate(tp=4, stream="whole")
+    setup = task.setup_of(preset_text(candidate, task.given, BLOCKS, RUN), candidate)
+    assert setup.plan.layouts["stream"] == REPLICATE
+
+
+def test_differing_keeps_what_is_new_or_another_value() -> None:
+    base = {"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}
+    assert differing({"a": 1, "b": {"c": 2, "d": 4}, "e": [1], "f": None}, base) == {"b": {"d": 4}, "f": None}

@@ -1,0 +1,71 @@
+"""The candidates of a search: every mesh of the GPUs once, and what is left out counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates, divisors
+from parallelizer.propose.search.within import read_within
+
+FACTS = SpaceFacts(
+    gpus=16, batch=32, sequence=256, per_node=8, layers=8, cuts=True, context=True, tensor=True, stream=True
+)
+
+
+def _of(facts: SpaceFacts, *limits: str) -> tuple[list[Candidate], CandidateCount]:
+    counted = CandidateCount()
+    return list(candidates(facts, read_within(limits)[0], counted)), counted
+
+
+def test_every_candidate_uses_all_gpus_and_the_whole_batch() -> None:
+    found, _ = _of(FACTS)
+    for one in found:
+        assert one.mesh.world_size == 16
+        assert one.data_ranks * one.rows * one.accumulate * one.microbatches == 32
+
+
+def test_no_candidate_comes_twice_and_all_are_counted() -> None:
+    found, counted = _of(FACTS)
+    assert len(set(found)) == len(found)
+    assert counted.total == len(found) + sum(counted.excluded.values())
+
+
+def test_the_meshes_are_those_of_a_search_without_rules() -> None:
+    facts = dataclasses.replace(FACTS, per_node=16, sequence=1024)
+    found, _ = _of(facts, "rows=1..32", "pipeline.schedule=gpipe")
+    sizes = divisors(16)
+    every = {
+        mesh
+        for mesh in itertools.product(sizes, repeat=5)
+        if mesh[0] * mesh[1] * mesh[2] * mesh[3] * mesh[4] == 16
+        and mesh[0] <= 8
+        # Replicas of parameters that cp alone shards are refused.
+        and not (mesh[1] > 1 and mesh[2] == 1 and mesh[3] > 1)
+    }
+    assert {(c.pp, c.dp_replicate, c.dp_shard, c.cp, c.tp) for c in found} == every
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"per_node": 4}, "tp leaves the node"),
+        ({"tensor": False}, "the plan has no tensor parallelism"),
+        ({"context": False}, "the plan has no context parallelism"),
+        ({"cuts": False}, "the plan allows no cut into stages"),
+        ({"layers": 4}, "more stages than layers"),
+        ({"sequence": 4}, "the sequence does not divide by cp"),
+        ({"batch": 8}, "the batch does not divide by the data ranks"),
+    ],
+)
+def test_what_is_ruled_out_is_counted_by_its_reason(changed: dict[str, object], reason: str) -> None:
+    before, after = _of(FACTS)[1], _of(dataclasses.replace(FACTS, **changed))[1]  # type: ignore[arg-type]
+    assert after.excluded[reason] > before.excluded[reason]
+
+
+def test_a_fixed_size_leaves_only_meshes_with_it() -> None:
+    found, _ = _of(FACTS, "mesh.tp=4", "mesh.pp=1")
+    assert {(c.pp, c.tp) for c in found} == {(1, 4)}

@@ -1,0 +1,54 @@
+"""`--within`: which values of a key are tried."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.propose.search.within import read_within
+
+
+def test_a_range_of_numbers_holds_both_ends() -> None:
+    within, _ = read_within(["mesh.tp=2..8"])
+    assert [n for n in (1, 2, 4, 8, 16) if within.number("mesh.tp", n)] == [2, 4, 8]
+
+
+def test_several_numbers_are_those_alone() -> None:
+    within, _ = read_within(["mesh.tp=1,8"])
+    assert [n for n in (1, 2, 4, 8) if within.number("mesh.tp", n)] == [1, 8]
+
+
+def test_words_come_in_their_own_order_and_a_star_is_all_of_them() -> None:
+    within, _ = read_within(["pipeline.schedule=zbv,gpipe"])
+    assert within.words("pipeline.schedule") == ("gpipe", "zbv")
+    within, _ = read_within(["pipeline.schedule=*"])
+    assert "dualpipev" in within.words("pipeline.schedule")
+
+
+def test_a_key_without_a_limit_takes_any_number_and_the_usual_words() -> None:
+    within, _ = read_within([])
+    assert within.number("mesh.tp", 512)
+    assert within.words("pipeline.schedule") == ("1f1b", "interleaved-1f1b", "zbv")
+
+
+def test_a_key_of_the_configuration_fixes_a_key_of_the_search_and_is_taken_out() -> None:
+    within, rest = read_within([], ["model=llama3_8b", "parallel.mesh.tp=8", "train.accumulate=2"])
+    assert rest == ["model=llama3_8b"]
+    assert within.number("mesh.tp", 8) and not within.number("mesh.tp", 4)
+    assert within.number("accumulate", 2) and not within.number("accumulate", 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [
+        ("mesh.pt=1..8", "mesh.pt"),
+        ("mesh.tp", "no values"),
+        ("mesh.tp=few", "no numbers"),
+        ("stream=half", "half"),
+    ],
+)
+def test_a_wrong_limit_is_named(limit: str, named: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        read_within([limit])
+    [found] = raised.value.diagnostics
+    assert found.code == "search-within" and named in found.message
