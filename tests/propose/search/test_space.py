@@ -77,7 +77,6 @@ def test_experts_are_shared_out_by_what_divides_them_and_a_replica() -> None:
     assert by_mesh == {
         (n, ep) for n in (1, 2, 4, 8, 16) for ep in (1, 2, 4) if n % ep == 0 and (n, ep) in by_mesh
     }
-    assert {(16, 1), (16, 2), (16, 4)} <= by_mesh
 
 
 def test_a_class_with_experts_is_traced_on_two_shards_of_theirs() -> None:
