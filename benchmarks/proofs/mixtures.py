@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -64,15 +64,15 @@ MORE: Mapping[str, Mapping[str, Any]] = {
 """What single architectures need beside `SIZES`."""
 
 
-def architectures() -> dict[str, str]:
-    """The `model_type` of every configuration with an `ep_plan`, in alphabetical order, with the reason why it makes no causal
-    language model; an empty text where it makes one.
+def architectures(asked: Callable[[str], bool] = lambda kind: True) -> dict[str, str]:
+    """The `model_type` of every configuration with an `ep_plan`, of those asked for, in alphabetical order, with the reason why
+    it makes no causal language model; an empty text where it makes one. Each is imported, which takes seconds for all.
     """
     import transformers
 
     causal = transformers.AutoModelForCausalLM._model_mapping
     found = {}
-    for kind in sorted(transformers.CONFIG_MAPPING.keys()):
+    for kind in sorted(filter(asked, transformers.CONFIG_MAPPING.keys())):
         config = transformers.CONFIG_MAPPING[kind]
         if getattr(config, "base_model_ep_plan", None):
             alone = causal.get(config, None) is not None

@@ -207,7 +207,7 @@ def _attention(auto: Any, config: Any, wanted: str) -> str:
         model_class = model_class[0]
     if model_class is None or not model_class._can_set_attn_implementation():
         return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
-    return wanted if model_class._supports_sdpa or masks.capped(config) else "eager"
+    return wanted if model_class._supports_sdpa or masks.written_out(config) else "eager"
 
 
 def register() -> None:

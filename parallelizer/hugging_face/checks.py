@@ -63,7 +63,7 @@ def _implementation(
     help_text = 'call `model.set_attn_implementation("sdpa")` first, or leave out model.attention'
     if not settable:
         help_text = "take a mesh with cp=1" if context is not None else "write `layouts: {stream: replicate}`"
-    elif layout.caps(model) or not layout.supports_plain(model):
+    elif layout.needs_ours(model) or not layout.supports_plain(model):
         help_text = (
             "call `parallelizer.hugging_face.register()` and `model.set_attn_implementation("
             f'"{layout.IMPLEMENTATION}")` first, or leave out model.attention'

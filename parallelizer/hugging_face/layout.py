@@ -14,7 +14,7 @@ from torch import nn
 
 from parallelizer.hugging_face.architecture import is_model
 from parallelizer.hugging_face.build import IMPLEMENTATION, register
-from parallelizer.hugging_face.masks import capped
+from parallelizer.hugging_face.masks import written_out
 from parallelizer.language.plan import TENSOR_AXES
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ def is_settable(model: Any) -> bool:
     return bool(model._can_set_attn_implementation())
 
 
-def caps(model: Any) -> bool:
-    """Whether attention caps its scores."""
-    return capped(model.config)
+def needs_ours(model: Any) -> bool:
+    """Whether transformers' sdpa cannot compute the model's attention, and ours can."""
+    return written_out(model.config)
 
 
 def supports_plain(model: Any) -> bool:

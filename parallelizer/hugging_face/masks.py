@@ -123,8 +123,8 @@ def mask(
     from transformers.masking_utils import and_masks, causal_mask_function, padding_mask_function, sdpa_mask
 
     here = _here
-    if capped(kwargs.get("config")):
-        allow_is_causal_skip = allow_is_bidirectional_skip = False  # such attention is written out
+    if written_out(kwargs.get("config")):
+        allow_is_causal_skip = allow_is_bidirectional_skip = False
     function: Callable[..., Any] = mask_function or causal_mask_function
     if attention_mask is not None and (attention_mask.is_meta or (here and attention_mask is here.marker)):
         attention_mask = None
@@ -171,6 +171,15 @@ def _check(here: _Here, rows: int, columns: int) -> None:
         )
 
 
-def capped(config: Any) -> bool:
-    """Whether a model caps its scores, which scaled_dot_product_attention cannot do."""
-    return getattr(config, "attn_logit_softcapping", None) is not None
+SINKS = frozenset({"flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash"})
+"""The `model_type` of models with attention sinks whose attention is otherwise that of all models. Those of deepseek_v4 and hy_v4
+choose keys too, or compress them.
+"""
+
+
+def written_out(config: Any) -> bool:
+    """Whether scaled_dot_product_attention cannot compute a model's attention, and ours writes it out: a model that caps its
+    scores, or one with attention sinks.
+    """
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    return capped or getattr(config, "model_type", None) in SINKS

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from parallelizer.hugging_face import causal_lm, masks
+from parallelizer.hugging_face import attention, causal_lm, masks
 from parallelizer.styles.context_parallel.dealing import by_cost
 from parallelizer.styles.context_parallel.order import Contiguous, Order
 from parallelizer.styles.context_parallel.sequence import CurrentOrder
+from tests.hugging_face.small import settings as small_settings
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
@@ -198,3 +199,20 @@ def test_capped_scores_are_those_of_transformers_eager() -> None:
     torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
     uncapped = logits("gemma2", {**sizes, "attn_logit_softcapping": 50.0}, "parallelizer")
     assert not torch.allclose(ours, uncapped, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(masks.SINKS))
+def test_attention_with_sinks_is_that_of_transformers_eager(kind: str) -> None:
+    sizes = small_settings(kind, vocab_size=32, sliding_window=3, initializer_range=0.5)
+    ours, eager = (logits(kind, sizes, name) for name in ("parallelizer", "eager"))
+    torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_without_its_sinks_is_another() -> None:
+    scores = torch.randn(1, 2, 3, 4)
+    given = (torch.nn.Identity(), scores, scores, scores, None)
+    without, _ = attention.forward(*given)
+    some, _ = attention.forward(*given, s_aux=torch.tensor([0.5, -1e4]))
+    assert not torch.allclose(some[:, :, 0], without[:, :, 0]) and torch.allclose(
+        some[:, :, 1], without[:, :, 1], atol=1e-6
+    )
