@@ -21,7 +21,8 @@ class Composed:
 
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `library_kernels`: Transformer Engine's kernels, fused and with cuDNN's attention, instead of
-    torch's. `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
+    torch's. `fused`: what `fused.py` says of Megatron's stack, with or without these kernels. `overlapped_tp`: collectives over
+    tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
     `early`: the libraries are those of the GPU's first year.
     """
 
@@ -32,6 +33,7 @@ class Composed:
     precision: str = "bfloat16"
     deferred: bool = False
     library_kernels: bool = False
+    fused: bool = False
     overlapped_tp: bool = False
     small_gathers: bool = False
     early: bool = False
@@ -110,6 +112,7 @@ def compose(row: Row) -> Composed:
         _precision(str(run["precision"])),
         deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
         library_kernels=library,
+        fused=library or "Korthikanti" in row.source,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023

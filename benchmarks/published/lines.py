@@ -6,12 +6,15 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.published.compose import KEPT_PARTS, Composed
+from benchmarks.published.fused import fused_parts
 from parallelizer.simulate.record.operators import Issued, Moment
 
 
 def line_of(composed: Composed, traced: Sequence[Moment], count: int) -> list[Moment]:
     """The time line of a step of `count` parts."""
     parts, rest = _parts(traced)
+    if composed.fused:
+        parts = fused_parts(parts)
     if count > KEPT_PARTS:
         parts += [parts[-1]] * (count - KEPT_PARTS)
     if composed.deferred:
