@@ -23,7 +23,8 @@ class Composed:
     step, not once a part. `library_kernels`: Transformer Engine's kernels, fused and with cuDNN's attention, instead of
     torch's. `fused`: what `fused.py` says of Megatron's stack, with or without these kernels. `overlapped_tp`: collectives over
     tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
-    `early`: the libraries are those of the GPU's first year.
+    `early`: the libraries are those of the GPU's first year. `kept_outputs` are bytes: torch's pipelines keep the outputs of
+    all microbatches until the step ends.
     """
 
     overrides: tuple[str, ...]
@@ -37,6 +38,7 @@ class Composed:
     overlapped_tp: bool = False
     small_gathers: bool = False
     early: bool = False
+    kept_outputs: int = 0
 
 
 def left_out(row: Row) -> str | None:
@@ -116,7 +118,14 @@ def compose(row: Row) -> Composed:
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023
+        kept_outputs=0 if library or not pipelined else (parts - 1) * _logits(row, micro),
     )
+
+
+def _logits(row: Row, rows: int) -> int:
+    """The bytes of a microbatch's logits on one rank, in bfloat16 and sharded over the vocabulary."""
+    ranks = row.mesh.get("cp", 1) * row.mesh.get("tp", 1)
+    return 2 * rows * int(row.run["seq_len"]) * int(row.model["vocab"]) // ranks
 
 
 def _microbatch(row: Row, rows: int) -> int:

@@ -116,7 +116,7 @@ def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction
         published,
         predicted,
         prepared.row.peak_memory,
-        RESERVED * prepared.traced.peak / 2**30,
+        RESERVED * (prepared.traced.peak + composed.kept_outputs) / 2**30,
     )
 
 
