@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from parallelizer.simulate.record.action_lines import PipelineLines, RankLines
-from parallelizer.simulate.record.operators import Issued, Moment, Operator
+from parallelizer.simulate.record.operators import Issued, Moment, Operator, Wait
 
 ADDS = {"add_", "add", "chain"}
 
@@ -32,7 +32,7 @@ def fused_pipeline(lines: PipelineLines) -> PipelineLines:
             first = min(rank.stages)
             actions = {
                 key: tuple(
-                    tuple(m for m in line if key[2] == first or not isinstance(m, Issued) or not m.unit)
+                    tuple(line if key[2] == first else without(line, lambda issued: issued.unit))
                     for line in fused_parts(those)
                 )
                 for key, those in rank.actions.items()
@@ -41,6 +41,23 @@ def fused_pipeline(lines: PipelineLines) -> PipelineLines:
     return dataclasses.replace(
         lines, by_stage={stage: done[id(rank)] for stage, rank in lines.by_stage.items()}
     )
+
+
+def without(line: Sequence[Moment], gone: Callable[[Issued], bool]) -> list[Moment]:
+    """The line without some collectives, and without the waits for them."""
+    kept: list[bool] = []
+    found: list[Moment] = []
+    for moment in line:
+        if isinstance(moment, Issued):
+            kept.append(not gone(moment))
+            if not kept[-1]:
+                continue
+        elif isinstance(moment, Wait) and moment.back <= len(kept):
+            if not kept[-moment.back]:
+                continue
+            moment = dataclasses.replace(moment, back=sum(kept[-moment.back :]))
+        found.append(moment)
+    return found
 
 
 def _added_in_products(first: Sequence[Moment], later: Sequence[Moment]) -> list[Moment]:

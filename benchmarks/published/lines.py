@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.published.compose import KEPT_PARTS, Composed
-from benchmarks.published.fused import fused_parts
+from benchmarks.published.fused import fused_parts, without
 from parallelizer.simulate.record.operators import Issued, Moment
 
 
@@ -19,7 +19,7 @@ def line_of(composed: Composed, traced: Sequence[Moment], count: int) -> list[Mo
         parts += [parts[-1]] * (count - KEPT_PARTS)
     if composed.deferred:
         parts = [
-            [m for m in part if not isinstance(m, Issued) or not m.unit or _kept(m, i, len(parts))]
+            without(part, lambda m, at=i: m.unit and not _kept(m, at, len(parts)))
             for i, part in enumerate(parts)
         ]
     return [*(m for part in parts for m in part), *rest]
