@@ -80,6 +80,18 @@ def expert_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
     return found
 
 
+def places(device_mesh: DeviceMesh, *, of_experts: bool = False) -> dict[str, tuple[int, int]]:
+    """The size of every axis and this rank's index on it; empty on a rank outside of the mesh. For parameters of experts that are
+    shared out, `efsdp` and `ep` stand for the axes of a replica.
+    """
+    meshes = [device_mesh, *([expert_mesh(device_mesh)] if of_experts else [])]
+    found: dict[str, tuple[int, int]] = {}
+    for mesh in meshes:
+        here = zip(mesh.mesh_dim_names or (), mesh.shape, mesh.get_coordinate() or (), strict=False)
+        found |= {axis: (size, index) for axis, size, index in here}
+    return {axis: at for axis, at in found.items() if not (of_experts and axis in REPLICA_AXES)}
+
+
 def expert_fsdp_mesh(device_mesh: DeviceMesh) -> DeviceMesh:
     """The mesh that fsdp shards experts over: what `ep` leaves of a replica, with `dp_replicate` outside it if it is above 1."""
     sharded = expert_mesh(device_mesh)[EXPERT_SHARDS]

@@ -157,7 +157,8 @@ def run(
             if cells is not None:
                 with Path(cells).open("a") as file:
                     file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
-        done += [known[name] for column in asked if (name := name_of(kind, column.name)) in known]
+        untried = [ExpertCell(kind, column.name, None, reason="not run yet") for column in asked]
+        done += [known.get(cell.name, cell) for cell in untried]
     text = f"{summary(done)}\n\n{markdown(done)}"
     if page is not None:
         replace_between(page, MARKER, text)

@@ -63,6 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
     )
+    parser.add_argument("--html", metavar="FILE", help="also write the results as an HTML page")
 
 
 def _bytes(text: str) -> int:
@@ -85,14 +86,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Search, and print the best. Returns the exit status."""
     import_torch()
     from parallelizer.propose.search.nothing import nothing
+    from parallelizer.propose.search.page import page
     from parallelizer.propose.search.reasons import comments
     from parallelizer.propose.search.run import Search
     from parallelizer.propose.search.show import document, write_found
     from parallelizer.propose.search.task import read_task
+    from parallelizer.report.html.page import save
     from parallelizer.report.targets import check_targets
 
     try:
-        check_targets(arguments.output, None)
+        for target in (arguments.output, arguments.html):
+            check_targets(target, None)
         task = read_task(
             arguments.overrides,
             within=arguments.within,
@@ -114,13 +118,18 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     unfit = () if found.results else (nothing(found, task),)
     if arguments.json:
-        print_json({**document(found, task, texts), "diagnostics": [one.as_json() for one in unfit]})
+        print_json(
+            {**document(found, task, texts[: arguments.top]), "diagnostics": [one.as_json() for one in unfit]}
+        )
     else:
         write_found(found, task, sys.stdout, top=arguments.top)
         show_diagnostics.write(unfit, sys.stderr)
-    if texts:
+    if texts or arguments.html:
         try:
-            _keep(arguments, task, found, texts[0])
+            if arguments.html:
+                save(page(found, task, texts).encode("utf-8", "replace"), arguments.html)
+            if texts:
+                _keep(arguments, task, found, texts[0])
         except PlanError as error:
             show_diagnostics.write(error.diagnostics, sys.stderr)
             return 1

@@ -49,19 +49,21 @@ def _of_file(reading: Reading, name: str) -> Routing:
             "unknown-value",
             message,
             KEY,
-            'its form is {"layers.0.mlp.experts": [[rows to each expert] for each rank]}',
+            'its form is {"layers.0.mlp.experts": [[[rows to each expert] for each rank] for each call]}',
         )
         return BALANCED
 
 
-def _counts(read: Any) -> dict[str, list[list[int]]]:
+def _counts(read: Any) -> dict[str, list[list[list[int]]]]:
     """The counts by module. Raises ValueError for another form."""
     if not isinstance(read, dict) or not read:
         raise ValueError("it is not an object with the modules' paths")
-    for path, table in read.items():
-        rows = table if isinstance(table, list) else []
-        lengths = {len(row) if isinstance(row, list) else 0 for row in rows}
+    for path, calls in read.items():
+        tables = calls if isinstance(calls, list) else []
+        rows = [row for table in tables for row in (table if isinstance(table, list) else [None])]
+        lengths = {len(row) if isinstance(row, list) else -1 for row in rows}
         numbers = [n for row in rows if isinstance(row, list) for n in row]
-        if len(lengths) != 1 or 0 in lengths or not all(type(n) is int and n >= 0 for n in numbers):
-            raise ValueError(f"{path} is not a table of whole numbers")
+        # A rank of another stage has no rows.
+        if len(lengths - {0}) != 1 or -1 in lengths or not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError(f"{path} is not a list of tables of whole numbers")
     return read

@@ -13,30 +13,34 @@ ROUTINGS = ("balanced", "worst")
 class Routing:
     """What is assumed of the tokens of each rank: `skew` is what the busiest rank gets over the mean of all, 1 for `balanced`;
     with `worst` all tokens go to the first rank. `counted` are the counts of a run by the path of the module, which go before:
-    for each rank of a group, the rows that it sends to each expert.
+    for each call of a step, for every rank of the run, the rows that it sends to each expert.
     """
 
     skew: float = 1.0
     worst: bool = False
-    counted: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    counted: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(default_factory=dict)
 
     def rows(
-        self, rows: int, experts: int, ranks: int, rank: int, path: str
+        self, rows: int, experts: int, ranks: Sequence[int], index: int, path: str, call: int = 0
     ) -> tuple[list[int], list[list[int]]]:
-        """Of `rows` rows on each of `ranks` ranks: how many this one sends to each expert, and how many each rank sends to each
-        of this rank's own experts.
+        """Of `rows` rows on each of a group of `ranks`, in the `call` of a module with this number: how many the one with this
+        index in the group sends to each expert, and how many each rank sends to each of its own experts. Raises ValueError if
+        the counts of a run are of another run.
         """
-        own = experts // ranks
+        own = experts // len(ranks)
+        mine = slice(index * own, (index + 1) * own)
         if path in self.counted:
-            table = self.counted[path]
-            if len(table) != ranks or len(table[0]) != experts or sum(table[rank]) != rows:
+            calls = self.counted[path]
+            every = calls[call % len(calls)]
+            table = [every[rank] if rank < len(every) else [] for rank in ranks]
+            if {len(row) for row in table} != {experts} or sum(table[index]) != rows:
                 raise ValueError(
-                    f"the counts of {path} are of {len(table)} ranks, {len(table[0])} experts and {sum(table[0])} rows; here are "
-                    f"{ranks}, {experts} and {rows}"
+                    f"the counts of {path} are of {len(every)} ranks, and on rank {ranks[index]} of {len(table[index])} experts "
+                    f"and {sum(table[index])} rows; here are {experts} experts and {rows} rows"
                 )
-            return list(table[rank]), [list(row[rank * own : (rank + 1) * own]) for row in table]
-        sent = self._sent(rows, experts, ranks)
-        return sent, [sent[rank * own : (rank + 1) * own] for _ in range(ranks)]
+            return list(table[index]), [list(row[mine]) for row in table]
+        sent = self._sent(rows, experts, len(ranks))
+        return sent, [sent[mine] for _ in ranks]
 
     def _sent(self, rows: int, experts: int, ranks: int) -> list[int]:
         own = experts // ranks

@@ -141,6 +141,8 @@ class Settings:
         "let torch use only kernels that always give the same result, which are slower on GPUs; others raise an error")
     compare: bool = train(
         True, optional(truth), "compare the first step with the dry run: collectives, and the peak of memory")
+    write_routing: str | None = train(
+        None, optional(text), "a file for what the first step counted of the tokens of experts; a preset's routing takes it")
     prove: str = train("auto", one_of("auto", "always", "never"),
         "without a certificate: auto proves the tiny form first if that is quick, always refuses the run, never "
         "trains without a proof")

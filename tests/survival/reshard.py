@@ -41,6 +41,15 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 }
 """Thirteen ways to lie on 1 to 8 ranks."""
 
+MIXTURE: Mapping[str, tuple[str, ...]] = {
+    **{name: PRESETS[name] for name in ("single", "fsdp2", "tp2", "pp2")},
+    "ep2 of fsdp4": ("parallel=fsdp4", "parallel.mesh.ep=2"),
+    "fsdp4_ep4": ("parallel=fsdp4_ep4",),
+    "fsdp2_ep4_tp2": ("parallel=fsdp2_ep4_tp2",),
+    "pp2_fsdp2, ep2": ("parallel=pp2_fsdp2", "parallel.mesh.ep=2"),
+}
+"""Those of a mixture: its experts whole, in slices over tp, and shared out in three ways."""
+
 MODELS: Mapping[str, tuple[str, ...]] = {
     "llama": ("model.n_layers=4", "model.dim=64", "model.hidden_dim=96", "model.max_seq_len=32"),
     "gpt2": (
@@ -48,6 +57,14 @@ MODELS: Mapping[str, tuple[str, ...]] = {
         "model.config.n_layer=4",
         "model.config.n_embd=64",
         "model.config.n_positions=32",
+    ),
+    "qwen3_moe": (
+        "model=hf_qwen3_moe",
+        "model.config.hidden_size=64",
+        "model.config.head_dim=16",
+        "model.config.num_attention_heads=4",
+        "model.config.num_key_value_heads=2",
+        "model.config.moe_intermediate_size=32",
     ),
 }
 """GPT-2 has queries, keys and values packed in one weight, which tensor parallelism cuts in pieces, and a tied head."""
@@ -87,11 +104,17 @@ class Saved:
     loss: float
 
 
-def matrix(model: str, presets: Sequence[str] = tuple(PRESETS)) -> list[Pair]:
-    """All pairs of presets for one model."""
+def presets_of(model: str) -> Mapping[str, tuple[str, ...]]:
+    """The presets that a model is saved under and goes on from."""
+    return MIXTURE if model == "qwen3_moe" else PRESETS
+
+
+def matrix(model: str, presets: Sequence[str] = ()) -> list[Pair]:
+    """All pairs of some presets for one model, or of all."""
+    known = presets_of(model)
     folder, pairs = Path(tempfile.mkdtemp(prefix="survival-")), []
     try:
-        setups = {name: _composed([*MODELS[model], *PRESETS[name]]) for name in presets}
+        setups = {name: _composed([*MODELS[model], *known[name]]) for name in presets or known}
         sources = {
             name: _start(_save, *setup, folder / name, ranks=setup[0].mesh.world_size)
             for name, setup in setups.items()

@@ -42,6 +42,13 @@ def test_presets_go_on_from_each_other(place: int) -> None:
     assert len(found) == 4 and all(pair.holds for pair in found), found
 
 
+@pytest.mark.slow
+def test_a_mixture_goes_on_with_its_experts_shared_out_otherwise() -> None:
+    found = reshard.matrix("qwen3_moe")
+    assert len(found) == len(reshard.MIXTURE) ** 2
+    assert [pair for pair in found if not pair.holds] == []
+
+
 def test_a_full_disk_costs_a_run_its_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "size=64k") as disk:
         run = Run(

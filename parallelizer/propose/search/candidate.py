@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from parallelizer.language.plan import Mesh
+from parallelizer.language.plan import EXPERT, Mesh
 
 NO_CHECKPOINT, SELECTIVE, FULL = "none", "selective", "full"
 SPLIT, WHOLE = "split", "whole"
@@ -36,6 +37,7 @@ class Candidate:
     stream: str = SPLIT
     method: str = ""
     layers: tuple[int, ...] = ()
+    ep: int = 1
 
     @property
     def mesh(self) -> Mesh:
@@ -47,6 +49,7 @@ class Candidate:
                 "dp_shard": self.dp_shard,
                 "cp": self.cp,
                 "tp": self.tp,
+                EXPERT: self.ep,
             }
         )
 
@@ -62,14 +65,22 @@ class Candidate:
 
     @property
     def trace_class(self) -> Candidate:
-        """What one traced layer stands for: the candidates that differ in sizes alone, which have the same operators."""
+        """What one traced layer stands for: the candidates that differ in sizes alone, which have the same operators. It is
+        traced on two shards, of the parameters of experts too.
+        """
         return Candidate(
-            cp=self.cp, tp=self.tp, checkpoint=self.checkpoint, stream=self.stream, method=self.method
+            dp_shard=2 * self.ep // math.gcd(self.ep, self.cp * self.tp),
+            cp=self.cp,
+            tp=self.tp,
+            checkpoint=self.checkpoint,
+            stream=self.stream,
+            method=self.method,
+            ep=self.ep,
         )
 
     def mesh_key(self) -> tuple[int, ...]:
-        """The sizes of the axes, from the outermost, without ep."""
-        return self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp
+        """The sizes of the axes, from the outermost, and ep."""
+        return self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep
 
     def words(self) -> str:
         """The mesh as people write it, and the options that are not the usual ones."""
@@ -81,7 +92,7 @@ class Candidate:
             )
             if size > 1
         ]  # fmt: skip
-        return " x ".join(axes) or "one rank"
+        return (" x ".join(axes) or "one rank") + (f", ep{self.ep}" if self.ep > 1 else "")
 
     def options(self) -> str:
         """The options that differ from a preset's own."""

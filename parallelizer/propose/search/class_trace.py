@@ -39,6 +39,7 @@ class ClassTrace:
     """`line` is the step of a model with SHORT of the `layers` equal layers, or of the whole model without any. `tokens` are
     those of a rank, of `rows` rows; `shards` is the number of shards. `numel` are the parameters of a layer, and of all
     others. `spots` are the moments at which some category is highest, `layer` the activations of one layer behind forward.
+    `experts` are modules whose rows are several for each token, and `sizes` the sizes of parameters.
     """
 
     line: tuple[Moment, ...]
@@ -50,6 +51,8 @@ class ClassTrace:
     numel: tuple[int, int]
     spots: tuple[Spot, ...]
     layer: int
+    experts: frozenset[str] = frozenset()
+    sizes: frozenset[int] = frozenset()
 
     @property
     def parameters(self) -> int:
@@ -66,12 +69,19 @@ class ClassTrace:
         factor = rows / self.rows
         for moment in self.line:
             if isinstance(moment, Operator):
-                yield _resized(moment, self.tokens, factor)
+                yield _resized(moment, self._rows_of(moment), factor)
             elif isinstance(moment, Issued):
                 if not moment.unit:
                     yield _more_bytes(moment, factor)
             else:
                 yield moment
+
+    def _rows_of(self, operator: Operator) -> frozenset[int]:
+        """The sizes of a product that are numbers of rows: the tokens, and of experts their copies."""
+        if operator.kind != GEMM or not operator.sizes or operator.module not in self.experts:
+            return frozenset((self.tokens,))
+        copies = (n for n in operator.sizes[1:] if n % self.tokens == 0 and n not in self.sizes)
+        return frozenset((self.tokens, *copies))
 
     def place(self, path: str) -> int | None:
         """The index of the layer that a module belongs to; None for others."""
@@ -79,7 +89,13 @@ class ClassTrace:
 
 
 def class_trace(
-    recording: Recording, model: nn.Module, run: Run | None, rows: int, tokens: int, shards: int
+    recording: Recording,
+    model: nn.Module,
+    run: Run | None,
+    rows: int,
+    tokens: int,
+    shards: int,
+    experts: frozenset[str] = frozenset(),
 ) -> ClassTrace:
     """What a recording says of its class. `model` is the whole one, unsharded."""
     inside = outside = 0
@@ -91,18 +107,29 @@ def class_trace(
             inside += param.numel()
     short = None if run is None else dataclasses.replace(run, count=SHORT)
     spots, layer = _memory(recording, short)
+    sizes = frozenset(size for param in model.parameters() for size in param.shape)
     return ClassTrace(
-        recording.line, rows, tokens, shards, short, run.count if run else 0, (inside, outside), spots, layer
+        recording.line,
+        rows,
+        tokens,
+        shards,
+        short,
+        run.count if run else 0,
+        (inside, outside),
+        spots,
+        layer,
+        experts,
+        sizes,
     )
 
 
-def _resized(operator: Operator, tokens: int, factor: float) -> Operator:
+def _resized(operator: Operator, tokens: frozenset[int], factor: float) -> Operator:
     if factor == 1.0 or operator.phase not in IN_STEP:
         return operator
     if operator.kind == GEMM and operator.sizes:
         batch, m, n, k = operator.sizes
-        if tokens in (m, n, k):
-            m, n, k = (round(x * factor) if x == tokens else x for x in (m, n, k))
+        if tokens & {m, n, k}:
+            m, n, k = (round(x * factor) if x in tokens else x for x in (m, n, k))
         elif batch > 1:
             batch = round(batch * factor)
         return dataclasses.replace(operator, sizes=(batch, m, n, k))

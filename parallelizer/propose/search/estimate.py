@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from parallelizer.language.plan import FOLDED, Mesh
+from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, FOLDED, Mesh
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, SPLIT, Candidate
 from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
 from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
@@ -53,15 +53,14 @@ class Estimates:
         return Estimate(candidate, self._late(candidate, self._step(candidate, times)), peak)
 
     def _layer_times(self, key: Candidate, rows: int) -> LayerTimes:
-        mesh = Mesh({**key.mesh.sizes, "dp_shard": 2})
-        return layer_times(self.traces[key], mesh, self.machine, rows)
+        return layer_times(self.traces[key], key.mesh, self.machine, rows)
 
     # Seconds
 
     def _step(self, candidate: Candidate, times: LayerTimes) -> float:
         traced = self.traces[candidate.trace_class]
         units = self._units(candidate.trace_class)
-        layer = [self._moved(candidate, units.layer, kind) for kind in range(3)]
+        layer = [self._of_layer(candidate, units, kind) for kind in range(3)]
         others = [self._moved(candidate, units.others, kind) for kind in range(3)]
         if not candidate.reshard_after_forward:
             layer[1] = others[1] = 0.0
@@ -83,6 +82,20 @@ class Estimates:
         slowed = computed + FITTED.contention * min(moved, computed)
         return max(moved, slowed)
 
+    def _of_layer(self, candidate: Candidate, units: UnitBytes, kind: int) -> float:
+        """The seconds of FSDP's collectives of one layer; those of experts follow behind the others."""
+        seconds = self._moved(candidate, units.layer, kind)
+        size, ranks = units.experts[kind], candidate.mesh.size_of(EXPERT_SHARDS)
+        if not size:
+            return seconds
+        name = "reduce_scatter" if kind == 2 else "all_gather"
+        seconds += self._seconds(candidate.mesh_key(), name, EXPERT_SHARDS, ranks, size) if ranks > 1 else 0.0
+        if kind == 2 and candidate.dp_replicate > 1:
+            seconds += self._seconds(
+                candidate.mesh_key(), "all_reduce", "dp_replicate", candidate.dp_replicate, size // ranks
+            )
+        return seconds
+
     def _moved(self, candidate: Candidate, sizes: tuple[int, int, int], kind: int) -> float:
         """The seconds of FSDP's collectives: gathers in forward and backward, and reductions."""
         axes = [axis for axis in ("dp_shard", "cp") if candidate.mesh.sizes[axis] > 1]
@@ -99,8 +112,8 @@ class Estimates:
         return seconds
 
     def _collective(self, mesh: tuple[int, ...], kind: str, axis: str, ranks: int, payload: int) -> float:
-        pp, replicate, shard, cp, tp = mesh
-        sizes = Mesh({"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp})
+        pp, replicate, shard, cp, tp, ep = mesh
+        sizes = Mesh({"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp, EXPERT: ep})
         wire = payload * (ranks - 1) // ranks * (2 if kind == "all_reduce" else 1)
         if kind in ("send", "recv"):
             wire = payload
@@ -121,7 +134,7 @@ class Estimates:
         found = _stage_times(layers, times)
         gathered, reduced = (
             tuple(
-                count * self._moved(candidate, units.layer, kind)
+                count * self._of_layer(candidate, units, kind)
                 + (self._moved(candidate, units.others, kind) / 2 if at in (0, stages - 1) else 0.0)
                 for at, count in enumerate(layers)
             )
@@ -154,7 +167,7 @@ class Estimates:
         kept = 0
         if not candidate.reshard_after_forward:
             units = self._units(traced_key(candidate, self.traces, traced))
-            kept = traced.layers * units.layer[0]
+            kept = traced.layers * (units.layer[0] + units.experts[0])
         return max(_at(spot, candidate, traced, kept) for spot in traced.spots)
 
 

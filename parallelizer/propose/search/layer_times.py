@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from parallelizer.language.plan import Mesh
+from parallelizer.language.plan import EXPERT_SHARDS, Mesh
 from parallelizer.propose.search.class_trace import ClassTrace
 from parallelizer.simulate.record.operators import Issued, Moment, Operator
 from parallelizer.simulate.time.constants import FITTED
@@ -38,11 +38,12 @@ class LayerTimes:
 @dataclass(frozen=True)
 class UnitBytes:
     """Bytes that FSDP moves, of the whole tensor: gathered for a layer in forward and in backward, and reduced for it; and the
-    same for what is outside of the layers.
+    same for what is outside of the layers, and for the experts of a layer, which have shards of their own.
     """
 
     layer: tuple[int, int, int]
     others: tuple[int, int, int]
+    experts: tuple[int, int, int] = (0, 0, 0)
 
 
 def layer_times(traced: ClassTrace, mesh: Mesh, machine: Machine, rows: int) -> LayerTimes:
@@ -77,7 +78,7 @@ def layer_times(traced: ClassTrace, mesh: Mesh, machine: Machine, rows: int) -> 
 
 def unit_bytes(traced: ClassTrace) -> UnitBytes:
     """What FSDP gathers and reduces in the traced step."""
-    layer, others = [0, 0, 0], [0, 0, 0]
+    layer, others, experts = [0, 0, 0], [0, 0, 0], [0, 0, 0]
     for moment in traced.line:
         if not isinstance(moment, Issued) or not moment.unit:
             continue
@@ -87,8 +88,8 @@ def unit_bytes(traced: ClassTrace) -> UnitBytes:
         if index is None:
             others[kind] += entry.payload_bytes
         elif index == MIDDLE:
-            layer[kind] += entry.payload_bytes
-    return UnitBytes((layer[0], layer[1], layer[2]), (others[0], others[1], others[2]))
+            (experts if entry.axis == EXPERT_SHARDS else layer)[kind] += entry.payload_bytes
+    return UnitBytes(*((sums[0], sums[1], sums[2]) for sums in (layer, others, experts)))
 
 
 def _over_data(moment: Moment) -> bool:

@@ -88,6 +88,12 @@ def binds(found: SearchResult, task: SearchTask) -> list[str]:
     return said or ["computation: nothing else takes more than 5% of the step"]
 
 
+def left_out(found: SearchResult) -> list[str]:
+    """What was ruled out and pruned, with the number of candidates, the most first."""
+    every = [*found.excluded.items(), *found.pruned.items()]
+    return [f"{count:,}  {reason}" for reason, count in sorted(every, key=lambda x: (-x[1], x[0])) if count]
+
+
 def comments(found: SearchResult, task: SearchTask, place: int, command: str) -> list[str]:
     """The comments of the preset of the result at a place, 0 for the best."""
     one, best = found.results[place], found.results[0]

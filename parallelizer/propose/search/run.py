@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from parallelizer.child.children import Children, WorldError
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shortened_copy
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
-from parallelizer.language.plan import Mesh
+from parallelizer.language.plan import EXPERT, Mesh
 from parallelizer.language.styles import STYLES
 from parallelizer.propose.search.bounds import (
     at_least,
@@ -25,11 +26,19 @@ from parallelizer.propose.search.class_trace import ClassTrace, class_trace, row
 from parallelizer.propose.search.estimate import Estimates
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.preset import preset_text
-from parallelizer.propose.search.setups import STREAM, blocks_of, checkpoint_modes, class_setup
+from parallelizer.propose.search.setups import (
+    STREAM,
+    blocks_of,
+    checkpoint_modes,
+    class_setup,
+    expert_modules,
+    shared_experts,
+)
 from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
 from parallelizer.propose.search.task import SearchTask
 from parallelizer.propose.search.truth import NotTraced, effort, reason, trace_whole
 from parallelizer.simulate.record.trace import record
+from parallelizer.styles.application import Program
 
 SIDE_BY_SIDE = 2
 """Classes that are traced at a time."""
@@ -58,14 +67,10 @@ class Search:
     def __init__(self, base: Setup, tell: Tell) -> None:
         self.base, self.tell = base, tell
         self.model = base.build_model()
-        two = dataclasses.replace(
-            base,
-            mesh=Mesh({"dp_shard": 2}),
-            workload=dataclasses.replace(base.workload, batch_size=2, accumulate=1),
-        )
-        program = two.compile(self.model)
+        program = self._on_two_ranks()
         self.run_of_layers: Run | None = longest_run(program, self.model, SHORT)
         self.blocks = blocks_of(program)
+        self.experts, self.expert_modules = shared_experts(program, self.model), expert_modules(program)
         self.modes = checkpoint_modes(program, self.model)
         self.short = (
             copy.deepcopy(self.model)
@@ -77,6 +82,20 @@ class Search:
         self.traces: dict[Candidate, ClassTrace] = {}
         self.refused: dict[Candidate, str] = {}
         self.found = SearchResult()
+
+    def _on_two_ranks(self) -> Program:
+        """The plan compiled for two ranks, which share out the experts, if the plan has that and their number is even."""
+        shares = any(use.style == "experts" for rule in self.base.plan.rules for use in rule.uses)
+
+        def compiled(ep: int) -> Program:
+            workload = dataclasses.replace(self.base.workload, batch_size=2, accumulate=1)
+            mesh = Mesh({"dp_shard": 2, EXPERT: ep})
+            return dataclasses.replace(self.base, mesh=mesh, workload=workload).compile(self.model)
+
+        if shares:
+            with contextlib.suppress(PlanError):
+                return compiled(2)
+        return compiled(1)
 
     def facts(self, task: SearchTask) -> SpaceFacts:
         """What the space depends on."""
@@ -93,6 +112,7 @@ class Search:
             "context-parallel" in styles,
             "tp" in axes,
             stream is not None and stream.kind == "shard",
+            self.experts,
             self.modes,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from parallelizer.diagnostics.diagnostic import Findings
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.parse_rule import parse_rule_item
 from parallelizer.language.pipeline.settings import Pipeline
-from parallelizer.language.plan import REPLICATE, Option, StyleDefaults
+from parallelizer.language.plan import EXPERT, REPLICATE, Option, StyleDefaults, full_name
 from parallelizer.language.yaml_nodes import Scalar
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, WHOLE, Candidate
 from parallelizer.styles.application import Program
@@ -87,11 +88,27 @@ def setup_of(base: Setup, candidate: Candidate, blocks: str | None, run: Run | N
 
 
 def class_setup(base: Setup, candidate: Candidate, rows: int, blocks: str | None) -> Setup:
-    """The setup that is traced for all candidates of a class: two shards, and `rows` on each."""
-    small = dataclasses.replace(candidate.trace_class, dp_shard=2)
-    setup = setup_of(base, small, blocks, None)
+    """The setup that is traced for all candidates of a class, with `rows` on each data rank."""
+    key = candidate.trace_class
+    setup = setup_of(base, key, blocks, None)
     return dataclasses.replace(
-        setup, workload=dataclasses.replace(setup.workload, batch_size=2 * rows, accumulate=1)
+        setup, workload=dataclasses.replace(setup.workload, batch_size=rows * key.dp_shard, accumulate=1)
+    )
+
+
+def expert_modules(program: Program) -> frozenset[str]:
+    """The modules whose experts the plan shares out, by a program with `ep` above 1."""
+    return frozenset(application.module for application in program.of_slot("experts"))
+
+
+def shared_experts(program: Program, model: nn.Module) -> int:
+    """The number by which the experts of all those modules divide; 0 without any."""
+    return math.gcd(
+        *(
+            model.get_parameter(full_name(application.module, name)).shape[by_axis[EXPERT].dim or 0]
+            for application in program.of_slot("experts")
+            for name, by_axis in application.params.items()
+        )
     )
 
 

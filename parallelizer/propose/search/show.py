@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, TextIO
 
 from rich.text import Text
@@ -69,8 +68,7 @@ def write_found(
         "refused by the dry run",
         [f"{one.candidate.words()}: {one.reason}" for one in found.failed[:3]],
     )
-    _list(screen, "ruled out", _counted(found.excluded))
-    _list(screen, "pruned", _counted(found.pruned))
+    _list(screen, "left out", reasons.left_out(found))
 
 
 def _list(screen: Any, title: str, lines: list[str]) -> None:
@@ -80,14 +78,6 @@ def _list(screen: Any, title: str, lines: list[str]) -> None:
     for line in lines:
         screen.print(f"  {line}")
     screen.print()
-
-
-def _counted(counter: Counter[str]) -> list[str]:
-    return [
-        f"{count:,}  {reason}"
-        for reason, count in sorted(counter.items(), key=lambda x: (-x[1], x[0]))
-        if count
-    ]
 
 
 def document(found: SearchResult, task: SearchTask, texts: list[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ SHARES = (1.0, 0.5)
 @dataclass(frozen=True)
 class SpaceFacts:
     """What the space depends on. `layers` are the equal layers, which a pipeline is cut between; `cuts` says whether the plan
-    allows cuts, `context` whether it has context parallelism, `stream` whether it has a stream that tp splits; `refused` is why
-    the plan does not take a size of tp or of cp. `checkpoints` are the modes that are tried.
+    allows cuts, `context` and `tensor` whether it has context and tensor parallelism, `stream` whether it has a stream that tp
+    splits; `experts` is the number of experts that it shares out, 0 for none. `checkpoints` are the modes that are tried.
     """
 
     gpus: int
@@ -32,6 +33,7 @@ class SpaceFacts:
     context: bool
     tensor: bool
     stream: bool
+    experts: int = 0
     checkpoints: tuple[str, ...] = (NO_CHECKPOINT, "selective", "full")
 
 
@@ -76,10 +78,11 @@ def _meshes(facts: SpaceFacts, within: Within) -> Iterator[Candidate]:
             for cp in divisors(facts.gpus // tp // pp):
                 data = facts.gpus // tp // pp // cp
                 for replicate in divisors(data):
-                    one = Candidate(pp, replicate, data // replicate, cp, tp)
-                    sizes = one.mesh.sizes
-                    if all(within.number(f"mesh.{axis}", sizes[axis]) for axis in sizes if axis != "ep"):
-                        yield one
+                    shards = data // replicate
+                    for ep in divisors(math.gcd(shards * cp * tp, facts.experts)) if facts.experts else (1,):
+                        one = Candidate(pp, replicate, shards, cp, tp, ep=ep)
+                        if all(within.number(f"mesh.{axis}", size) for axis, size in one.mesh.every.items()):
+                            yield one
 
 
 def _wrong_mesh(mesh: Candidate, facts: SpaceFacts) -> str | None:
@@ -127,7 +130,7 @@ def _settings(mesh: Candidate, facts: SpaceFacts, within: Within) -> Iterator[Ca
                                 yield Candidate(
                                     mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, rows,
                                     1 if mesh.pp > 1 else parts, parts if mesh.pp > 1 else 1, schedule, stages,
-                                    reshard == "true", checkpoint, share, stream, method,
+                                    reshard == "true", checkpoint, share, stream, method, ep=mesh.ep,
                                 )  # fmt: skip
 
 

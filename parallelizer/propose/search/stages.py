@@ -123,7 +123,7 @@ def rank_peaks(candidate: Candidate, traced: ClassTrace, units: UnitBytes, messa
             count = candidate.layers[stage]
             numel = count * traced.numel[0] + (traced.numel[1] / 2 if end else 0)
             total += numel * each / candidate.shards
-            whole = count * units.layer[0] + (units.others[0] / 2 if end else 0)
+            whole = count * (units.layer[0] + units.experts[0]) + (units.others[0] / 2 if end else 0)
             total += 3 * whole  # in 16 bits, and the gradients in 32
             total += live[rank][stage] * count * traced.layer * rows
             if stage == stages - 1:

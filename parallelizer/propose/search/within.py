@@ -22,7 +22,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """The keys whose values are words."""
 
 NUMBERS = (
-    "mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "rows", "accumulate",
+    "mesh.pp", "mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.ep", "mesh.tp", "rows", "accumulate",
     "pipeline.microbatches", "pipeline.stages_per_rank", "checkpoint.share",
 )  # fmt: skip
 
@@ -34,7 +34,10 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 """What is tried of a key's words without `--within`; of the others all."""
 
 FIXED = {
-    **{f"parallel.mesh.{axis}": f"mesh.{axis}" for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+    **{
+        f"parallel.mesh.{axis}": f"mesh.{axis}"
+        for axis in ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
+    },
     "parallel.pipeline.schedule": "pipeline.schedule",
     "parallel.pipeline.microbatches": "pipeline.microbatches",
     "parallel.pipeline.stages_per_rank": "pipeline.stages_per_rank",

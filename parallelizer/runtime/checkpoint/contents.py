@@ -19,6 +19,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import EXPERT
+from parallelizer.mesh import places
 from parallelizer.runtime.fail_together import gathered
 from parallelizer.runtime.held_indices import IndexRun, Share, original_shape, share
 from parallelizer.runtime.state import reshard, restore_buffers, state_of
@@ -170,10 +172,9 @@ def _writes(name: str, tensor: torch.Tensor, of: StateTensor, model: nn.Module) 
         return _drawn(name, dist.get_world_size()) == dist.get_rank()
     cut = _cut_axes(tensor)
     place, copies = 0, 1
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
+    if mesh.get_coordinate() is None:
         return False
-    for axis, size, index in zip(mesh.mesh_dim_names or (), mesh.shape, coordinate, strict=True):
+    for axis, (size, index) in places(mesh, of_experts=state is not None and EXPERT in cut).items():
         if axis == "pp" and of.holders is not None:
             if index not in of.holders:
                 return False

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Severity
 from parallelizer.language.fold import fold_paths
+from parallelizer.language.plan import EXPERT, EXPERT_SHARDS
+from parallelizer.mesh import describe, expert_mesh, places
 from parallelizer.runtime.fail_together import gathered_over_model, own_rank
 from parallelizer.runtime.guards.agreement import minority
 from parallelizer.runtime.guards.checksum import checksum, digest
@@ -61,7 +63,8 @@ class Drift:
 @dataclass(frozen=True)
 class _Held:
     """One tensor as this rank holds it, and the axes of the model's mesh whose ranks hold the same. `copies` are the ranks whose
-    stages have a copy of a parameter: then these hold the same too.
+    stages have a copy of a parameter: then these hold the same too. `of_experts` says that the tensor lies on the mesh that
+    shares experts out.
     """
 
     name: str
@@ -69,6 +72,7 @@ class _Held:
     local: torch.Tensor
     alike: frozenset[str]
     copies: dist.ProcessGroup | None = None
+    of_experts: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -97,6 +101,8 @@ def find_drift(
     reshard(model)
     restore_buffers(model)
     axes = {n: mesh.get_group(i) for i, n in enumerate(mesh.mesh_dim_names or ()) if mesh.size(i) > 1}
+    if describe(mesh).size_of(EXPERT_SHARDS) > 1 and describe(mesh).ep > 1:
+        axes[EXPERT_SHARDS] = expert_mesh(mesh)[EXPERT_SHARDS].get_group()
     copies: Copies = {}
     if state.pipeline is not None:
         del axes["pp"]  # whose ranks hold other tensors, but for these
@@ -142,7 +148,9 @@ def _held(
 
     def held(name: str, state: str, tensor: torch.Tensor, sharded: torch.Tensor) -> _Held:
         called, group = copies.get(name, (name, None))
-        return _Held(called, state, _local(tensor), axes - _sharded(sharded), group)
+        of_experts = EXPERT in _sharded(sharded)
+        could = axes & {"dp_replicate", EXPERT_SHARDS} if of_experts else axes - {EXPERT_SHARDS}
+        return _Held(called, state, _local(tensor), could - _sharded(sharded), group, of_experts)
 
     parameters = list(model.named_parameters())
     for name, tensor in (*parameters, *persistent_buffers(model).items()):
@@ -241,9 +249,7 @@ def _named(
     model: nn.Module, mesh: DeviceMesh, found: Sequence[tuple[_Held, int, float]]
 ) -> tuple[Drift, ...]:
     """Who differs from whom: every rank says what it has of what it knows to differ."""
-    names = mesh.mesh_dim_names or ()
-    place = dict(zip(names, mesh.get_coordinate() or (), strict=True))
-    mine = [(one.key, _place(one, place), value, difference) for one, value, difference in found]
+    mine = [(one.key, _place(one, mesh), value, difference) for one, value, difference in found]
     said: dict[tuple[tuple[str, str], tuple[int, ...]], list[tuple[int, int, float]]] = {}
     for rank, own in sorted(gathered_over_model(model, (own_rank(), mine))):
         for key, where, value, difference in own:
@@ -255,10 +261,12 @@ def _named(
     return tuple(drifts)
 
 
-def _place(one: _Held, place: Mapping[str, int]) -> tuple[int, ...]:
+def _place(one: _Held, mesh: DeviceMesh) -> tuple[int, ...]:
     """Where this rank is on the axes whose ranks hold other values of a tensor."""
     return tuple(
-        at for axis, at in place.items() if axis not in one.alike and (axis != "pp" or one.copies is None)
+        index
+        for axis, (_, index) in places(mesh, of_experts=one.of_experts).items()
+        if axis not in one.alike and (axis != "pp" or one.copies is None)
     )
 
 

@@ -67,6 +67,7 @@ class Likeness:
         self.split = of_attention if causal else set()
         # A rank of `ep` that gets more tokens than others is no class of theirs.
         self.uneven = self.mesh.ep > 1 and str(program.routing) != "balanced"
+        self.counted = bool(program.routing.counted)
 
     def classes(self) -> list[RankClass]:
         """Every class, in order of the smallest rank."""
@@ -128,7 +129,9 @@ class Likeness:
         return self.shapes(rank), tuple(index[axis] for axis in sorted(self.split)), self._among_experts(rank)
 
     def _among_experts(self, rank: int) -> int:
-        return self.mesh.expert_place(rank)[1] if self.uneven else 0
+        if not self.uneven:
+            return 0
+        return rank if self.counted else self.mesh.expert_place(rank)[1]
 
     def _bytes(self, rank: int) -> int:
         shapes = self.shapes(rank)

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from parallelizer.language.routing import Routing
+from parallelizer.styles.experts.recorded import count
 
 Tensor = torch.Tensor
 
@@ -24,10 +25,11 @@ class Counts:
 
 
 def exchanged_counts(
-    ids: Tensor, experts: int, group: dist.ProcessGroup, routing: Routing, path: str
+    ids: Tensor, experts: int, group: dist.ProcessGroup, routing: Routing, path: str, call: int
 ) -> Counts:
     """The counts for rows whose experts are `ids` [R], of so many experts in all. One all-to-all of a number for each
-    expert, and one host read. With a process group that is fake, what travels is what `routing` assumes.
+    expert, and one host read. With a process group that is fake, what travels is what `routing` assumes of this `call` of
+    the module at `path`.
     """
     ranks = group.size()
     own = experts // ranks
@@ -38,13 +40,15 @@ def exchanged_counts(
     else:
         arriving = counted
     if _is_fake(group):
-        sent, received = routing.rows(ids.numel(), experts, ranks, dist.get_rank(group), path)
+        members = dist.get_process_group_ranks(group)
+        sent, received = routing.rows(ids.numel(), experts, members, dist.get_rank(group), path, call)
         send = [sum(sent[r * own : (r + 1) * own]) for r in range(ranks)]
         receive = [sum(row) for row in received]
         arriving = torch.tensor(received, dtype=counted.dtype, device=counted.device).flatten()
     else:
         both = torch.stack([counted.view(ranks, own).sum(1), arriving.view(ranks, own).sum(1)])
         send, receive = both.tolist()
+        count(path, counted, sum(receive))
     mine = torch.arange(own, device=ids.device, dtype=ids.dtype).repeat(ranks)
     return Counts(send, receive, mine.repeat_interleave(arriving, output_size=sum(receive)))
 

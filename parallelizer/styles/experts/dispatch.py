@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def share_out(
     """
     signature = inspect.signature(module.forward)
     streams = {} if over is None else {kind: Stream(over, kind) for kind in (layout, "equal")}
-    group = mesh.get_group()
+    group, calls = mesh.get_group(), itertools.count()
 
     def around(
         module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -67,7 +68,7 @@ def share_out(
         length = x.size(0)
         if stream is not None:
             x, e, w = (stream.part(t) for t in (x, e, w))
-        result = _travelled(x, e, w, experts, group, routing, path, computed)
+        result = _travelled(x, e, w, experts, group, routing, path, next(calls), computed)
         if stream is not None:
             result = stream.joined(result, length)
         return border.back(result.view(*shape[:-1], -1))
@@ -83,6 +84,7 @@ def _travelled(
     group: Any,
     routing: Routing,
     path: str,
+    call: int,
     computed: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
     """The weighted sum of its experts' results for each token: tokens [T, D], ids and weights [T, k]; [T, Dout]."""
@@ -91,7 +93,7 @@ def _travelled(
     # Rows in the order of their experts are in the order of the ranks that hold these.
     order = flat.argsort(stable=True)
     inverse = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
-    counts = exchanged_counts(flat, experts, group, routing, path)
+    counts = exchanged_counts(flat, experts, group, routing, path, call)
     rows = exchange(spread(tokens, order, inverse, copies), counts.send, counts.receive, group)
     shares = exchange(weights.reshape(-1).index_select(0, order), counts.send, counts.receive, group)
     numbers, arrived = counts.experts, rows.size(0)

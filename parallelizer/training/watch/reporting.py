@@ -26,6 +26,7 @@ from parallelizer.training.data.source import Source
 from parallelizer.training.keep.checkpoints import RunCheckpoints, is_restart
 from parallelizer.training.settings import Settings
 from parallelizer.training.trackers import Trackers
+from parallelizer.training.watch.expert_load import ExpertLoad
 from parallelizer.training.watch.first_step import FirstStep
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.live import View
@@ -82,6 +83,8 @@ class Reporting:
         # Ranks that were started again have compared their first step before.
         compares = settings.compare and not is_restart()
         self.compared = FirstStep(forecast, program, mesh, device, leads=self.leads) if compares else None
+        self.load = ExpertLoad(program, device)
+        self.routing = Path(settings.write_routing) if settings.write_routing else None
         self.profiling = Profiling(settings.profile, folder, dist.get_rank(), device)
         self.progress = Progress(settings, self.view, quiet=not self.leads)
         known: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=False)
@@ -124,8 +127,10 @@ class Reporting:
     ) -> Iterator[None]:
         """A context around a step, which is profiled or compared with the dry run if that is due."""
         with ExitStack() as stack:
+            first = self.number == self.first + 1
+            stack.enter_context(self.load.step(model, self.routing if first else None))
             stack.enter_context(self.profiling.step(self.number))
-            if self.compared is not None and self.number == self.first + 1:
+            if self.compared is not None and first:
                 memory_too = not self.profiling.covers(self.number)
                 stack.enter_context(self.compared.watched(model, optimizer, parts, memory=memory_too))
             yield
@@ -141,6 +146,7 @@ class Reporting:
             "lr": learning_rate,
             "tokens_per_second": self.units / (time.monotonic() - self._begun),
         }
+        values |= self.load.last
         self.profiling.after(self.number)
         if (mfu := self.forecast.mfu(self.units / values["tokens_per_second"])) is not None:
             values["mfu"] = mfu

@@ -20,6 +20,7 @@ CANDIDATES = (
     Candidate(dp_replicate=2, dp_shard=2, reshard_after_forward=False, checkpoint="selective"),
     Candidate(dp_shard=2, tp=2, checkpoint="full", share=0.5, stream="whole"),
     Candidate(cp=2, tp=2, method="ring"),
+    Candidate(dp_shard=4, ep=2),
     Candidate(pp=2, tp=2, rows=2, microbatches=4, schedule="zbv", stages_per_rank=2, layers=(1, 1, 1, 1)),
 )
 

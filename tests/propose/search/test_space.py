@@ -69,3 +69,19 @@ def test_what_is_ruled_out_is_counted_by_its_reason(changed: dict[str, object], 
 def test_a_fixed_size_leaves_only_meshes_with_it() -> None:
     found, _ = _of(FACTS, "mesh.tp=4", "mesh.pp=1")
     assert {(c.pp, c.tp) for c in found} == {(1, 4)}
+
+
+def test_experts_are_shared_out_by_what_divides_them_and_a_replica() -> None:
+    found, _ = _of(dataclasses.replace(FACTS, experts=12), "mesh.pp=1", "rows=2")
+    by_mesh = {(c.mesh.replica, c.ep) for c in found}
+    assert by_mesh == {
+        (n, ep) for n in (1, 2, 4, 8, 16) for ep in (1, 2, 4) if n % ep == 0 and (n, ep) in by_mesh
+    }
+
+
+def test_a_class_with_experts_is_traced_on_two_shards_of_theirs() -> None:
+    for ep in (1, 2, 4, 8):
+        for tp in (1, 2, 4):
+            key = Candidate(dp_shard=64, tp=tp, ep=ep).trace_class
+            assert key == key.trace_class
+            assert key.mesh.size_of("efsdp") >= 2 and key.dp_shard >= 2

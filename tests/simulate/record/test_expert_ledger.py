@@ -1,0 +1,79 @@
+"""The ledger of a real step of a mixture is the dry run's, when the routing that ran is given to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from parallelizer.child.children import in_children
+from parallelizer.configuration.setup import Setup
+from parallelizer.language.routing import Routing
+from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.trace import record
+from tests.simulate.real_ledger import real_steps
+from tests.simulate.setups import setup_of
+
+pytest.importorskip("transformers", reason="the optional extra `hf`")
+pytestmark = pytest.mark.ranks
+
+SIZES = (
+    "model.config.hidden_size=64", "model.config.head_dim=16", "model.config.num_attention_heads=4",
+    "model.config.num_key_value_heads=2", "train.seq_len=16", "train.batch_size=8",
+)  # fmt: skip
+MODELS = {
+    "hf_qwen3_moe": (*SIZES, "model.config.moe_intermediate_size=32"),
+    "hf_mixtral": (*SIZES[:1], *SIZES[2:], "model.config.intermediate_size=32"),
+}
+MESHES = {
+    2: (("dp_shard=2", "ep=2"), ("cp=2", "ep=2"), ("tp=2", "ep=2")),
+    4: (("dp_shard=4", "ep=4"), ("dp_shard=4", "ep=2"), ("dp_replicate=2", "dp_shard=2", "ep=2"), ("dp_shard=2", "tp=2", "ep=4")),
+}  # fmt: skip
+RECOMPUTED = 'rules=["model.layers.*: checkpoint"]'
+
+
+def cases(ranks: int) -> list[Setup]:
+    """Both models on all meshes of so many ranks, and one of them with checkpointed layers."""
+    chosen = [(model, mesh, ()) for model in MODELS for mesh in MESHES[ranks]]
+    chosen.append(("hf_qwen3_moe", MESHES[ranks][0], (RECOMPUTED,)))
+    return [
+        setup_of(f"model={model}", *MODELS[model], *(f"parallel.mesh.{axis}" for axis in mesh), *more)
+        for model, mesh, more in chosen
+    ]
+
+
+def dry(setup: Setup, routing: Routing) -> list[tuple[Collective, ...]]:
+    setup = dataclasses.replace(setup, routing=routing)
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    ranks = range(setup.mesh.world_size)
+    return [one.ledger for one in in_children([(record, program, model, recipe, rank) for rank in ranks])]
+
+
+def check(setups: Sequence[Setup], folder: Path) -> None:
+    for setup, (real, routing) in zip(setups, real_steps(setups, folder), strict=True):
+        assert len({str(calls) for calls in routing.counted.values()}) > 1  # no two layers are alike
+        assert dry(setup, routing) == real, str(setup.mesh)
+
+
+def test_the_entries_of_a_step_are_those_that_were_sent(tmp_path: Path) -> None:
+    check(cases(2)[:1], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MESHES)
+def test_the_entries_of_every_case_are_those_that_were_sent(ranks: int, tmp_path: Path) -> None:
+    assert sum(len(cases(ranks)) for ranks in MESHES) == 16
+    check(cases(ranks), tmp_path)
+
+
+def test_another_routing_sends_other_bytes(tmp_path: Path) -> None:
+    (setup,) = cases(2)[:1]
+    (_, routing), *_ = real_steps([setup], tmp_path)
+    moved = {
+        path: [[[*row[1:], row[0]] for row in table] for table in calls]
+        for path, calls in routing.counted.items()
+    }
+    assert dry(setup, Routing(counted=moved)) != dry(setup, routing)
