@@ -85,6 +85,36 @@ def gathered_float8(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
     return made
 
 
+def cast_input(x: torch.Tensor, linear: Any) -> torch.Tensor:
+    """The input of a linear in float8, with the scale of the whole tensor. Collective where `x` is a sharded DTensor; its
+    gradient is that of the result.
+    """
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+
+    made: torch.Tensor = hp_tensor_to_float8_dynamic(x, torch.float8_e4m3fn, linear.linear_mm_config)
+    return made
+
+
+def with_bytes(given: Any, data: torch.Tensor) -> torch.Tensor:
+    """What a tensor in float8 is a part of, by its bytes."""
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor
+
+    made: torch.Tensor = Float8TrainingTensor(
+        data.view(given._data.dtype),
+        given._scale,
+        given._orig_dtype,
+        given._linear_mm_config,
+        given._gemm_input_role,
+    )
+    return made
+
+
+def bytes_of(given: Any) -> torch.Tensor:
+    """The bytes of a tensor in float8."""
+    data: torch.Tensor = given._data
+    return data.view(torch.uint8)
+
+
 def rescaled(weight: Any, scale: torch.Tensor) -> None:
     """Give a weight that was gathered before, and whose bytes are new, the new scale."""
     local: Any = local_tensor(weight) if isinstance(weight, DTensor) else weight

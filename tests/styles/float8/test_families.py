@@ -10,6 +10,7 @@ from torch import nn
 from benchmarks.proofs.families import families
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof.tiny import shrink
 from parallelizer.simulate.record.operators import Operator
 from tests.simulate.setups import traced
@@ -43,5 +44,14 @@ def test_the_named_linears_are_cast_and_no_others(name: str) -> None:
         pytest.skip(f"{name} has no linears in its layers")
     rules = ",".join(repr(f"{path}: {{style: float8, emulate: true}}") for path in named)
     setup = shrink(from_config(*compose_config([*base, f"rules=[{rules}]"])))[0]
+    try:
+        setup.compile(setup.build_model())
+    except (
+        PlanError
+    ) as error:  # a plan whose linears see the shard of their weight alone: refused, and no linear is skipped
+        assert {one.code for one in error.diagnostics} == {"precision-local-scale"}
+        setup = shrink(from_config(*compose_config([f"model={name}", "parallel=fsdp2", f"rules=[{rules}]"])))[
+            0
+        ]
     line = traced(setup).line
     assert {o.module for o in line if isinstance(o, Operator) and o.casts} == set(named)

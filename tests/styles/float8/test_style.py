@@ -12,7 +12,7 @@ from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.report.export.export import export
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
-from tests.simulate.setups import GATHERED, in_float8, llama
+from tests.simulate.setups import CAST, GATHERED, in_float8, llama
 from tests.styles.models import around
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -87,6 +87,17 @@ def test_the_exported_code_gathers_the_same_in_float8() -> None:
         (e.kind, e.payload_bytes, e.dtype) for e in ledger
     ]
     assert "uint8" in {e.dtype for e in ledger}
+
+
+def test_the_exported_code_casts_the_same_inputs() -> None:
+    setup = llama("parallel=tp2", in_float8("tensorwise", CAST))
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    ours, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == ours
+    assert "gather=gather_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])
