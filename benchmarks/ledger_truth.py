@@ -29,7 +29,7 @@ PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "f
 PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
 FLOAT8_PRESETS = ("fsdp2", "tp2", "cp2", "pp2", "fsdp2_tp2")
 GATHERING_PRESETS = ("fsdp2", "hsdp2x2", "fsdp2_tp2")
-CASTING_PRESETS = ("tp2", "tp4", "fsdp2_tp2", "cp2_tp2")
+CASTING_PRESETS = ("tp2", "fsdp2_tp2", "cp2_tp2")
 STAGES = ("parallel.pipeline.microbatches=4", "model.n_layers=4")
 PLANS = ("llama", "llama_tp")
 VARIANTS = {

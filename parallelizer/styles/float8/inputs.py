@@ -40,5 +40,5 @@ class BytesMoved(torch.autograd.Function):
         )
 
     @staticmethod
-    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: DTensor) -> tuple[DTensor, None]:
         return gradient.redistribute(placements=ctx.placements), None

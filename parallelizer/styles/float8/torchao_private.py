@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def linear_config(recipe: str, emulate: bool) -> Any:
-    """The Float8LinearConfig of a recipe, by torchao's name."""
+def linear_config(recipe: str, emulate: bool, pad: bool = False) -> Any:
+    """The Float8LinearConfig of a recipe, by torchao's name. With `pad` the dimension that a product sums over is filled up to
+    a multiple of 16.
+    """
     from torchao.float8 import Float8LinearConfig
 
-    return dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    return dataclasses.replace(
+        Float8LinearConfig.from_recipe_name(recipe), emulate=emulate, pad_inner_dim=pad
+    )
 
 
 def converted(linear: nn.Module, config: Any) -> nn.Module:
@@ -29,6 +33,14 @@ def converted(linear: nn.Module, config: Any) -> nn.Module:
 
     module: nn.Module = convert_to_float8_training(linear, config=config)
     return module
+
+
+def float8_forward(linear: nn.Module, input: torch.Tensor) -> torch.Tensor:
+    """The forward of a Float8Linear, on a linear that has its configuration."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    out: torch.Tensor = Float8Linear.forward(linear, input)
+    return out
 
 
 @contextmanager

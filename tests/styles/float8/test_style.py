@@ -13,6 +13,7 @@ from parallelizer.report.export.export import export
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
 from tests.simulate.setups import CAST, GATHERED, in_float8, llama
+from tests.styles.experts.models import Stacked
 from tests.styles.models import around
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -55,6 +56,12 @@ def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
     assert code == "precision-module" and message.endswith(
         "whose weight an attention reads without calling it"
     )
+
+
+def test_experts_in_one_parameter_are_refused_with_the_reason() -> None:
+    code, message, _ = refused("rules: {inner: float8}", lambda: Stacked())
+    assert code == "precision-experts"
+    assert message.startswith("inner is a Stacked with the weights of many experts in one parameter: torchao")
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
