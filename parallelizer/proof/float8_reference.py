@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -115,9 +115,8 @@ def _around(
     kwargs: dict[str, Any],
 ) -> Any:
     (x,) = (*args, *kwargs.values())
-    if (
-        recipe.scales_tokens_alone
-    ):  # the groups of tokens make no difference, and may be unknown, as at an expert
+    if recipe.scales_tokens_alone:
+        # The groups of tokens make no difference then. At an expert nothing tells them.
         precision = dataclasses.replace(precision, data=1, microbatches=1, ranks=1)
     try:
         order = token_order(x.shape[:-1], precision)
@@ -125,7 +124,8 @@ def _around(
         message = f"float8 cannot be proven here, since the tokens of ranks cannot be told apart: {error}"
         raise PlanError([Diagnostic("model-failed", message, None, UNPROVEN)]) from None
     if not x.numel():
-        return nn.functional.linear(x, module.weight, module.bias)
+        weight, bias = cast(nn.Linear, module).weight, cast(nn.Linear, module).bias
+        return nn.functional.linear(x, weight, bias)
     tokens = x.reshape(-1, x.shape[-1])[order]
     groups = precision.blocks * precision.ranks
     out = _Product.apply(tokens.view(groups, -1, x.shape[-1]), module.weight, recipe).flatten(0, 1)
