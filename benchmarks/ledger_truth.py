@@ -23,12 +23,13 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_ledgers
-from tests.simulate.setups import CHECKPOINT, FLOAT8_RECIPES, GATHERED, in_float8, llama
+from tests.simulate.setups import CAST, CHECKPOINT, FLOAT8_RECIPES, GATHERED, in_float8, llama
 
 PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
 PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
 FLOAT8_PRESETS = ("fsdp2", "tp2", "cp2", "pp2", "fsdp2_tp2")
 GATHERING_PRESETS = ("fsdp2", "hsdp2x2", "fsdp2_tp2")
+CASTING_PRESETS = ("tp2", "fsdp2_tp2", "cp2_tp2")
 STAGES = ("parallel.pipeline.microbatches=4", "model.n_layers=4")
 PLANS = ("llama", "llama_tp")
 VARIANTS = {
@@ -52,6 +53,10 @@ def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
         name = f"{preset} llama float8 gathered"
         if only in name:
             yield name, llama(f"parallel={preset}", in_float8("tensorwise", GATHERED))
+    for preset in CASTING_PRESETS:
+        name = f"{preset} llama float8 cast"
+        if only in name:
+            yield name, llama(f"parallel={preset}", in_float8("tensorwise", CAST))
     for preset, schedule in itertools.product(PIPELINES, SCHEDULES):
         name = f"{preset} {schedule}"
         if only in name:

@@ -23,8 +23,8 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
+from tests.simulate.setups import CAST, FLOAT8_RECIPES, GATHERED, GPT, LLAMA, SELECTIVE, in_float8, setup_of
 from tests.simulate.setups import CHECKPOINT as FULL
-from tests.simulate.setups import FLOAT8_RECIPES, GATHERED, GPT, LLAMA, SELECTIVE, in_float8, setup_of
 
 MESHES = {
     "single": (),
@@ -117,6 +117,9 @@ def cases() -> Iterator[Case]:
     for mesh in ("fsdp2", "fsdp3", "fsdp2_tp2", "hsdp2x2_tp2"):
         yield llama("float8 gathered", mesh, in_float8("tensorwise", GATHERED))
         yield llama("float8 gathered bf16", mesh, in_float8("tensorwise", GATHERED), BFLOAT16)
+    for mesh in ("tp2", "fsdp2_tp2", "cp2_tp2"):
+        yield llama("float8 cast", mesh, in_float8("tensorwise", CAST))
+        yield llama("float8 cast bf16", mesh, in_float8("tensorwise", CAST), BFLOAT16)
     for mesh, rank in (
         ("fsdp3", 2),
         ("fsdp4", 3),

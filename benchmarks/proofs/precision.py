@@ -30,10 +30,14 @@ class Column:
     recipes: tuple[str, ...] = tuple(TORCHAO_NAMES)
 
 
+CAST = (
+    "layers.*.{attention,feed_forward}: {style: prepare-input, input: {x: stream -> replicate}, cast: float8}"
+)
 GATHERED = "layers.*: {style: fsdp, gather: float8}"
 COLUMNS = (
     Column("tp2, whole stream", "tp2", whole=True),
     Column("tp2", "tp2"),
+    Column("tp2, stream gathered in float8", "tp2", rules=(CAST,), recipes=("tensorwise",)),
     Column("fsdp2", "fsdp2"),
     Column("fsdp2, gathered in float8", "fsdp2", rules=(GATHERED,), recipes=("tensorwise",)),
     Column("cp2", "cp2"),

@@ -21,8 +21,10 @@ class Composed:
 
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `library_kernels`: Transformer Engine's kernels, fused and with cuDNN's attention, instead of
-    torch's. `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
-    `early`: the libraries are those of the GPU's first year.
+    torch's. `fused`: what `fused.py` says of Megatron's stack, with or without these kernels. `overlapped_tp`: collectives over
+    tp run beside the products. `small_gathers`: parameters are gathered in 8 bits.
+    `early`: the libraries are those of the GPU's first year. `kept_outputs` are bytes: torch's pipelines keep the outputs of
+    all microbatches until the step ends.
     """
 
     overrides: tuple[str, ...]
@@ -32,9 +34,11 @@ class Composed:
     precision: str = "bfloat16"
     deferred: bool = False
     library_kernels: bool = False
+    fused: bool = False
     overlapped_tp: bool = False
     small_gathers: bool = False
     early: bool = False
+    kept_outputs: int = 0
 
 
 def left_out(row: Row) -> str | None:
@@ -110,10 +114,18 @@ def compose(row: Row) -> Composed:
         _precision(str(run["precision"])),
         deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
         library_kernels=library,
+        fused=library or "Korthikanti" in row.source,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         early="foundry" in row.source and hardware == "h100",  # its H100 tables are of 2023
+        kept_outputs=0 if library or not pipelined else (parts - 1) * _logits(row, micro),
     )
+
+
+def _logits(row: Row, rows: int) -> int:
+    """The bytes of a microbatch's logits on one rank, in bfloat16 and sharded over the vocabulary."""
+    ranks = row.mesh.get("cp", 1) * row.mesh.get("tp", 1)
+    return 2 * rows * int(row.run["seq_len"]) * int(row.model["vocab"]) // ranks
 
 
 def _microbatch(row: Row, rows: int) -> int:

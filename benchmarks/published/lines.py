@@ -6,17 +6,20 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.published.compose import KEPT_PARTS, Composed
+from benchmarks.published.fused import fused_parts, without
 from parallelizer.simulate.record.operators import Issued, Moment
 
 
 def line_of(composed: Composed, traced: Sequence[Moment], count: int) -> list[Moment]:
     """The time line of a step of `count` parts."""
     parts, rest = _parts(traced)
+    if composed.fused:
+        parts = fused_parts(parts)
     if count > KEPT_PARTS:
         parts += [parts[-1]] * (count - KEPT_PARTS)
     if composed.deferred:
         parts = [
-            [m for m in part if not isinstance(m, Issued) or not m.unit or _kept(m, i, len(parts))]
+            without(part, lambda m, at=i: m.unit and not _kept(m, at, len(parts)))
             for i, part in enumerate(parts)
         ]
     return [*(m for part in parts for m in part), *rest]

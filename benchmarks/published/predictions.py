@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from benchmarks.published.compose import Composed, compose
+from benchmarks.published.fused import fused_pipeline
 from benchmarks.published.lines import line_of
 from benchmarks.published.rows import Row
 from benchmarks.published.traces import Traced, traced
@@ -60,6 +62,8 @@ def prepare(row: Row, folder: Path | None = None) -> Prepared:
     """Trace a row's configuration. Raises PlanError."""
     composed = compose(row)
     found = traced(composed, folder)
+    if found.pipeline is not None and composed.fused:
+        found = dataclasses.replace(found, pipeline=fused_pipeline(found.pipeline))
     hardware = OmegaConf.to_container(
         OmegaConf.load(config_folder() / "hardware" / f"{composed.hardware}.yaml")
     )
@@ -112,7 +116,7 @@ def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction
         published,
         predicted,
         prepared.row.peak_memory,
-        RESERVED * prepared.traced.peak / 2**30,
+        RESERVED * (prepared.traced.peak + composed.kept_outputs) / 2**30,
     )
 
 

@@ -167,7 +167,7 @@ def _left(facts: Facts, choice: Choice) -> list[str]:
     for path, why in unsplit(facts).items():
         whole.setdefault(why, []).append(path)
     return [
-        f"{', '.join(path or 'the root' for path in paths)} stay{'s' * (len(paths) == 1)} whole over tp: {why}"
+        f"{', '.join(path or 'the root' for path in paths)} {'is' if len(paths) == 1 else 'are'} not split over tp: {why}"
         for why, paths in whole.items()
     ]
 

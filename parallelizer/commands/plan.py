@@ -55,6 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Follow a step of the plan, and print what it takes. Returns the exit status."""
     import_torch()
+    from parallelizer.configuration.hardware_device import hardware_device
     from parallelizer.configuration.step_time import step_time
     from parallelizer.configuration.validate import validated
     from parallelizer.proof.certificate import FOLDER
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.locked:
             read_lock(arguments.locked)
         setup = read_setup(arguments)
+        if added := hardware_device(setup):
+            setup = read_setup(arguments, added)
         model = setup.build_model()
         program = setup.compile(model, unsure=UNSURE)
         check_rank(arguments.rank, setup.mesh)

@@ -10,7 +10,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,16 +149,30 @@ def _keep(arguments: argparse.Namespace, task: SearchTask, found: SearchResult, 
     from parallelizer.propose.search.preset import run_overrides
     from parallelizer.report.html.page import save
 
-    name = "found"
     if arguments.output:
         save(text.encode(), arguments.output)
-        name = Path(arguments.output).stem
         sys.stderr.write(f"{arguments.output}: written\n")
     elif not arguments.json:
         sys.stdout.write(text)
     if not arguments.json:
-        words = [*task.overrides, f"parallel={name}", *run_overrides(found.results[0].candidate)]
-        sys.stderr.write(f"run it: parallelizer plan {shlex.join(words)}\n")
+        words = [*task.overrides, *run_overrides(found.results[0].candidate)]
+        for line in _next_steps(arguments.output, arguments.config_dir, words):
+            sys.stderr.write(f"{line}\n")
+
+
+def _next_steps(output: str | None, config_dir: str | None, overrides: Sequence[str]) -> list[str]:
+    """How to save the preset, if it is not, and to run it: a preset lies in the folder `parallel` of a configuration folder."""
+    own = Path(config_dir or "conf", "parallel")
+    target = Path(output or own / "found.yaml")
+    steps = []
+    if output is None:
+        make = "" if target.parent.is_dir() else f"create the folder {target.parent} and "
+        steps.append(f"save it: {make}add --output {target}")
+    elif target.parent.resolve() != own.resolve() and (config_dir or target.parent.name != "parallel"):
+        target = own / target.name
+        steps.append(f"to use it, move it to {target}")
+    run = ["plan", "--config-dir", str(target.parent.parent), *overrides, f"parallel={target.stem}"]
+    return [*steps, f"{'then ' if steps else ''}run it: parallelizer {shlex.join(run)}"]
 
 
 def _teller() -> Callable[[str], None]:

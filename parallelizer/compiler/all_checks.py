@@ -14,6 +14,7 @@ from parallelizer.compiler.checks.buffers import buffers
 from parallelizer.compiler.checks.compiled_regions import compiled_regions
 from parallelizer.compiler.checks.dealing import dealing
 from parallelizer.compiler.checks.float8_gathers import float8_gathers
+from parallelizer.compiler.checks.float8_inputs import float8_inputs
 from parallelizer.compiler.checks.float8_linears import float8_linears
 from parallelizer.compiler.checks.fsdp_shards import fsdp_shards
 from parallelizer.compiler.checks.lazy_modules import lazy_modules
@@ -61,5 +62,6 @@ CHECKS: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (
     compiled_regions,
     float8_linears,
     float8_gathers,
+    float8_inputs,
 )
 """In the order they run; each sees everything, none sees another's findings."""

@@ -7,7 +7,7 @@ import dataclasses
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.plan import Option, Rule, StyleDefaults, StyleUse
 
-TRAVELS = ("gather",)
+TRAVELS = ("gather", "cast")
 """The options of other styles that send something in float8."""
 
 

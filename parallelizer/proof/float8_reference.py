@@ -7,10 +7,11 @@ rounded to float8.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -27,7 +28,10 @@ SMALLEST = 1e-12
 """What a largest value is raised to, as in torchao."""
 
 
-UNPROVEN = "prove the plan without float8, or on a mesh without cp; scales are those of the tokens of a rank"
+UNPROVEN = (
+    "prove the plan with the recipe rowwise-gw-hp, under which no tokens share a scale, or on a mesh of tp alone; scales are "
+    "those of the tokens of a rank"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,11 @@ class Casts:
     weight_for_input: Cast
     rounds_weight_gradient: bool = True
     powers_of_two: bool = True
+
+    @property
+    def scales_tokens_alone(self) -> bool:
+        """Whether no two tokens share a scale."""
+        return self.input.rowwise and self.gradient.rowwise and not self.rounds_weight_gradient
 
 
 _ROW, _WHOLE = Cast(E4M3, True), Cast(E4M3, False)
@@ -106,11 +115,17 @@ def _around(
     kwargs: dict[str, Any],
 ) -> Any:
     (x,) = (*args, *kwargs.values())
+    if recipe.scales_tokens_alone:
+        # The groups of tokens make no difference then. At an expert nothing tells them.
+        precision = dataclasses.replace(precision, data=1, microbatches=1, ranks=1)
     try:
         order = token_order(x.shape[:-1], precision)
     except ValueError as error:
         message = f"float8 cannot be proven here, since the tokens of ranks cannot be told apart: {error}"
         raise PlanError([Diagnostic("model-failed", message, None, UNPROVEN)]) from None
+    if not x.numel():
+        weight, bias = cast(nn.Linear, module).weight, cast(nn.Linear, module).bias
+        return nn.functional.linear(x, weight, bias)
     tokens = x.reshape(-1, x.shape[-1])[order]
     groups = precision.blocks * precision.ranks
     out = _Product.apply(tokens.view(groups, -1, x.shape[-1]), module.weight, recipe).flatten(0, 1)

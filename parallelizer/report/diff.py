@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.hardware_device import hardware_device
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.step_time import step_time
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
@@ -86,6 +87,8 @@ def quoted(text: str) -> str:
 def of_overrides(overrides: Sequence[str], config_dir: str | None, config_name: str, rank: int) -> Side:
     """Compose, compile, trace and price what some overrides ask for. Raises PlanError, as the first three do."""
     setup = from_config(*compose_config(overrides, config_dir, config_name))
+    if added := hardware_device(setup):
+        setup = from_config(*compose_config([*overrides, *added], config_dir, config_name))
     model = setup.build_model()
     program = setup.compile(model)
     check_rank(rank, setup.mesh)

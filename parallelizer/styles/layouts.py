@@ -6,6 +6,7 @@ binds names by the signature of forward, so that both ways of calling match one 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from parallelizer.language import plan
 from parallelizer.language.placement import to_torch
 from parallelizer.language.plan import Flow
+from parallelizer.styles.application import Application
 from parallelizer.styles.equal_gradient import equal_gradient
+from parallelizer.styles.float8.inputs import gather_in_float8
 from parallelizer.styles.statements import Statement, calls, dict_text, placements_text
 from parallelizer.styles.tensor_hooks import convert_inputs, convert_outputs
 
@@ -40,12 +43,14 @@ def lay_out(
     partial_output_gradients: bool = False,
     partial_last: int | None = None,
     others: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    gather: Callable[[nn.Module, DTensor, Placements], DTensor] | None = None,
 ) -> None:
     """Turn inputs, by the name of forward's parameter, and outputs, by index or key, into DTensors as wanted.
 
     `local_inputs` and `local_outputs` hand plain tensors on. `partial_gradients`: where a plain input stands for a replicated
     one, its gradients are parts to be summed. `partial_output_gradients` says so of outputs, `partial_last` of so many of
-    their last features alone; `others` is then put around the features before those.
+    their last features alone; `others` is then put around the features before those. `gather` brings an input of the module to
+    its wanted placements in another way than DTensor's.
     """
 
     def laid_out(tensor: torch.Tensor, layout: Layout) -> DTensor:
@@ -60,6 +65,9 @@ def lay_out(
         if terms > 1:
             # Not by redistribution, whose gradient is that of the whole: this rank's term has a term of it.
             return tensor / terms
+        arrives, after = layout
+        if gather is not None and after is not None:
+            return gather(module, laid_out(tensor, (arrives, None)), after)
         wanted = laid_out(tensor, layout)
         if not local_inputs:
             return wanted
@@ -117,6 +125,7 @@ class Layouts:
 
     `partial_gradients`: where a plain input stands for a replicated one, its gradients are parts to be summed
     over the axis. `partial_output_gradients` says the same of outputs; `last` of their last features alone, so many.
+    `float8`: inputs travel in float8.
     """
 
     input: Mapping[str, Flow] = field(default_factory=dict)
@@ -126,6 +135,7 @@ class Layouts:
     partial_gradients: bool = False
     partial_output_gradients: bool = False
     last: int | None = None
+    float8: bool = False
 
     def on(self, axes: Sequence[str], axis: str) -> dict[str, Any]:
         """The keyword arguments of `lay_out` on a mesh of these axes, of which the flows are about one."""
@@ -147,6 +157,7 @@ class Layouts:
             "partial_output_gradients": self.partial_output_gradients,
             "partial_last": self.last,
             "others": lambda tensor: equal_gradient(tensor, axis),
+            "gather": gather_in_float8 if self.float8 else None,
         }
 
 
@@ -160,6 +171,15 @@ class PrepareIO(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         lay_out(module, device_mesh, **self.layouts.on(device_mesh.mesh_dim_names or (self.axis,), self.axis))
         return module
+
+
+def without_cast(application: Application) -> Application:
+    """The same with inputs that travel in their own dtype, for a model whose linears are not in float8."""
+    act = application.act
+    if not isinstance(act, PrepareIO) or not act.layouts.float8:
+        return application
+    act = PrepareIO(dataclasses.replace(act.layouts, float8=False), act.axis)
+    return dataclasses.replace(application, act=act)
 
 
 def lay_out_statement(layouts: Layouts, axes: Sequence[str], axis: str, mesh: str) -> Statement:
@@ -183,7 +203,11 @@ def lay_out_statement(layouts: Layouts, axes: Sequence[str], axis: str, mesh: st
         arguments.append("partial_output_gradients=True")
     if layouts.last is not None:
         arguments.append(f"partial_last={layouts.last}")
-    return calls(lay_out, *arguments)
+    call = calls(lay_out, *arguments)
+    if not layouts.float8:
+        return call
+    given_too = (*(call.arguments or ()), f"gather={gather_in_float8.__name__}")
+    return dataclasses.replace(call, arguments=given_too, copies=(lay_out, gather_in_float8))
 
 
 def makes_partial(flow: Flow) -> bool:

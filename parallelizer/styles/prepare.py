@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from parallelizer.diagnostics.nearest import did_you_mean
-from parallelizer.language.plan import Flow
+from parallelizer.language.plan import REPLICATE, Flow
 from parallelizer.styles.attributes import nearest_number, numbers
 from parallelizer.styles.context_parallel.split_sequence import SplitSequence
 from parallelizer.styles.layouts import Layouts, PrepareIO, arrivals, makes_partial
@@ -27,6 +27,7 @@ def prepare(target: Target, *, inputs: bool, outputs: bool) -> Sharding:
         partial_gradients=partial and inputs,
         partial_output_gradients=partial and not inputs,
         last=_last(target),
+        float8=options.get("cast") == "float8",
     )
     missing = [o for o, on in (("input", inputs), ("output", outputs)) if on and not getattr(layouts, o)]
     if len(missing) == inputs + outputs:
@@ -39,6 +40,8 @@ def prepare(target: Target, *, inputs: bool, outputs: bool) -> Sharding:
     check_flows(target, layouts.output, "output")
     if layouts.partial_output_gradients:
         _check_summed(layouts)
+    if layouts.float8:
+        _check_cast(target, layouts)
     if target.axis == "cp":
         _check_split(layouts.input, "input")
         _check_split(layouts.output, "output")
@@ -95,6 +98,22 @@ def _check_summed(layouts: Layouts) -> None:
                 "write `output: replicate` without `local: false`, or remove `grad`",
                 "grad",
             )
+
+
+def _check_cast(target: Target, layouts: Layouts) -> None:
+    """What is cast to float8 is gathered, and handed on as a DTensor. Raises StyleError."""
+    still = [
+        f for f in layouts.input.values() if (f.arrives or REPLICATE).kind != "shard" or f.wanted != REPLICATE
+    ]
+    if target.axis == "cp" or layouts.local_input or still:
+        what = (
+            "over cp, where ranks exchange keys and values, and no tensor in float8"
+            if target.axis == "cp"
+            else "with `local: true`, since a linear could not tell the scale of a plain tensor"
+            if layouts.local_input
+            else f"for `{still[0]}`, which gathers nothing"
+        )
+        raise StyleError("precision-cast", f"nothing can be cast to float8 {what}", "remove `cast`", "cast")
 
 
 def _check_split(flows: Mapping[str, Flow], option: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parallelizer.language.styles import StyleDeclaration, declare
+from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
 from parallelizer.styles.options import AXIS, INPUT, INPUT_GRAD, LOCAL
 from parallelizer.styles.registry import implements
 
@@ -17,7 +17,17 @@ declare(
         "io",
         "tp",
         "convert the placement of inputs",
-        {"input": INPUT, "local": LOCAL, "grad": INPUT_GRAD, "axis": AXIS},
+        {
+            "input": INPUT,
+            "local": LOCAL,
+            "grad": INPUT_GRAD,
+            "axis": AXIS,
+            "cast": OptionKind(
+                "choice",
+                "float8: the inputs are gathered in float8, for linears in float8 of the recipe tensorwise",
+                ("float8",),
+            ),
+        },
         defaults={"local": "false", "grad": "replicate"},
     )
 )

@@ -54,7 +54,7 @@ def _features_statement(
 
 def prepare_statement(layouts: Layouts, call: ModuleCall | None) -> Statement | None:
     """PrepareModuleInput or a relative, which want every argument of a call spelled out; None where they cannot do it."""
-    if call is None or layouts.partial_gradients or layouts.partial_output_gradients:
+    if call is None or layouts.partial_gradients or layouts.partial_output_gradients or layouts.float8:
         return None
     if any(map(makes_partial, layouts.input.values())):
         return None

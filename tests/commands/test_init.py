@@ -76,7 +76,7 @@ def test_a_plan_that_is_not_proven_in_time_is_written_with_status_1(
 ) -> None:
     assert main(["init", *CONF, "model=gpt", "--seconds", "0.001"]) == 1
     answer = capsys.readouterr()
-    assert "fsdp" in answer.out and "not proven: the time was over" in answer.out
+    assert "fsdp" in answer.out and "not proven: the time limit was reached" in answer.out
     for sentence in ("not proven", "could not be watched"):
         assert answer.err.count(sentence) == 1
 

@@ -20,7 +20,7 @@ REFUSED = re.findall(r"\(`(precision-[\w-]+)`", TEXT)
 
 
 def test_the_page_has_all_of_it() -> None:
-    assert [len(PLANS), *(command.split()[0] for command, _ in SHOWN)] == [2, "verify", "plan"]
+    assert [len(PLANS), *(command.split()[0] for command, _ in SHOWN)] == [3, "verify", "plan"]
 
 
 @pytest.mark.ranks

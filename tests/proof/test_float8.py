@@ -15,12 +15,13 @@ from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove
 from parallelizer.report.documents import verify_document
 from parallelizer.report.text.proof import text
-from parallelizer.styles.float8 import gathers, linear
+from parallelizer.styles.float8 import gathers, inputs, linear
 from parallelizer.styles.float8.linear import run_in_float8
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 from tests.chosen import chosen
 from tests.proof import subjects
 from tests.proof.faults import Faulty, nothing, on_model, on_ranks
+from tests.simulate.setups import CAST
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -77,6 +78,43 @@ def test_gathers_of_float8_are_proven_inside_of_checkpoints_and_compiled_code() 
     more = "layers.*: [checkpoint, {style: compile, backend: aot_eager}]"
     rules = f"rules=['{GLOB}: float8', '{GATHERED}', '{more}']"
     assert prove(subjects.setup("parallel=fsdp2", rules)).passed
+
+
+CASTING: dict[str, tuple[str, ...]] = {
+    "tp2": ("parallel=tp2",),
+    "fsdp2_tp2": ("parallel=fsdp2_tp2",),
+    "cp2_tp2": ("parallel=cp2_tp2",),
+    "pp2_tp2": ("parallel=pp2_tp2",),
+    "tp2 checkpoint": ("parallel=tp2", "layers.*: checkpoint"),
+    "tp2 compile": ("parallel=tp2", "layers.*: {style: compile, backend: aot_eager}"),
+    "fsdp2_tp2 gathered": ("parallel=fsdp2_tp2", GATHERED),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("case", chosen(CASTING, ["tp2"]))
+def test_inputs_that_are_gathered_in_float8_are_those_that_a_linear_would_cast(case: str) -> None:
+    proof = cast(*CASTING[case])
+    assert proof.passed and proof.proven, text(proof)
+
+
+def cast(preset: str, *more: str) -> Proof:
+    rules = ",".join(map(repr, (f"{GLOB}: float8", CAST, *more)))
+    return prove(subjects.setup(preset, "plan=llama", f"rules=[{rules}]"))
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_an_input_that_is_cast_with_the_scale_of_a_shard_is_found() -> None:
+    def local(right: Faulty, x: Any, module: Any) -> Any:
+        part = right(x.to_local(), module)
+        return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        on_ranks(patch, inputs, "cast_input", local)
+        proof = cast("parallel=tp2")
+    assert not proof.passed
+    assert proof.divergence is not None and proof.divergence.module.startswith("layers.0.attention")
 
 
 @pytest.mark.ranks

@@ -44,6 +44,9 @@ STACK = (*GPT[:1], "model=stack", f"plan={CONFIGS}/plans/stack.yaml", "train.seq
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 FLOAT8_RECIPES = tuple(TORCHAO_NAMES)
 GATHERED = "layers.*: {style: fsdp, gather: float8}"
+CAST = (
+    "layers.*.{attention,feed_forward}: {style: prepare-input, input: {x: stream -> replicate}, cast: float8}"
+)
 SELECTIVE = 'rules=["{}.*: {{style: checkpoint, mode: selective}}"]'
 
 

@@ -133,7 +133,7 @@ def _tokens(state: Compilation, applications: list[Application]) -> Iterator[Dia
     """The tokens are a dimension of the product that gives the weight's gradient."""
     work, application = state.workload, applications[0]
     in_float8 = application.options.get("recipe") != "rowwise-gw-hp"
-    if work is None or not work.has_sequence() or not in_float8:
+    if work is None or not work.has_sequence() or not in_float8 or application.options.get("pad"):
         return
     parts = state.mesh.size(*BATCH_AXES) * work.accumulate
     if state.pipeline is not None and state.stages is not None:
@@ -144,7 +144,7 @@ def _tokens(state: Compilation, applications: list[Application]) -> Iterator[Dia
             "precision-size",
             f"a rank computes {tokens} tokens at once: float8 kernels need a multiple of {DIVISOR}",
             application.rule.span,
-            "change train.batch_size or train.seq_len, or use the recipe rowwise-gw-hp",
+            "change train.batch_size or train.seq_len, write `pad: true`, or use the recipe rowwise-gw-hp",
         )
 
 

@@ -54,13 +54,12 @@ class ActionCosts:
 
     def of(self, action: Action) -> float:
         """The duration of an action."""
-        parts = {
-            FORWARD: (self.forward,),
-            BACKWARD: (self.backward_input, self.backward_weight),
-            BACKWARD_INPUT: (self.backward_input,),
-            BACKWARD_WEIGHT: (self.backward_weight,),
-        }
-        return sum(by_stage[action.stage] for by_stage in parts[action.kind])
+        stage, kind = action.stage, action.kind
+        if kind is FORWARD:
+            return self.forward[stage]
+        if kind is BACKWARD:
+            return self.backward_input[stage] + self.backward_weight[stage]
+        return (self.backward_input if kind is BACKWARD_INPUT else self.backward_weight)[stage]
 
 
 class Costs(Protocol):

@@ -134,14 +134,14 @@ def unify(one: Atom, other: Atom, where: str = "") -> Atom:
         a, b = b, a
     may_meet = b.kind == ARGUMENT or (a.kind, b.kind) == (FEATURE, PARAMETER)
     if a.kind != b.kind and not may_meet:  # what is whole meets what may be split
-        b.refuse(f"it meets {a.origin or 'what is whole'}", where)
+        b.refuse(f"it is combined with {a.origin or 'a tensor that is not split'}", where)
     refused, place = (a.refused, a.where) if a.refused else (b.refused, b.where)
     tie(a, b)
     if a.children is None and b.children is not None:
         a.children = b.children
     elif a.children is not None and b.children is not None:
         if [x.size for x in leaves([a])] != [x.size for x in leaves([b])]:
-            refused, place = refused or "it is taken apart in two ways", place or where
+            refused, place = refused or "it is reshaped in two ways that do not agree", place or where
         else:
             for x, y in zip(leaves([a]), leaves([b]), strict=True):
                 unify(x, y, where)
@@ -170,7 +170,7 @@ def align(one: Dim, other: Dim, where: str = "") -> Dim:
             met.append(unify(a, b, where))
             left, right = left[1:], right[1:]
         elif max(a.size, b.size) % min(a.size, b.size):
-            refuse([tuple(left), tuple(right)], "it meets what is factored otherwise", where)
+            refuse([tuple(left), tuple(right)], "it is combined with a tensor that has other factors", where)
             return (*met, *left)
         else:
             (a if a.size > b.size else b).split(min(a.size, b.size))
@@ -207,7 +207,7 @@ def view(dims: Sequence[Dim], sizes: Sequence[int], where: str = "") -> list[Dim
 
 
 def _unknown(dims: Sequence[Dim], sizes: Sequence[int], where: str) -> list[Dim]:
-    refuse(dims, "it is seen in sizes that do not follow its own", where)
+    refuse(dims, "it is reshaped to sizes that are not computed from its own", where)
     return [fresh(size) for size in sizes]
 
 
@@ -224,7 +224,7 @@ def cut(dim: Dim, start: int, stop: int, where: str = "") -> Dim:
     first, inner = atoms[0], whole // atoms[0].size
     if start % inner or stop % inner or first.kind == UNIFORM:
         if any(a.kind != UNIFORM for a in atoms):
-            refuse([tuple(atoms)], "a part of it is cut out across its factors", where)
+            refuse([tuple(atoms)], "a slice of it does not follow its factors", where)
         return fresh(stop - start, UNIFORM if first.kind == UNIFORM else WHOLE)
     at = (start // inner, stop // inner)
     if first.kind == SEQUENCE:  # the others see it cut
@@ -243,7 +243,7 @@ def every_nth(dim: Dim, step: int, start: int, length: int, where: str = "") -> 
         if last.size > step:
             last.split(last.size // step)
         return (*atoms[:-1], *(last.children or ())[:1])
-    refuse([dim], "some of its indices are taken", where)
+    refuse([dim], "only some of its indices are used", where)
     return fresh(length)
 
 

@@ -53,7 +53,7 @@ def reason(views: Iterable[CountedView], refusal: str) -> str | None:
     if not said:
         return None
     lines = "; ".join(f"{', '.join(dict.fromkeys(places))}: {written}" for written, places in said.items())
-    return f"a size of the whole model is stated there, and a rank has a part of it: {lines}"
+    return f"the forward contains a size of the whole model, and a rank has only a part: {lines}"
 
 
 def source(span: Span) -> str:

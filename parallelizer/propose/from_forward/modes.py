@@ -119,7 +119,7 @@ class Functions(TorchFunctionMode):
             given, shape = _bound(args, kwargs, "input", "normalized_shape")
             watcher.note_uses(args, kwargs)
             dims = watcher.dims(given)
-            refuse(dims[len(dims) - len(shape) :], "a sum is taken over it", watcher.where)
+            refuse(dims[len(dims) - len(shape) :], "the forward sums over it", watcher.where)
             watcher.note(result, dims)
             return result
         answer = self.flex(func, args, kwargs)

@@ -144,9 +144,9 @@ class _Watcher:
         if id(tensor) not in self.seen.dims:
             names = self.owners.get(id(tensor))
             origin = (
-                f"the parameter {'.'.join(names[0]).lstrip('.')}, which is whole"
+                f"the parameter {'.'.join(names[0]).lstrip('.')}, which is not split"
                 if names
-                else "what is whole"
+                else "a tensor that is not split"
             )
             kind = PARAMETER if names else WHOLE
             self.note(tensor, [fresh(n, kind, origin) for n in tensor.shape])
@@ -240,7 +240,7 @@ class _Watcher:
         if owner is None and self._grouped_product(result, weight, given, is_left=False, is_linear=True):
             return
         if owner is None:
-            refuse([dims[-1]], "it is multiplied by what is no parameter", self.where)
+            refuse([dims[-1]], "it is multiplied by a tensor that is not a parameter", self.where)
             self.note(result, [*dims[:-1], fresh(result.shape[-1])])
             return
         made = Atom(result.shape[-1], FEATURE, f"the output of {owner or 'the root'}")
@@ -260,7 +260,7 @@ class _Watcher:
         owner = self._owner(weight)
         # Columns of a table that no tokens index, as a bias of each head, can be split with what they meet.
         kind = WHOLE if owner is None or id(ids) in self.batch else PARAMETER
-        columns = fresh(result.shape[-1], kind, "the residual stream, which is whole")
+        columns = fresh(result.shape[-1], kind, "the residual stream, which is not split")
         dims = [*self.dims(ids), columns]
         if kind == PARAMETER and id(weight) not in self.seen.dims:
             self.note(weight, [fresh(weight.shape[0]), columns])
@@ -282,14 +282,15 @@ class _Watcher:
             for atom in found:
                 if atom.kind == WHOLE:
                     atom.refuse(
-                        f"its heads meet others in the attention that are whole: {atom.origin}", self.where
+                        f"attention combines its heads with heads that are not split: {atom.origin}",
+                        self.where,
                     )
             if len(found) < 3:  # a single head cannot be split
                 for atom in found:
-                    atom.refuse("there is a single key head", self.where)
+                    atom.refuse("there is only one key head", self.where)
             heads = tuple(t[0] if t else None for t in tops)
         for dims in (dq, dk, dv):
-            contract_all(dims[-1], "the attention sums over it", self.where)
+            contract_all(dims[-1], "attention sums over it", self.where)
         for mask in masks:
             if isinstance(mask, torch.Tensor) and mask.ndim == 4 and mask.shape[1] != 1:
                 if q.ndim == 4 and all(a.kind == ARGUMENT for a in leaves(self.dims(mask)[1])):
@@ -309,7 +310,7 @@ class _Watcher:
             if atom.kind in (PARAMETER, FEATURE) and len(mask) == 1:
                 tie(first, atom)
             else:
-                first.refuse("a mask for each head is added, which is whole", self.where)
+                first.refuse("a mask with an entry for each head is added, which is not split", self.where)
 
     def _owner(self, weight: torch.Tensor) -> str | None:
         """The module that a weight belongs to; of several, the one that is running."""
@@ -359,7 +360,7 @@ class _Watcher:
                     size_of(d) != n for d, n in zip(dims, tensor.shape, strict=True)
                 ):
                     for each in given:
-                        refuse(self.dims(each), f"it goes through {packet.__name__}", self.where)
+                        refuse(self.dims(each), f"it is an input of `{packet.__name__}`", self.where)
                     dims = [fresh(n) for n in tensor.shape]
                 self.note(tensor, dims)
 

@@ -50,7 +50,7 @@ def handed_on(
     if torch.Tag.pointwise in func.tags:
         return _pointwise(watch, result, args, kwargs)
     for tensor in _tensors((*args, *kwargs.values())):
-        refuse(watch.dims(tensor), f"it goes through {func.overloadpacket.__name__}", watch.where)
+        refuse(watch.dims(tensor), f"it is an input of `{func.overloadpacket.__name__}`", watch.where)
     return [fresh(n) for n in result.shape]
 
 
@@ -69,7 +69,7 @@ def broadcast(watch: Watcher, shape: Sequence[int], tensors: Sequence[torch.Tens
 
 def contract(watch: Watcher, *dims: Dim) -> None:
     """Note that dimensions are summed over, or otherwise needed whole."""
-    refuse([dim for dim in dims if not watch.norms(dim)], "a sum is taken over it", watch.where)
+    refuse([dim for dim in dims if not watch.norms(dim)], "the forward sums over it", watch.where)
 
 
 def _handles(*packets: Any) -> Callable[[Handler], Handler]:
@@ -152,7 +152,7 @@ def _slice(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
 @_handles(aten.select)
 def _select(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     dims = list(watch.dims(args[0]))
-    refuse([dims.pop(args[1])], "one index of it is taken", watch.where)
+    refuse([dims.pop(args[1])], "one index of it is used", watch.where)
     return dims
 
 
@@ -162,9 +162,9 @@ def _index(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
     dims, indices = list(watch.dims(args[0])), list(args[1])
     at = [d for d, index in enumerate(indices) if index is not None]
     if any(indices[d].dtype in (torch.bool, torch.uint8) for d in at) or at != list(range(at[0], at[-1] + 1)):
-        refuse(dims, "it goes through index", watch.where)
+        refuse(dims, "it is an input of `index`", watch.where)
         return [fresh(n) for n in result.shape]
-    taken = "some indices of it are taken, which every rank would need (a linear of their own would let the others be split)"
+    taken = "some of its indices are used, and every rank would need them (with a linear of their own, the others could be split)"
     refuse([dims[d] for d in at], taken, watch.where)
     behind = dims[at[-1] + 1 :]
     made = result.shape[at[0] : result.ndim - len(behind)]
@@ -174,7 +174,7 @@ def _index(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
 @_handles(aten.view_as_complex)
 def _as_complex(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     *dims, last = watch.dims(args[0])
-    refuse([last], "it is a part of complex numbers", watch.where)
+    refuse([last], "it holds parts of complex numbers", watch.where)
     return dims
 
 
@@ -195,7 +195,7 @@ def _stack(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
 def _cat(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     parts = [t for t in args[0] if t.ndim == result.ndim]
     dim = (args[1] if len(args) > 1 else 0) % result.ndim
-    refuse([watch.dims(t)[dim] for t in parts], "it is put beside something else", watch.where)
+    refuse([watch.dims(t)[dim] for t in parts], "it is concatenated with another tensor", watch.where)
     shape = [1 if d == dim else n for d, n in enumerate(result.shape)]
     merged: Dims = []
     for d, n in enumerate(shape):
@@ -211,7 +211,7 @@ def _cat(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict
 @_handles(aten.mm, aten.bmm)
 def _matmul(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     left, right = watch.dims(args[0]), watch.dims(args[1])
-    refuse([left[-1], right[-2]], "a sum is taken over it", watch.where)
+    refuse([left[-1], right[-2]], "the forward sums over it", watch.where)
     lead = [align(left[0], right[0], watch.where)] if result.ndim == 3 else []
     return [*lead, left[-2], right[-1]]
 
@@ -232,7 +232,7 @@ def _along(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: di
     along = args[1] if len(args) > 1 else -1
     for each in along if isinstance(along, list | tuple) else [along]:
         if isinstance(each, int) and dims:
-            refuse([dims[each]], "all of it is needed at once", watch.where)
+            refuse([dims[each]], "an operator needs all of it", watch.where)
     return dims if list(map(size_of, dims)) == list(result.shape) else [fresh(n) for n in result.shape]
 
 
@@ -255,7 +255,7 @@ def _reduce(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
 @_handles(aten.native_layer_norm, aten._fused_rms_norm)
 def _norm(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     dims = watch.dims(args[0])
-    refuse(dims[len(dims) - len(args[1]) :], "a sum is taken over it", watch.where)
+    refuse(dims[len(dims) - len(args[1]) :], "the forward sums over it", watch.where)
     return (
         dims
         if result.ndim == len(dims) and result.numel() == args[0].numel()
@@ -284,7 +284,7 @@ def parts(
     for result in results:
         dims = list(watch.dims(given))
         if unbound:
-            refuse([dims.pop(dim)], "one index of it is taken", watch.where)
+            refuse([dims.pop(dim)], "one index of it is used", watch.where)
         else:
             stop = start + result.shape[dim]
             dims[dim] = cut(dims[dim], start, stop, watch.where)

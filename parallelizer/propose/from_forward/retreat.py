@@ -45,7 +45,7 @@ class Retreat:
             choice = self.best or dataclasses.replace(
                 full, units=frozenset(), context=False, batch={}, buffers={}
             )
-            said.append(f"the time is over: {self._untried(full, choice)} was not looked at")
+            said.append(f"the time limit was reached; not tried: {self._untried(full, choice)}")
         choice = self._drawing_apart(choice, said)
         choice = self._sharing_out(choice, said)
         doubt = None
@@ -59,7 +59,7 @@ class Retreat:
                         said.append(f"experts are not shared out over ep: {doubt}")
                         choice, doubt = whole, without
             except NotInTime:
-                doubt = "the time was over before it was run: `verify` proves it, and `--seconds` gives more"
+                doubt = "the time limit was reached before the proof: `verify` proves it, and `--seconds` gives more time"
         return Settled(choice, tuple(dict.fromkeys(said)), doubt)
 
     def _drawing_apart(self, choice: Choice, said: list[str]) -> Choice:
@@ -71,7 +71,7 @@ class Retreat:
         try:
             reason = self.trials.refusal(self.text(more), BOTH if choice.context else TP)
         except NotInTime:
-            reason = "the time is over"
+            reason = "the time limit was reached"
         if reason is None:
             return more
         where = ", ".join(dict.fromkeys(map(pattern, sorted(modules))))
@@ -87,7 +87,7 @@ class Retreat:
         try:
             reason = self.trials.refusal(self.text(choice), {**DATA, **SHARED})
         except NotInTime:
-            reason = "the time is over"
+            reason = "the time limit was reached"
         if reason is None:
             return choice
         said.append(f"experts are not shared out over ep: {reason}")
@@ -95,7 +95,9 @@ class Retreat:
 
     def _doubt(self, choice: Choice) -> str | None:
         if self.trials.unproven:
-            return f"it is validated only: the model itself cannot be compared with: {self.trials.unproven}"
+            return (
+                f"it was only validated, because the model itself cannot be compared: {self.trials.unproven}"
+            )
         mesh: Mapping[str, int] = {**DATA, "tp": 2} if choice.units else DATA
         if self.facts.experts and choice.experts:
             mesh = {**mesh, **SHARED}
@@ -103,7 +105,9 @@ class Retreat:
         if reason:
             return f"on {meshed(mesh)} it does not hold: {reason}"
         if self.trials.unproven:
-            return f"it is validated only: the model itself cannot be compared with: {self.trials.unproven}"
+            return (
+                f"it was only validated, because the model itself cannot be compared: {self.trials.unproven}"
+            )
         return None
 
     def _untried(self, full: Choice, choice: Choice) -> str:
@@ -174,14 +178,14 @@ class Retreat:
                     break
                 reasons.append(reason)
             else:
-                said.append(f"{self._called(unit)} is left whole over tp: {self._why(unit, reasons[0])}")
+                said.append(f"{self._called(unit)} is not split over tp: {self._why(unit, reasons[0])}")
         if not kept.units or not full.is_sharded:
             return kept
         sharded = dataclasses.replace(kept, stream="shard(1)")
         reason = self._tp(sharded, proven)
         if reason is None:
             return sharded
-        said.append(f"the stream stays whole over tp (no sequence parallelism): {reason}")
+        said.append(f"the stream is not split over tp (no sequence parallelism): {reason}")
         return kept
 
     def _forms(self, full: Choice, gathered: bool) -> Iterator[Choice]:
@@ -202,7 +206,7 @@ class Retreat:
 
     def _say_form(self, full: Choice, choice: Choice, first: str, said: list[str]) -> None:
         if full.is_sharded and not choice.is_sharded:
-            said.append(f"the stream stays whole over tp (no sequence parallelism): {first}")
+            said.append(f"the stream is not split over tp (no sequence parallelism): {first}")
 
     def _context(self, choice: Choice, said: list[str], *, proven: bool) -> Choice:
         if not choice.context:

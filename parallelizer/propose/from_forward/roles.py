@@ -129,36 +129,34 @@ class _RoleFinder:
             consumers = taken.get(bond, [])
             names = {p.module for p in sources} | {p.module for p in consumers}
             if not consumers:
-                self._say(sources, bond, "no linear takes what it makes")
+                self._say(sources, bond, "no linear takes its output")
                 continue
             if self._reason(bond):
                 self._say([*sources, *consumers], bond, "")
                 continue
             if len({p.weight is None for p in (*sources, *consumers)}) > 1:
-                self._say([*sources, *consumers], None, "experts and linears meet in it")
+                self._say([*sources, *consumers], None, "experts and linears both use it")
                 continue
             added = [name for p in consumers for name in self._added(p)]
             if added:
-                reason = f"{added[0]} is added to what would be a term of a sum"
+                reason = f"{added[0]} would be added once by every rank"
                 self._say([*sources, *consumers], None, reason)
                 continue
             if bond not in heads and self._slices(bond):
-                self._say([*sources, *consumers], None, "it meets what is whole")
+                self._say([*sources, *consumers], None, "it is combined with a tensor that is not split")
                 continue
             if (flat := self._flattened(bond)) is not None:
-                reason = (
-                    f"it meets {flat.name}, whose heads are no dimension of their own, {_place(flat.module)}"
-                )
+                reason = f"it is combined with {flat.name}, whose heads are not a dimension of their own, {_place(flat.module)}"
                 self._say([*sources, *consumers], None, reason)
                 continue
             parts = {p.module: _parts(p, bond) for p in sources}
             partial = [name for name, sizes in parts.items() if sizes is None]
             if partial or names & used or {p.module for p in sources} & {p.module for p in consumers}:
-                reason = "only a part of what it makes can be split" if partial else "it is split otherwise"
+                reason = "only a part of its output can be split" if partial else "it is split in another way"
                 self._say([p for p in sources if p.module not in used], None, reason)
                 continue
             if not all(self._always(p.module, bond) for p in (*sources, *consumers)):
-                self._say([*sources, *consumers], None, "it is called in several ways")
+                self._say([*sources, *consumers], None, "it is called in ways that differ")
                 continue
             used |= names
             grouped = sources[0].weight is not None

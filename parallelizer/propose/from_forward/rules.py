@@ -286,7 +286,7 @@ def _beside(facts: Facts, chosen: list[SplitRegion], choice: Choice) -> Iterator
         if any(p.path != path and p.argument is not None and p.path not in around for p in outer):
             continue  # it is in one that is left whole
         if part.mixes or not part.own or _has_children(facts, path):
-            yield _whole_inside(part, "left whole: every rank computes all of it")
+            yield _whole_inside(part, "not split: every rank computes all of it")
         else:
             # What code of no rule reads must be a plain tensor, as the stream is.
             plain = any(not (gates | taken).intersection(_lineage(m)) for m in part.read_in)

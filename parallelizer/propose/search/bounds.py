@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import nn
@@ -10,12 +11,10 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import ClassTrace
 from parallelizer.propose.search.layer_times import MIDDLE
+from parallelizer.propose.search.stages import WHOLE_BACKWARD
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.price import total_flops
-
-WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
-"""Schedules whose first rank computes nothing while a first and a last microbatch are on the others."""
 
 
 def state_bytes(model: nn.Module) -> int:
@@ -31,23 +30,35 @@ def memory_bound(candidate: Candidate, states: int) -> int:
     return states // (candidate.pp * candidate.shards * candidate.tp)
 
 
-def at_least(candidate: Candidate) -> Candidate:
-    """A candidate that takes no longer by the clock: it computes nothing twice, and splits no sequence, if whole ones can be
-    dealt out over the same ranks instead.
-    """
-    plain = replace(candidate, checkpoint=NO_CHECKPOINT, share=1.0)
-    if candidate.cp == 1:
-        return plain
-    rows = max(candidate.rows // candidate.cp, 1)
+def no_slower(candidate: Candidate) -> Iterator[Candidate]:
+    """Candidates that take no longer by the clock, the nearest first: with less split over cp, and without recomputation."""
+    less: Candidate | None = candidate
+    while less is not None:
+        if less != candidate:
+            yield less
+        if less.checkpoint != NO_CHECKPOINT:
+            yield replace(less, checkpoint=NO_CHECKPOINT, share=1.0)
+        less = with_whole_sequences(less, less.cp // min(_factors(less.cp))) if less.cp > 1 else None
+
+
+def with_whole_sequences(candidate: Candidate, cp: int = 1) -> Candidate | None:
+    """The candidate whose ranks of cp get sequences of their own instead, down to `cp`; None where the batch has not enough."""
+    times = candidate.cp // cp
+    rows = max(candidate.rows // times, 1)
     own = candidate.rows * candidate.accumulate * candidate.microbatches
-    parts, rest = divmod(own, candidate.cp * rows)
-    if rest or not parts:
-        return plain
-    whole = replace(plain, cp=1, dp_shard=candidate.shards, rows=rows, method="")
+    parts, rest = divmod(own, times * rows)
+    if times == 1 or rest or not parts:
+        return None
+    method = candidate.method if cp > 1 else ""
+    whole = replace(candidate, cp=cp, dp_shard=candidate.dp_shard * times, rows=rows, method=method)
     if candidate.pp == 1:
         return replace(whole, accumulate=parts)
     fits = SCHEDULES[candidate.schedule].misfit(candidate.pp, candidate.stages_per_rank, parts) is None
-    return replace(whole, microbatches=parts) if fits and parts >= candidate.pp else plain
+    return replace(whole, microbatches=parts) if fits and parts >= candidate.pp else None
+
+
+def _factors(number: int) -> list[int]:
+    return [n for n in range(2, number + 1) if number % n == 0]
 
 
 def time_bound(candidate: Candidate, flops: float, rate: float) -> float:

@@ -7,6 +7,7 @@ on two shards. Sizes that are numbers of tokens grow with the rows. What FSDP sh
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -82,6 +83,22 @@ class ClassTrace:
             return frozenset((self.tokens,))
         copies = (n for n in operator.sizes[1:] if n % self.tokens == 0 and n not in self.sizes)
         return frozenset((self.tokens, *copies))
+
+    @functools.cached_property
+    def workspace(self) -> tuple[int, int]:
+        """Bytes in use beyond what lasts, the states, the gathered parameters and the layers' activations: while a layer runs,
+        and while the head does.
+        """
+        layer = self._workspace("backward", held=True)
+        return layer, max(self._workspace("loss"), self._workspace("backward"))
+
+    def _workspace(self, phase: str, *, held: bool = False) -> int:
+        found = [
+            spot.use["activations"] + spot.use["temporaries"] - 3 * self.layer
+            for spot in self.spots
+            if spot.phase == phase and (not held or spot.held == 1.0)
+        ]
+        return max(found, default=0)
 
     def place(self, path: str) -> int | None:
         """The index of the layer that a module belongs to; None for others."""

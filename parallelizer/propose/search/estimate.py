@@ -5,17 +5,26 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, FOLDED, Mesh
-from parallelizer.propose.search.candidate import NO_CHECKPOINT, SPLIT, Candidate
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
 from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
-from parallelizer.propose.search.stages import StageTimes, cut_layers, pipeline_seconds, rank_peaks
+from parallelizer.propose.search.stages import (
+    StageTimes,
+    cut_layers,
+    least_seconds,
+    pipeline_seconds,
+    rank_peaks,
+)
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.price_collectives import collective_seconds
+
+AGAIN = 0.5
+"""The share of a layer's forward that a checkpoint computes again at least: all but what follows the last saved tensor."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +45,45 @@ class Estimates:
         self._units = functools.cache(lambda key: unit_bytes(self.traces[key]))
         self._seconds = functools.cache(self._collective)
 
-    def of(self, candidate: Candidate, worse_than: float = math.inf) -> Estimate | None:
-        """The price; None for a pipeline whose slowest stage alone takes longer than `worse_than` seconds."""
-        whole = candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT
-        keys = [candidate.trace_class]
-        if not whole:
-            keys.append(_plain(candidate).trace_class)
-        times = self._times(keys[0], candidate.rows)
-        if not whole:
-            times = halved(times, candidate.share, self._times(keys[1], candidate.rows))
+    def of(self, candidate: Candidate, memory: float = math.inf) -> Estimate:
+        """The price. A pipeline that takes more than `memory` bytes has the seconds of `least`: its schedule is not replayed."""
+        times = self._times_of(candidate)
         if candidate.pp > 1:
-            return self._of_stages(candidate, times, worse_than)
-        peaks = [self._peak(candidate, self.traces[key]) for key in keys]
-        share = 1.0 if whole else candidate.share
-        peak = peaks[0] if whole else round(share * peaks[0] + (1 - share) * peaks[1])
+            return self._of_stages(candidate, times, memory)
+        whole = candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT
+        peak = self._peak(candidate, self.traces[candidate.trace_class])
+        if not whole:
+            other = self._peak(candidate, self.traces[_plain(candidate).trace_class])
+            peak = round(candidate.share * peak + (1 - candidate.share) * other)
         return Estimate(candidate, self._late(candidate, self._step(candidate, times)), peak)
+
+    def least(self, candidate: Candidate, again: float = 0.0) -> float:
+        """The seconds of `of` at least, in closed form; with a share of the layers computed `again` in backward."""
+        times = self._times_of(candidate)
+        if again:
+            forward, backward = times.layer
+            times = replace(times, layer=(forward, backward + AGAIN * again * forward))
+        if candidate.pp == 1:
+            return self._late(candidate, self._step(candidate, times))
+        traced = self.traces[candidate.trace_class]
+        cut, found, gathered, reduced = self._stages(candidate, times)
+        seconds = least_seconds(cut, found, gathered, reduced) + self._tail(candidate, times, traced)
+        return self._late(candidate, seconds)
+
+    def peak(self, candidate: Candidate, part: float = 1.0) -> int:
+        """The peak of memory, with this part of the activations."""
+        traced = self.traces[candidate.trace_class]
+        if candidate.pp == 1:
+            return self._peak(candidate, traced, part)
+        cut = self._stages(candidate, self._times_of(candidate))[0]
+        units = self._units(candidate.trace_class)
+        return max(rank_peaks(cut, traced, units, self._message_bytes(candidate, traced), part))
+
+    def _times_of(self, candidate: Candidate) -> LayerTimes:
+        times = self._times(candidate.trace_class, candidate.rows)
+        if candidate.share == 1 or candidate.checkpoint == NO_CHECKPOINT:
+            return times
+        return halved(times, candidate.share, self._times(_plain(candidate).trace_class, candidate.rows))
 
     def _layer_times(self, key: Candidate, rows: int) -> LayerTimes:
         return layer_times(self.traces[key], key.mesh, self.machine, rows)
@@ -125,35 +158,39 @@ class Estimates:
         nodes = candidate.mesh.world_size / self.machine.per_node
         return seconds * (1 + FITTED.straggling * math.log2(nodes)) if nodes > 1 else seconds
 
-    def _of_stages(self, candidate: Candidate, times: LayerTimes, worse_than: float) -> Estimate | None:
+    def _stages(
+        self, candidate: Candidate, times: LayerTimes
+    ) -> tuple[Candidate, list[StageTimes], tuple[float, ...], tuple[float, ...]]:
+        """The candidate with its layers cut into stages, and the seconds of each: computed, gathered and reduced."""
         traced, units = self.traces[candidate.trace_class], self._units(candidate.trace_class)
         stages = candidate.pp * candidate.stages_per_rank
         layers = candidate.layers or cut_layers(
             traced.layers, stages, sum(times.layer), sum(times.first), sum(times.last)
         )
-        found = _stage_times(layers, times)
         gathered, reduced = (
             tuple(
-                count * self._of_layer(candidate, units, kind)
-                + (self._moved(candidate, units.others, kind) / 2 if at in (0, stages - 1) else 0.0)
-                for at, count in enumerate(layers)
+                count * each + (ends / 2 if at in (0, stages - 1) else 0.0) for at, count in enumerate(layers)
             )
-            for kind in (0, 2)
+            for each, ends in (
+                (self._of_layer(candidate, units, kind), self._moved(candidate, units.others, kind))
+                for kind in (0, 2)
+            )
         )
-        message = self._message(candidate, traced)
-        seconds = pipeline_seconds(
-            candidate, [StageTimes(*one) for one in found], gathered, reduced, message, worse_than
-        )
-        if seconds is None:
-            return None
-        seconds += self._tail(candidate, times, traced)
-        cut = Candidate(**{**vars(candidate), "layers": layers})
+        return replace(candidate, layers=layers), _stage_times(layers, times), gathered, reduced
+
+    def _of_stages(self, candidate: Candidate, times: LayerTimes, memory: float) -> Estimate:
+        traced, units = self.traces[candidate.trace_class], self._units(candidate.trace_class)
+        cut, stages, gathered, reduced = self._stages(candidate, times)
         peak = max(rank_peaks(cut, traced, units, self._message_bytes(candidate, traced)))
-        return Estimate(cut, self._late(candidate, seconds), peak)
+        if peak > memory:
+            seconds = least_seconds(cut, stages, gathered, reduced)
+        else:
+            seconds = pipeline_seconds(cut, stages, gathered, reduced, self._message(candidate, traced))
+        return Estimate(cut, self._late(candidate, seconds + self._tail(candidate, times, traced)), peak)
 
     def _message_bytes(self, candidate: Candidate, traced: ClassTrace) -> int:
         """The bytes that cross a cut: what a layer under a checkpoint keeps, its input."""
-        key = Candidate(**{**vars(candidate.trace_class), "checkpoint": "full"})
+        key = replace(candidate.trace_class, checkpoint="full")
         kept = self.traces[key].layer if key in self.traces else traced.layer // 17
         return round(kept * candidate.rows / traced.rows)
 
@@ -163,12 +200,12 @@ class Estimates:
 
     # Memory
 
-    def _peak(self, candidate: Candidate, traced: ClassTrace) -> int:
+    def _peak(self, candidate: Candidate, traced: ClassTrace, part: float = 1.0) -> int:
         kept = 0
         if not candidate.reshard_after_forward:
             units = self._units(traced_key(candidate, self.traces, traced))
             kept = traced.layers * (units.layer[0] + units.experts[0])
-        return max(_at(spot, candidate, traced, kept) for spot in traced.spots)
+        return max(_at(spot, candidate.rows * part, candidate, traced, kept) for spot in traced.spots)
 
 
 def traced_key(candidate: Candidate, traces: Mapping[Candidate, ClassTrace], traced: ClassTrace) -> Candidate:
@@ -177,10 +214,10 @@ def traced_key(candidate: Candidate, traces: Mapping[Candidate, ClassTrace], tra
     return key if traces[key] is traced else _plain(candidate).trace_class
 
 
-def _at(spot: Spot, candidate: Candidate, traced: ClassTrace, kept: int) -> int:
+def _at(spot: Spot, own_rows: float, candidate: Candidate, traced: ClassTrace, kept: int) -> int:
     """The bytes in use at a moment."""
     shards = traced.shards / candidate.shards * traced.parameters / max(traced.traced_parameters, 1)
-    rows = candidate.rows / traced.rows
+    rows = own_rows / traced.rows
     total = 0.0
     for category, count in spot.use.items():
         if category in SHARDED or (category == "temporaries" and spot.phase not in IN_STEP):
@@ -195,19 +232,16 @@ def _at(spot: Spot, candidate: Candidate, traced: ClassTrace, kept: int) -> int:
     return round(total + (kept if spot.phase in ("loss", "backward") else 0))
 
 
-def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[tuple[float, float]]:
+def _stage_times(layers: Sequence[int], times: LayerTimes) -> list[StageTimes]:
     found = []
     for at, count in enumerate(layers):
         forward, backward = (count * seconds for seconds in times.layer)
         for ends, here in ((times.first, at == 0), (times.last, at == len(layers) - 1)):
             if here:
                 forward, backward = forward + ends[0], backward + ends[1]
-        found.append((forward, backward))
+        found.append(StageTimes(forward, backward))
     return found
 
 
 def _plain(candidate: Candidate) -> Candidate:
-    return Candidate(**{**vars(candidate), "checkpoint": NO_CHECKPOINT, "share": 1.0})
-
-
-__all__ = ["SPLIT", "Estimate", "Estimates", "UnitBytes"]
+    return replace(candidate, checkpoint=NO_CHECKPOINT, share=1.0)

@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import dataclasses
+import bisect
+import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from parallelizer.child.children import Children, WorldError
-from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shortened_copy
 from parallelizer.configuration.setup import Setup
-from parallelizer.diagnostics.diagnostic import PlanError, has_errors
-from parallelizer.language.plan import EXPERT, Mesh
 from parallelizer.language.styles import STYLES
 from parallelizer.propose.search.bounds import (
-    at_least,
     best_rate,
     flops_of_batch,
     memory_bound,
+    no_slower,
     state_bytes,
     time_bound,
+    with_whole_sequences,
 )
-from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
-from parallelizer.propose.search.class_trace import ClassTrace, class_trace, rows_to_trace
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.classes import SIDE_BY_SIDE, Tell, TracedClasses
 from parallelizer.propose.search.estimate import Estimates
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.preset import preset_text
-from parallelizer.propose.search.setups import (
-    STREAM,
-    blocks_of,
-    checkpoint_modes,
-    class_setup,
-    expert_modules,
-    shared_experts,
-)
+from parallelizer.propose.search.setups import STREAM
 from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
 from parallelizer.propose.search.task import SearchTask
-from parallelizer.propose.search.truth import NotTraced, effort, reason, trace_whole
-from parallelizer.simulate.record.trace import record
-from parallelizer.styles.application import Program
-
-SIDE_BY_SIDE = 2
-"""Classes that are traced at a time."""
+from parallelizer.propose.search.truth import NotTraced, effort, trace_whole
 
 SURE = 1.1
 """An estimated peak above the limit by so much is taken not to fit. Below it a dry run decides."""
 
 SLOWER = 1.3
-"""A pipeline whose slowest stage alone takes so many times as long as the best candidate is not replayed."""
+"""Candidates that take so many times as long as the last that may be dry-run are not priced."""
 
 NEAR = 1.03
 """Estimates of candidates that differ in recomputation or in cp alone err alike, up to this factor."""
 
 EFFORT = 420
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
-
-
-Tell = Callable[[str], None]
 
 
 class Search:
@@ -66,36 +48,10 @@ class Search:
 
     def __init__(self, base: Setup, tell: Tell) -> None:
         self.base, self.tell = base, tell
-        self.model = base.build_model()
-        program = self._on_two_ranks()
-        self.run_of_layers: Run | None = longest_run(program, self.model, SHORT)
-        self.blocks = blocks_of(program)
-        self.experts, self.expert_modules = shared_experts(program, self.model), expert_modules(program)
-        self.modes = checkpoint_modes(program, self.model)
-        self.short = (
-            copy.deepcopy(self.model)
-            if self.run_of_layers is None
-            else shortened_copy(self.model, self.run_of_layers)
-        )
+        self.classes = TracedClasses(base, tell)
+        self.model, self.run_of_layers = self.classes.model, self.classes.run
         self.states = state_bytes(self.model)
-        self.sizes = sorted({size for p in self.model.parameters() for size in p.shape})
-        self.traces: dict[Candidate, ClassTrace] = {}
-        self.refused: dict[Candidate, str] = {}
         self.found = SearchResult()
-
-    def _on_two_ranks(self) -> Program:
-        """The plan compiled for two ranks, which share out the experts, if the plan has that and their number is even."""
-        shares = any(use.style == "experts" for rule in self.base.plan.rules for use in rule.uses)
-
-        def compiled(ep: int) -> Program:
-            workload = dataclasses.replace(self.base.workload, batch_size=2, accumulate=1)
-            mesh = Mesh({"dp_shard": 2, EXPERT: ep})
-            return dataclasses.replace(self.base, mesh=mesh, workload=workload).compile(self.model)
-
-        if shares:
-            with contextlib.suppress(PlanError):
-                return compiled(2)
-        return compiled(1)
 
     def facts(self, task: SearchTask) -> SpaceFacts:
         """What the space depends on."""
@@ -108,17 +64,17 @@ class Search:
             self.base.workload.seq_len,
             task.machine.per_node,
             self.run_of_layers.count if self.run_of_layers else 0,
-            "stage" in styles and self.run_of_layers is not None,
+            "stage" in styles,
             "context-parallel" in styles,
             "tp" in axes,
             stream is not None and stream.kind == "shard",
-            self.experts,
-            self.modes,
+            self.classes.experts,
+            self.classes.modes,
         )
 
     def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
-        return preset_text(candidate, task.given, self.blocks, self.run_of_layers, said)
+        return preset_text(candidate, task.given, self.classes.blocks, self.run_of_layers, said)
 
     def run(self, task: SearchTask) -> SearchResult:
         """Search. After Ctrl-C `found` is not complete."""
@@ -138,50 +94,67 @@ class Search:
         found.pruned["their parameters and gradients alone do not fit"] = len(every) - len(kept)
         if not kept:
             return
-        estimates = Estimates(task.machine, self.traces)
-        for rest in (
-            [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT],
-            [c for c in kept if c.cp == 1 and c.checkpoint != NO_CHECKPOINT],
-            [c for c in kept if c.cp > 1 and c.checkpoint == NO_CHECKPOINT],
-            [c for c in kept if c.cp > 1 and c.checkpoint != NO_CHECKPOINT],
-        ):
-            left = self._worth_it(rest, estimates, task)
-            self._trace_classes(left)
-            self._price(self._without_refused(left), estimates, task)
+        estimates = Estimates(task.machine, self.classes.traces)
+        plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
+        self._take(plain, estimates, task)
+        rest: dict[Candidate, list[Candidate]] = {}
+        for one in kept:
+            if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
+                rest.setdefault(one.trace_class, []).append(one)
+        # The classes in which the fastest may be come first: what is found there rules out others.
+        least = {key: min(map(self._least(estimates, task), some)) for key, some in rest.items()}
+        waiting = sorted(rest, key=lambda key: (key.cp, least[key], key))
+        while waiting:
+            now: list[Candidate] = []
+            while waiting and len({c.trace_class for c in now}) < SIDE_BY_SIDE:
+                if now and waiting[0].cp > now[0].cp:
+                    break  # those before say more of it
+                now += self._worth_it(rest[waiting.pop(0)], estimates, task)
+            self._take(now, estimates, task)
         found.sort()
         self._trace_best(task)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
-        """Without those that take longer than the best even if nothing is computed twice, and no sequence is split."""
-        best = self._best(task)
-        least = self._least(task)
+        """Without those that take longer than the best even if nothing is computed twice and no sequence is split, and those that
+        only split sequences that fit whole.
+        """
+        limit, least = NEAR * self._best(task), self._least(estimates, task)
         left = []
         for one in some:
-            if best < least(one):
-                self.found.pruned[
-                    "slower than the best even at the highest rate that the device reaches"
-                ] += 1
+            # Estimates of recomputation err by a little; what cp adds is never less than nothing.
+            if least(one) > (limit if one.cp == 1 else limit / NEAR):
+                self.found.pruned["slower than the best even without recomputation and split sequences"] += 1
                 continue
-            bound = at_least(one)
-            if bound != one and bound.trace_class in self.traces and best < float("inf"):
-                price = estimates.of(bound, NEAR * best)
-                if price is None or price.seconds > NEAR * best:
-                    self.found.pruned[
-                        "slower than the best even without recomputation and split sequences"
-                    ] += 1
+            whole = with_whole_sequences(one)
+            if whole is not None and whole.trace_class in self.classes.traces:
+                if SURE * estimates.peak(whole) <= task.memory:
+                    self.found.pruned["cp splits sequences that fit whole"] += 1
+                    continue
+                if estimates.peak(whole, 1 / one.cp) > task.memory:
+                    self.found.pruned["too large even with every activation split over cp"] += 1
                     continue
             left.append(one)
         return left
 
-    def _least(self, task: SearchTask) -> Callable[[Candidate], float]:
+    def _least(self, estimates: Estimates, task: SearchTask) -> Callable[[Candidate], float]:
         """The function that bounds the seconds of a candidate from below; it knows nothing before the first trace."""
-        if not self.traces:
+        traces = self.classes.traces
+        if not traces:
             return lambda _: 0.0
-        key, traced = next(iter(self.traces.items()))
+        key, traced = next(iter(traces.items()))
         flops = flops_of_batch(traced, key, self.base.workload.batch_size)
         float8 = any(use.style == "float8" for rule in self.base.plan.rules for use in rule.uses)
         rate = best_rate(task.machine, float8=float8)
-        return lambda one: time_bound(one, flops, rate)
+
+        def least(one: Candidate) -> float:
+            floor = time_bound(one, flops, rate)
+            bound = next((b for b in no_slower(one) if b.trace_class in traces), None)
+            if bound is None:
+                return floor
+            again = one.share if one.checkpoint == FULL and bound.checkpoint == NO_CHECKPOINT else 0.0
+            return max(floor, estimates.least(bound, again))
+
+        return least
 
     def _best(self, task: SearchTask) -> float:
         """The seconds of the best candidate that surely fits."""
@@ -189,71 +162,38 @@ class Search:
             (e.seconds for e in self.found.priced if SURE * e.peak <= task.memory), default=float("inf")
         )
 
-    # Classes
-
-    def _trace_classes(self, kept: Sequence[Candidate]) -> None:
-        keys = {c.trace_class for c in kept}
-        # A share of the layers is checkpointed: the others are as in the class without.
-        keys |= {dataclasses.replace(k, checkpoint=NO_CHECKPOINT) for k in keys}
-        keys -= {*self.traces, *self.refused}
-        waiting = sorted(keys)
-        done = 0
-        while waiting:
-            now, waiting = waiting[:SIDE_BY_SIDE], waiting[SIDE_BY_SIDE:]
-            self.tell(f"tracing one layer of {done + len(now)} of {done + len(now) + len(waiting)} classes")
-            calls, recorded = [], []
-            for key in now:
-                rows = rows_to_trace(self.base.workload.seq_len, key.cp, self.sizes)
-                setup = class_setup(self.base, key, rows, self.blocks)
-                try:
-                    program = setup.compile(self.short)
-                    if has_errors(program.diagnostics):
-                        raise PlanError(program.diagnostics)
-                except PlanError as error:
-                    self.refused[key] = reason(error.diagnostics)
-                    continue
-                calls.append((record, program, self.short, setup.recipe(), 0))
-                recorded.append((key, rows))
-            with Children(calls) as children:
-                try:
-                    answers = children.results()
-                except (PlanError, WorldError) as error:
-                    diagnostics = error.diagnostics if isinstance(error, PlanError) else ()
-                    for key, _ in recorded:
-                        self.refused[key] = reason(diagnostics)
-                    answers = []
-            for (key, rows), answer in zip(recorded, answers, strict=bool(answers)):
-                tokens = rows * self.base.workload.seq_len // key.cp
-                self.traces[key] = class_trace(
-                    answer, self.model, self.run_of_layers, rows, tokens, 2 * key.cp
-                )
-            done += len(now)
-        self.found.classes = len(self.traces)
-
-    def _without_refused(self, kept: Sequence[Candidate]) -> list[Candidate]:
-        fine = []
-        for one in kept:
-            why = self.refused.get(one.trace_class)
-            if why is None:
-                fine.append(one)
-            else:
-                self.found.excluded[why] += 1
-        return fine
+    def _take(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> None:
+        """Trace the classes of candidates, and price those whose class can be traced."""
+        keys = {c.trace_class for c in some}
+        # Of a layer under a checkpoint, a share may be as in the class without.
+        keys |= {replace(c.trace_class, checkpoint=NO_CHECKPOINT) for c in some if c.share < 1}
+        self.classes.trace(keys)
+        self.found.classes = len(self.classes.traces)
+        refused = self.classes.refused
+        self.found.excluded.update(refused[c.trace_class] for c in some if c.trace_class in refused)
+        self._price([c for c in some if c.trace_class not in refused], estimates, task)
 
     # Prices
 
     def _price(self, kept: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> None:
-        found, best = self.found, self._best(task)
-        for at, one in enumerate(kept):
+        """Price the candidates that may be among those that are dry-run: the others take longer than enough that fit."""
+        found, wanted = self.found, 2 * task.traced
+        fastest = heapq.nsmallest(wanted, (e.seconds for e in found.priced if SURE * e.peak <= task.memory))
+        bounds = sorted((estimates.least(one), one) for one in kept)
+        for at, (least, one) in enumerate(bounds):
             if at % 200 == 0:
                 self.tell(f"priced {len(found.priced):,} of {found.total:,} candidates")
-            price = estimates.of(one, SLOWER * best)
-            if price is None:
-                found.pruned["their slowest stage alone takes longer than the best"] += 1
+            if len(fastest) == wanted and least > SLOWER * fastest[-1]:
+                found.pruned["slower than the best by a bound of the pipeline"] += len(bounds) - at
+                return
+            if one.pp > 1 and len(fastest) == wanted and least > fastest[-1]:
+                found.pruned["slower than the best by a bound of the pipeline"] += 1
                 continue
+            price = estimates.of(one, SURE * task.memory)
             found.priced.append(price)
             if SURE * price.peak <= task.memory:
-                best = min(best, price.seconds)
+                bisect.insort(fastest, price.seconds)
+                del fastest[wanted:]
 
     # Truth
 

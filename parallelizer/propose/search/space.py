@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from parallelizer.compiler.observe.equal_layers import SHORT
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.within import Within
@@ -19,9 +20,10 @@ SHARES = (1.0, 0.5)
 
 @dataclass(frozen=True)
 class SpaceFacts:
-    """What the space depends on. `layers` are the equal layers, which a pipeline is cut between; `cuts` says whether the plan
-    allows cuts, `context` and `tensor` whether it has context and tensor parallelism, `stream` whether it has a stream that tp
-    splits; `experts` is the number of experts that it shares out, 0 for none. `checkpoints` are the modes that are tried.
+    """What the space depends on. `layers` are the equal layers, which a pipeline is cut between, 0 where they are fewer than
+    SHORT; `cuts` says whether the plan allows cuts, `context` and `tensor` whether it has context and tensor parallelism,
+    `stream` whether it has a stream that tp splits; `experts` is the number of experts that it shares out, 0 for none.
+    `checkpoints` are the modes that are tried.
     """
 
     gpus: int
@@ -94,7 +96,9 @@ def _wrong_mesh(mesh: Candidate, facts: SpaceFacts) -> str | None:
         return "the plan has no context parallelism"
     if mesh.pp > 1 and not facts.cuts:
         return "the plan allows no cut into stages"
-    if mesh.pp > facts.layers > 0:
+    if mesh.pp > 1 and not facts.layers:
+        return f"the model has fewer than {SHORT} equal layers, which the search cuts between"
+    if mesh.pp > max(facts.layers, 1):
         return "more stages than layers"
     if mesh.cp > 1 and facts.sequence % (2 * mesh.cp):
         return "the sequence does not divide by cp"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelizer.language.pipeline.actions import Order
@@ -13,8 +13,14 @@ from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.class_trace import ClassTrace
 from parallelizer.propose.search.layer_times import UnitBytes
 
-ROUNDS = 4
+ROUNDS = 2
 """Microbatches for each rank that are replayed; each of the others takes what the slowest rank computes."""
+
+ORDERS = 32
+"""Orders that are kept: each has an object for every action."""
+
+WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved-1f1b")
+"""Schedules whose first rank computes nothing while a first and a last microbatch are on the others."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class StageTimes:
     backward: float
 
 
+@functools.cache
 def cut_layers(layers: int, stages: int, layer: float, first: float, last: float) -> tuple[int, ...]:
     """The number of equal layers of each stage, so that the slowest takes as little as possible: each next layer goes where the
     stage is fastest with it, of equals to the later.
@@ -38,31 +45,41 @@ def cut_layers(layers: int, stages: int, layer: float, first: float, last: float
     return tuple(counts)
 
 
+def least_seconds(
+    candidate: Candidate, stages: Sequence[StageTimes], gathered: Sequence[float], reduced: Sequence[float]
+) -> float:
+    """What the forwards and backwards of a step take at least, as `pipeline_seconds` counts: a rank waits for the stages before
+    its first, computes all microbatches, and then waits for those stages' last backwards.
+    """
+    kind = SCHEDULES[candidate.schedule]
+    drains = candidate.schedule in WHOLE_BACKWARD
+    work = [0.0] * candidate.pp
+    waits = [0.0] * candidate.pp
+    before = 0.0
+    for at, one in enumerate(stages):
+        rank = kind.rank_of(at, candidate.pp)
+        if not work[rank]:
+            waits[rank] = before
+        work[rank] += one.forward + one.backward
+        before += one.forward + (one.backward if drains else 0.0)
+    longest = max(w + candidate.microbatches * each for w, each in zip(waits, work, strict=True))
+    return longest + _once(candidate, stages, gathered, reduced)
+
+
 def pipeline_seconds(
     candidate: Candidate,
     stages: Sequence[StageTimes],
     gathered: Sequence[float],
     reduced: Sequence[float],
     message: float,
-    worse_than: float,
-) -> float | None:
+) -> float:
     """The seconds of the forwards and backwards of a step. `gathered` and `reduced` are the seconds of FSDP's collectives of each
-    stage, which come once, and `message` those of a message. None where the slowest rank alone computes for longer than
-    `worse_than`.
+    stage, which come once, and `message` those of a message.
     """
     kind = SCHEDULES[candidate.schedule]
     work = [0.0] * candidate.pp
-    once = [0.0] * candidate.pp
     for at, one in enumerate(stages):
-        rank = kind.rank_of(at, candidate.pp)
-        work[rank] += one.forward + one.backward
-        # What does not hide behind the first forward, or the last backward.
-        once[rank] += max(gathered[at] - one.forward, gathered[at] / 8) + max(
-            reduced[at] - one.backward, reduced[at] / 8
-        )
-    slowest = max(work)
-    if candidate.microbatches * slowest > worse_than:
-        return None
+        work[kind.rank_of(at, candidate.pp)] += one.forward + one.backward
     few = _few(candidate)
     costs = ActionCosts(
         tuple(one.forward for one in stages),
@@ -71,7 +88,21 @@ def pipeline_seconds(
         {(a, b): message for a in range(len(stages)) for b in (a - 1, a + 1) if 0 <= b < len(stages)},
     )
     done = replay(_order(candidate.schedule, candidate.pp, candidate.stages_per_rank, few), costs).length
-    return done + (candidate.microbatches - few) * slowest + max(once)
+    return done + (candidate.microbatches - few) * max(work) + _once(candidate, stages, gathered, reduced)
+
+
+def _once(
+    candidate: Candidate, stages: Sequence[StageTimes], gathered: Sequence[float], reduced: Sequence[float]
+) -> float:
+    """The seconds of FSDP's collectives of the slowest rank that hide behind nothing: they come once a step."""
+    kind = SCHEDULES[candidate.schedule]
+    once = [0.0] * candidate.pp
+    for at, one in enumerate(stages):
+        # What does not hide behind the first forward, or the last backward.
+        once[kind.rank_of(at, candidate.pp)] += max(gathered[at] - one.forward, gathered[at] / 8) + max(
+            reduced[at] - one.backward, reduced[at] / 8
+        )
+    return max(once)
 
 
 def _few(candidate: Candidate) -> int:
@@ -82,60 +113,55 @@ def _few(candidate: Candidate) -> int:
     return min(few, candidate.microbatches)
 
 
-@functools.cache
+@functools.lru_cache(ORDERS)
 def _order(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -> Order:
     return SCHEDULES[schedule].order(ranks, stages_per_rank, microbatches)
 
 
 @functools.cache
-def _live(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
-    """The most microbatches that a rank holds at once on each of its stages, at the moment when it holds most in all."""
-    found = []
+def _live(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[int, ...]:
+    """The most microbatches of each stage that its rank holds, at the moment when the rank holds most in all."""
+    found = [0] * (ranks * stages_per_rank)
     for actions in _order(schedule, ranks, stages_per_rank, microbatches):
         held: dict[int, int] = {}
-        most: dict[int, int] = {}
+        count = most = 0
         for action in actions:
-            held[action.stage] = held.get(action.stage, 0) + {"F": 1, "I": 0}.get(action.kind, -1)
-            if sum(held.values()) > sum(most.values()):
-                most = dict(held)
-        found.append(tuple(most.get(stage, 0) for stage in range(ranks * stages_per_rank)))
+            change = {"F": 1, "I": 0}.get(action.kind, -1)
+            held[action.stage] = held.get(action.stage, 0) + change
+            count += change
+            if count > most:
+                most = count
+                for stage, here in held.items():
+                    found[stage] = here
     return tuple(found)
 
 
-def rank_peaks(candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int) -> Iterator[int]:
-    """About the peak of memory of each rank: its states, its parameters gathered and their gradients whole for the step, the
-    activations of the microbatches in flight, and what a layer or the head needs while it runs.
+def rank_peaks(
+    candidate: Candidate, traced: ClassTrace, units: UnitBytes, message: int, part: float = 1.0
+) -> list[int]:
+    """About the peak of memory of each rank, with this part of the activations: its states, its parameters gathered and their
+    gradients whole for the step, the activations of the microbatches in flight, and what a layer or the head needs while it runs.
     """
     kind, stages = SCHEDULES[candidate.schedule], len(candidate.layers)
-    rows = candidate.rows / traced.rows
+    rows = part * candidate.rows / traced.rows
     before = traced.spots[0].use
     each = (before["parameters"] + before["optimizer"]) * traced.shards / max(traced.traced_parameters, 1)
-    live = _live(candidate.schedule, candidate.pp, candidate.stages_per_rank, _few(candidate))
-    running = _workspace(traced, "backward", layer=True) * rows
-    head = max(_workspace(traced, phase, layer=False) for phase in ("loss", "backward")) * rows
-    for rank in range(candidate.pp):
-        total = before["buffers"] + before["batch"] * rows * candidate.microbatches + 2.0 * message
-        work = running
-        for stage in range(stages):
-            if kind.rank_of(stage, candidate.pp) != rank:
-                continue
-            end = stage in (0, stages - 1)
-            count = candidate.layers[stage]
-            numel = count * traced.numel[0] + (traced.numel[1] / 2 if end else 0)
-            total += numel * each / candidate.shards
-            whole = count * (units.layer[0] + units.experts[0]) + (units.others[0] / 2 if end else 0)
-            total += 3 * whole  # in 16 bits, and the gradients in 32
-            total += live[rank][stage] * count * traced.layer * rows
-            if stage == stages - 1:
-                work = max(work, head)
-        yield round(total + work)
-
-
-def _workspace(traced: ClassTrace, phase: str, *, layer: bool) -> int:
-    """What is in use in a phase beyond what lasts: the states, the gathered parameters and the layers' activations."""
-    found = [
-        spot.use["activations"] + spot.use["temporaries"] - 3 * traced.layer
-        for spot in traced.spots
-        if spot.phase == phase and (not layer or spot.held == 1.0)
+    # Without a limit on what is in flight, that is the whole batch.
+    count = candidate.microbatches if candidate.schedule == "gpipe" else _few(candidate)
+    live = _live(candidate.schedule, candidate.pp, candidate.stages_per_rank, count)
+    running, head = (work * rows for work in traced.workspace)
+    lasts = before["buffers"] + before["batch"] * rows * candidate.microbatches + 2.0 * message
+    totals = [lasts] * candidate.pp
+    for stage, layers in enumerate(candidate.layers):
+        end = stage in (0, stages - 1)
+        numel = layers * traced.numel[0] + (traced.numel[1] / 2 if end else 0)
+        whole = layers * (units.layer[0] + units.experts[0]) + (units.others[0] / 2 if end else 0)
+        totals[kind.rank_of(stage, candidate.pp)] += (
+            numel * each / candidate.shards
+            + 3 * whole  # in 16 bits, and the gradients in 32
+            + live[stage] * layers * traced.layer * rows
+        )
+    last = kind.rank_of(stages - 1, candidate.pp)
+    return [
+        round(total + (max(running, head) if rank == last else running)) for rank, total in enumerate(totals)
     ]
-    return max(found, default=0)

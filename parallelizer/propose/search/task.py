@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.hardware_device import hardware_device
 from parallelizer.configuration.read_setup import from_config, from_overrides
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
@@ -76,8 +77,8 @@ def read_task(
             "the search does not know the hardware",
             "add hardware=h100, or another of `parallelizer/configs/hardware`; hardware=this measures this machine",
         )
-    if not machine.measured and base.device_choice == "auto":
-        rest.append("device=cuda")
+    if added := hardware_device(base):
+        rest += added
         base = from_overrides(rest, config_dir=config_dir, config_name=config_name)
     run = [one for one in rest if not _of_preset(one)]
     given = _parallel(rest, config_dir, config_name)

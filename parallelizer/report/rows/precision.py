@@ -14,14 +14,15 @@ from parallelizer.simulate.record.operators import GEMM, Moment, Operator
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.time.price_gemm import EIGHT_BITS
 from parallelizer.styles.application import Application, Program, tensor_placements
-from parallelizer.styles.float8.recipes import recipe_of, weights_in_float8
+from parallelizer.styles.float8.recipes import casts_inputs, recipe_of, weights_in_float8
 
 
 @dataclass(frozen=True)
 class Precision:
     """`linears` are the modules in float8, folded, by recipe; `number` counts them; `full` are the linears that are not.
 
-    The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers.
+    The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers;
+    `inputs_gathered` and `inputs_gathers` are those of tensors that are gathered over tp.
     `reductions` are the all-reduces of largest values, which send `reduced_bytes`. `kept` are the bytes of activations when
     there are most. `products` are those by kernels for float8; they and `casts` are None for a pipeline.
     """
@@ -31,6 +32,8 @@ class Precision:
     number: int
     gathered: int = 0
     gathers: int = 0
+    inputs_gathered: int = 0
+    inputs_gathers: int = 0
     reductions: int = 0
     reduced_bytes: int = 0
     kept: int = 0
@@ -74,7 +77,9 @@ def _of_step(
         if e.kind == "all_gather" and e.module in units and {*e.axis.split("+")} <= {*units[e.module].axes}
     ]
     bytes_of = {path: _gathered_bytes(unit, program, model) for path, unit in units.items()}
-    largest = [e for e in trace.ledger if e.largest and (e.module in {*named, *units})]
+    casting = {a.module for a in program if casts_inputs(a)}
+    inputs = [e for e in trace.ledger if e.kind == "all_gather" and e.axis == "tp"]
+    largest = [e for e in trace.ledger if e.largest and (e.module in {*named, *units, *casting})]
     line = _line(trace)
     return Precision(
         found.linears,
@@ -82,6 +87,8 @@ def _of_step(
         found.number,
         sum(bytes_of[e.module] for e in gathers),
         sum(e.payload_bytes for e in gathers),
+        sum(e.payload_bytes for e in inputs if e.module in casting and e.dtype == "uint8"),
+        sum(e.payload_bytes for e in inputs),
         len(largest),
         sum(e.wire_bytes for e in largest),
         max((point.by_category.get("activations", 0) for point in trace.memory.course), default=0),

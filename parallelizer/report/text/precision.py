@@ -52,6 +52,8 @@ def _lines(found: Precision) -> Iterator[tuple[str, str]]:
         yield "scales", agreed
     if found.gathers:
         yield "fsdp", f"gathers {size(found.gathered)} of {size(found.gathers)} in float8"
+    if found.inputs_gathered:
+        yield "tp", f"gathers {size(found.inputs_gathered)} of {size(found.inputs_gathers)} in float8"
     if found.kept:
         kept = "at most; the inputs of linears among them are kept in their own dtype"
         yield "activations", f"{size(found.kept)} {kept}"

@@ -48,6 +48,7 @@ from parallelizer.simulate.follow.whole import TakenApart, WholeNeeded, lays_of,
 from parallelizer.simulate.whole_numbers import WholeNumbers, whole_numbers_of
 from parallelizer.styles.application import Application, Program
 from parallelizer.styles.context_parallel.buffers import shard_tokens
+from parallelizer.styles.layouts import without_cast
 from parallelizer.styles.sharded_logits import is_sharded, taken_sharded
 
 FOLLOWED = ("params", "io", "random", "attention", "experts")
@@ -253,9 +254,9 @@ def _without_data_axes(program: Program) -> Program:
     """The program on the axes that are followed: of a pipeline the whole model, since stages compute what it does."""
     sizes = {**program.mesh.sizes, **dict.fromkeys((*BATCH_AXES, "pp"), 1)}
     ep = math.gcd(program.mesh.ep, Mesh(sizes).replica)
-    kept = tuple(a for a in program if a.slot in FOLLOWED and (a.slot != "experts" or ep > 1))
+    kept = (a for a in program if a.slot in FOLLOWED and (a.slot != "experts" or ep > 1))
     mesh = Mesh(sizes, program.mesh.spans, ep=ep)
-    return dataclasses.replace(program, mesh=mesh, applications=kept, stages=None)
+    return dataclasses.replace(program, mesh=mesh, applications=tuple(map(without_cast, kept)), stages=None)
 
 
 def _varying(mesh: DeviceMesh, running: Running, flow: FollowedStep) -> Varying:

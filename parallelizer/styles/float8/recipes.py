@@ -54,3 +54,8 @@ def weights_in_float8(unit: Application, program: Program) -> list[str]:
         return []
     weights = {full_name(a.module, "weight") for a in program.of_slot("precision")}
     return [n for n in unit.params if n not in unit.reasons and full_name(unit.module, n) in weights]
+
+
+def casts_inputs(application: Application) -> bool:
+    """Whether an application gathers inputs in float8, on this mesh."""
+    return application.slot == "io" and application.options.get("cast") == "float8" and bool(application.axes)

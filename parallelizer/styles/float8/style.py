@@ -43,8 +43,12 @@ declare(
             "emulate": OptionKind(
                 "bool", "round to float8 and multiply in float32, for devices without kernels for float8"
             ),
+            "pad": OptionKind(
+                "bool",
+                "fill up the tokens to a multiple of 16 for the gradient of the weight; experts get any number of tokens",
+            ),
         },
-        defaults={"recipe": "tensorwise", "emulate": "on a CPU"},
+        defaults={"recipe": "tensorwise", "emulate": "on a CPU", "pad": "false"},
     )
 )
 
@@ -79,6 +83,13 @@ def _check_module(target: Target) -> None:
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not only_read:
         return
     inside = [n for n, m in module.named_modules() if n and isinstance(m, nn.Linear)]
+    if not inside and any(p.ndim == 3 for p in module.parameters(recurse=False)):
+        raise StyleError(
+            "precision-experts",
+            f"{where} is a {name} with the weights of many experts in one parameter: torchao multiplies groups of tokens in "
+            "float8 only by its prototypes for GPUs, and float8 has no other way here",
+            "leave the experts out of the glob; linears beside them, and experts that are linears of their own, can be in float8",
+        )
     raise StyleError(
         "precision-module",
         f"float8 is for nn.Linear, and {where} is a {name}"
@@ -107,7 +118,8 @@ def prepare(application: Application, module: nn.Module, live: Live) -> None:
     emulate = application.options.get("emulate", live.mesh.device_type == "cpu")
     if not emulate:
         _check_device(recipe, application.rule.span)
-    run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate)
+    pad = bool(application.options.get("pad"))
+    run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate, pad=pad)
 
 
 @applies("float8")
@@ -122,4 +134,5 @@ def export(application: Application, exporting: Exporting) -> Iterator[Statement
 
     recipe = application.options.get("recipe", "tensorwise")
     emulate = application.options.get("emulate", 'mesh.device_type == "cpu"')
-    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}")
+    pad = ["pad=True"] if application.options.get("pad") else []
+    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}", *pad)

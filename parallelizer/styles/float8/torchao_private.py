@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def linear_config(recipe: str, emulate: bool) -> Any:
-    """The Float8LinearConfig of a recipe, by torchao's name."""
+def linear_config(recipe: str, emulate: bool, pad: bool = False) -> Any:
+    """The Float8LinearConfig of a recipe, by torchao's name. With `pad` the dimension that a product sums over is filled up to
+    a multiple of 16.
+    """
     from torchao.float8 import Float8LinearConfig
 
-    return dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
+    return dataclasses.replace(
+        Float8LinearConfig.from_recipe_name(recipe), emulate=emulate, pad_inner_dim=pad
+    )
 
 
 def converted(linear: nn.Module, config: Any) -> nn.Module:
@@ -29,6 +33,14 @@ def converted(linear: nn.Module, config: Any) -> nn.Module:
 
     module: nn.Module = convert_to_float8_training(linear, config=config)
     return module
+
+
+def float8_forward(linear: nn.Module, input: torch.Tensor) -> torch.Tensor:
+    """The forward of a Float8Linear, on a linear that has its configuration."""
+    from torchao.float8.float8_linear import Float8Linear
+
+    out: torch.Tensor = Float8Linear.forward(linear, input)
+    return out
 
 
 @contextmanager
@@ -83,6 +95,36 @@ def gathered_float8(data: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype,
         values, scale, dtype, linear.linear_mm_config, gemm_input_role=GemmInputRole.WEIGHT
     )
     return made
+
+
+def cast_input(x: torch.Tensor, linear: Any) -> torch.Tensor:
+    """The input of a linear in float8, with the scale of the whole tensor. Collective where `x` is a sharded DTensor; its
+    gradient is that of the result.
+    """
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+
+    made: torch.Tensor = hp_tensor_to_float8_dynamic(x, torch.float8_e4m3fn, linear.linear_mm_config)
+    return made
+
+
+def with_bytes(given: Any, data: torch.Tensor) -> torch.Tensor:
+    """What a tensor in float8 is a part of, by its bytes."""
+    from torchao.float8.float8_training_tensor import Float8TrainingTensor
+
+    made: torch.Tensor = Float8TrainingTensor(
+        data.view(given._data.dtype),
+        given._scale,
+        given._orig_dtype,
+        given._linear_mm_config,
+        given._gemm_input_role,
+    )
+    return made
+
+
+def bytes_of(given: Any) -> torch.Tensor:
+    """The bytes of a tensor in float8."""
+    data: torch.Tensor = given._data
+    return data.view(torch.uint8)
 
 
 def rescaled(weight: Any, scale: torch.Tensor) -> None:

@@ -125,6 +125,7 @@ TOKENS = "extends: llama\nrules:\n  layers.*.feed_forward.w[123]: {{style: float
         ("rowwise", "false", 16, {"dp_shard": 2}, None),
         ("rowwise-gw-hp", "false", 12, {"dp_shard": 2}, None),
         ("rowwise", "true", 12, {"dp_shard": 2}, None),
+        ("rowwise", "false, pad: true", 12, {"dp_shard": 2}, None),
     ],
 )
 def test_the_tokens_of_a_rank_are_a_dimension_too(

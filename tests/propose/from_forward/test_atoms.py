@@ -53,15 +53,15 @@ def test_what_is_seen_in_sizes_that_do_not_follow_its_own_cannot_be_split() -> N
 def test_atoms_that_meet_are_one_and_a_refusal_of_one_holds_for_both() -> None:
     gate, up = feature(8), feature(8)
     (met,) = align(gate, up)
-    leaves(up)[0].refuse("a sum is taken over it", "norm")
+    leaves(up)[0].refuse("the forward sums over it", "norm")
     assert met.root() is leaves(gate)[0]
-    assert leaves(gate)[0].refused == "a sum is taken over it"
+    assert leaves(gate)[0].refused == "the forward sums over it"
 
 
 def test_what_may_be_split_and_meets_what_is_whole_cannot_be_split() -> None:
     made, stream = feature(8), fresh(8, WHOLE, "the residual stream")
     align(stream, made, "block")
-    assert made[0].met() == ("it meets the residual stream", "block")
+    assert made[0].met() == ("it is combined with the residual stream", "block")
 
 
 def test_a_parameter_and_an_argument_are_split_with_the_features_that_both_meet() -> None:

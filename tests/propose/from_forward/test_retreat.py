@@ -51,7 +51,7 @@ def test_what_passes_is_not_touched() -> None:
 def test_a_stream_that_cannot_be_split_stays_whole_and_it_is_said_why() -> None:
     choice, said, text = settled(Judge("shard(1)", "tp"))
     assert (choice.stream, choice.context) == ("replicate", True)
-    assert said == ("the stream stays whole over tp (no sequence parallelism): no shard(1) here",)
+    assert said == ("the stream is not split over tp (no sequence parallelism): no shard(1) here",)
     assert "sequence, layout" not in text
 
 
@@ -60,7 +60,7 @@ def test_one_thing_that_is_refused_is_left_whole_and_the_others_are_split() -> N
     assert "packed" not in text
     assert "core.{ask,tell,give}: colwise" in text
     assert choice.is_sharded  # the stream was split again around what is whole
-    assert said == ("MLP (stack.*.gate.both, stack.*.gate.narrow) is left whole over tp: no packed here",)
+    assert said == ("MLP (stack.*.gate.both, stack.*.gate.narrow) is not split over tp: no packed here",)
     assert "prepare-io" in text
 
 
@@ -109,15 +109,15 @@ def test_what_there_was_no_time_for_is_left_out_and_said() -> None:
     choice, said, text = settled(Slow(0))
     assert not choice.units and not choice.context
     assert '"":' in text and "colwise" not in text
-    assert said[0].startswith("the time is over: attention (stack.*.core.")
-    assert said[0].endswith("context parallelism was not looked at")
+    assert said[0].startswith("the time limit was reached; not tried: attention (stack.*.core.")
+    assert said[0].endswith(", context parallelism")
 
 
 def test_what_has_validated_before_the_time_is_over_stays() -> None:
     # Refused on both axes, and with the stream split; then the time is over as one thing is added to another.
     choice, said, _ = settled(Slow(7, "packed"))
     assert choice.units and not choice.context
-    assert "was not looked at" in said[-1]
+    assert "; not tried: " in said[-1]
 
 
 def test_a_plan_that_there_was_no_time_to_prove_is_not_proven() -> None:

@@ -93,13 +93,13 @@ def test_what_acts_on_each_feature_alone_may_stand_between(between: Callable[[Te
 @pytest.mark.parametrize(
     ("between", "reason"),
     [
-        (lambda t: F.layer_norm(t, t.shape[-1:]), "a sum is taken over it"),
-        (lambda t: t.softmax(-1), "all of it is needed at once"),
-        (lambda t: t.cumsum(-1), "all of it is needed at once"),
-        (lambda t: t + torch.arange(64, device=t.device), "it meets what is whole"),
-        (lambda t: t.flip(-1), "all of it is needed at once"),
-        (lambda t: t[..., torch.arange(63, -1, -1, device=t.device)], "some indices of it are taken"),
-        (lambda t: torch.cat((t[..., 32:], t[..., :32]), -1), "it is put beside something else"),
+        (lambda t: F.layer_norm(t, t.shape[-1:]), "the forward sums over it"),
+        (lambda t: t.softmax(-1), "an operator needs all of it"),
+        (lambda t: t.cumsum(-1), "an operator needs all of it"),
+        (lambda t: t + torch.arange(64, device=t.device), "it is combined with a tensor that is not split"),
+        (lambda t: t.flip(-1), "an operator needs all of it"),
+        (lambda t: t[..., torch.arange(63, -1, -1, device=t.device)], "some of its indices are used"),
+        (lambda t: torch.cat((t[..., 32:], t[..., :32]), -1), "it is concatenated with another tensor"),
     ],
     ids=["norm", "softmax", "running sum", "a table", "flip", "gather", "swapped halves"],
 )
@@ -299,7 +299,7 @@ def test_of_interleaved_parts_each_rank_has_neighbours() -> None:
 def test_experts_that_add_to_a_term_of_a_sum_stay_whole() -> None:
     facts = found(lambda: Mixture(bias=True))
     assert facts.regions == ()
-    assert "experts.last is added to what would be a term of a sum" in facts.left["experts.both"]
+    assert "experts.last would be added once by every rank" in facts.left["experts.both"]
 
 
 class RootMeanSquare(nn.Module):
@@ -463,7 +463,7 @@ def test_one_reason_is_given_for_both_ends_of_an_attention_that_stays_whole() ->
     facts = found(lambda: Sloped(OneKeyHead))
     assert not facts.regions
     (why,) = {facts.left["look.qkv"], facts.left["look.out"]}
-    assert why.startswith("some indices of it are taken") and "a linear of their own" in why
+    assert why.startswith("some of its indices are used") and "a linear of their own" in why
     assert "(test_roles.py:" in why or "(tests/propose/" in why
 
 

@@ -57,7 +57,7 @@ def test_the_best_is_within_three_percent_of_the_exhaustive_search(
     every = _every(search, task)
     best = min(one.seconds for one in every if one.peak <= task.memory)
     assert best <= found.results[0].seconds <= 1.03 * best
-    key, traced = next(iter(search.traces.items()))
+    key, traced = next(iter(search.classes.traces.items()))
     flops = flops_of_batch(traced, key, task.base.workload.batch_size)
     for one in every:
         assert memory_bound(one.candidate, search.states) <= one.peak
@@ -77,12 +77,21 @@ def test_a_limit_of_memory_leaves_out_what_does_not_fit_and_the_reasons_say_so()
     assert all(loses(found.results[0], one) for one in found.results[1:])
 
 
-def test_a_found_preset_has_the_time_and_the_memory_that_plan_prints() -> None:
-    search, task = _search(
-        ["gpus=4"],
-        ["mesh.cp=1", "mesh.pp=1", "rows=2", "checkpoint=none", "mesh.dp_replicate=1", "mesh.tp=2"],
-    )
+@pytest.mark.parametrize(
+    ("gpus", "within"),
+    [
+        (2, ["mesh.tp=2", "rows=4", "checkpoint=none"]),
+        pytest.param(
+            4,
+            ["mesh.tp=1..2", "mesh.cp=1", "mesh.dp_replicate=1", "rows=2", "checkpoint=none,full"],
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_found_preset_has_the_time_and_the_memory_that_plan_prints(gpus: int, within: list[str]) -> None:
+    search, task = _search([f"gpus={gpus}", f"model.n_layers={gpus}"], within)
     found = search.run(task)
+    assert found.results
     for place, one in enumerate(found.results[:2]):
         setup = task.setup_of(
             search.preset(task, one.candidate, comments(found, task, place, "search")), one.candidate
@@ -99,7 +108,8 @@ def test_ctrl_c_leaves_what_is_known() -> None:
             raise KeyboardInterrupt
 
     task = read_task(
-        [*LLAMA, "gpus=4"], within=["mesh.cp=1", "mesh.pp=1", "rows=2", "checkpoint=none", "mesh.tp=1"]
+        [*LLAMA, "gpus=4", "model.n_layers=2"],
+        within=["mesh.cp=1", "rows=2", "checkpoint=none", "mesh.tp=1", "mesh.dp_shard=4"],
     )
     found = Search(task.base, interrupted).run(task)
     assert not found.complete and len(found.results) == 1

@@ -10,7 +10,7 @@ from parallelizer.configuration.without_float8 import without_float8
 from parallelizer.report.rows.precision import Precision, precision
 from parallelizer.report.text.precision import write
 from tests.chosen import chosen
-from tests.simulate.setups import GATHERED, in_float8, llama, traced
+from tests.simulate.setups import CAST, GATHERED, in_float8, llama, traced
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -55,6 +55,17 @@ def test_under_tp_the_largest_values_of_sharded_tensors_are_agreed_on() -> None:
     assert one.reductions > two.reductions > 0
     # One number each, in float64, but for rows of a tensor whose features are sharded.
     assert one.reduced_bytes == 8 * one.reductions < two.reduced_bytes
+
+
+def test_inputs_that_are_cast_are_gathered_as_bytes_and_cast_once() -> None:
+    """Two of the linears' inputs, attention's and the MLP's, of 8 rows of 32 tokens; the head gathers its own in float32."""
+    plain, cast = (found("parallel=tp2", in_float8("tensorwise", *more)) for more in ((), (CAST,)))
+    whole = 8 * 32 * 64
+    assert (plain.inputs_gathered, cast.inputs_gathered) == (0, 2 * whole)
+    assert plain.inputs_gathers - cast.inputs_gathers == 2 * whole * (4 - 1)
+    # Of five linears the inputs, each in forward and for the weight's gradient, are cast in two places.
+    assert plain.casts is not None and cast.casts == plain.casts - 2 * 5 + 2
+    assert cast.kept < plain.kept
 
 
 def test_a_plan_without_float8_says_nothing() -> None:

@@ -76,6 +76,16 @@ def test_the_reference_of_proofs_computes_the_same_in_float64(recipe: str, bias:
             torch.testing.assert_close(mine, other, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("recipe", TORCHAO_NAMES)
+@pytest.mark.parametrize("shape", [(0, 32), (2, 0, 32)])
+def test_an_expert_without_tokens_has_gradients_of_zero(recipe: str, shape: tuple[int, ...]) -> None:
+    module = linear()
+    run_in_float8(module, TORCHAO_NAMES[recipe], emulate=True)
+    out, of_input, *of_params = gradients(module, torch.empty(shape))
+    assert out.shape == (*shape[:-1], 48) and of_input.shape == shape
+    assert len(of_params) == 2 and not any(bool(p.any()) for p in of_params)
+
+
 def test_torchao_s_own_emulation_would_not_do_for_a_proof() -> None:
     ours, exact = linear(torch.float64), linear(torch.float64)
     for one in (ours, exact):
@@ -98,6 +108,16 @@ def test_the_kernels_of_this_device_agree_with_the_emulation(recipe: str) -> Non
     x = torch.randn(2, 8, 32, dtype=torch.bfloat16)
     for mine, other in zip(gradients(real, x), gradients(emulated, x), strict=True):
         assert (mine - other).norm() <= 0.01 * other.norm()
+
+
+@pytest.mark.parametrize("recipe", TORCHAO_NAMES)
+def test_tokens_that_are_filled_up_change_nothing(recipe: str) -> None:
+    padded, emulated = linear(torch.bfloat16, bias=False), linear(torch.bfloat16, bias=False)
+    run_in_float8(padded, TORCHAO_NAMES[recipe], pad=True)
+    run_in_float8(emulated, TORCHAO_NAMES[recipe], emulate=True)
+    x = torch.randn(7, 32, dtype=torch.bfloat16)
+    for mine, other in zip(gradients(padded, x), gradients(emulated, x), strict=True):
+        assert mine.shape == other.shape and (mine - other).norm() <= 0.01 * other.norm()
 
 
 def test_the_module_stays_what_it_is() -> None:

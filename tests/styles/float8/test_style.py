@@ -12,7 +12,8 @@ from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.report.export.export import export
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
-from tests.simulate.setups import GATHERED, in_float8, llama
+from tests.simulate.setups import CAST, GATHERED, in_float8, llama
+from tests.styles.experts.models import Stacked
 from tests.styles.models import around
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -57,6 +58,12 @@ def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
     )
 
 
+def test_experts_in_one_parameter_are_refused_with_the_reason() -> None:
+    code, message, _ = refused("rules: {inner: float8}", lambda: Stacked())
+    assert code == "precision-experts"
+    assert message.startswith("inner is a Stacked with the weights of many experts in one parameter: torchao")
+
+
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_recipes_without_support_are_refused_with_what_they_need(recipe: str) -> None:
     text = f"rules: {{inner: {{style: float8, recipe: {recipe}}}}}"
@@ -87,6 +94,17 @@ def test_the_exported_code_gathers_the_same_in_float8() -> None:
         (e.kind, e.payload_bytes, e.dtype) for e in ledger
     ]
     assert "uint8" in {e.dtype for e in ledger}
+
+
+def test_the_exported_code_casts_the_same_inputs() -> None:
+    setup = llama("parallel=tp2", in_float8("tensorwise", CAST))
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    ours, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == ours
+    assert "gather=gather_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])
