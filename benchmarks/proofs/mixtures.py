@@ -52,16 +52,19 @@ _LATENT = {"num_key_value_heads": 4}
 
 MORE: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
-        ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+        (
+            "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa",
+        ),
         _LATENT,
-    ),
+    ),  # fmt: skip
+    "gemma4_text": {"head_dim": None, "enable_moe_block": True, "top_k_experts": 2},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5_moe_text": _LINEAR,
     "qwen3_next": _LINEAR,
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What single architectures need beside `SIZES`."""
+"""What single architectures need beside `SIZES`; None leaves a setting out."""
 
 
 def architectures(asked: Callable[[str], bool] = lambda kind: True) -> dict[str, str]:
@@ -89,11 +92,8 @@ def settings(kind: str) -> dict[str, Any]:
     import transformers
 
     known = {field.name for field in dataclasses.fields(transformers.CONFIG_MAPPING[kind])}
-    return {
-        "model_type": kind,
-        **{key: value for key, value in SIZES.items() if key in known},
-        **MORE.get(kind, {}),
-    }
+    given = {**{key: value for key, value in SIZES.items() if key in known}, **MORE.get(kind, {})}
+    return {"model_type": kind, **{key: value for key, value in given.items() if value is not None}}
 
 
 def override(kind: str) -> str:
