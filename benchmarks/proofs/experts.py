@@ -144,9 +144,7 @@ def run(
     if page is not None:
         check_page(page, MARKER)
     known, done = _read(cells), list[ExpertCell]()
-    kinds = mixtures.architectures(
-        lambda kind: any(only in name_of(kind, column.name) for column in COLUMNS)
-    )
+    kinds = mixtures.architectures(lambda kind: any(only in name_of(kind, column.name) for column in COLUMNS))
     for kind, reason in kinds.items():
         asked = [column for column in COLUMNS if only in name_of(kind, column.name)]
         if reason or not asked:

@@ -53,10 +53,17 @@ _LATENT = {"num_key_value_heads": 4}
 MORE: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
         (
-            "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa",
+            "axk1",
+            "axk2",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "dots3_note_text",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
         ),
         _LATENT,
-    ),  # fmt: skip
+    ),
     "gemma4_text": {"head_dim": None, "enable_moe_block": True, "top_k_experts": 2},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

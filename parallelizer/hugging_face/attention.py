@@ -30,9 +30,7 @@ def forward(
     """
     softcap, sinks = kwargs.pop("softcap", None), kwargs.pop("s_aux", None)
     if softcap is not None or sinks is not None:
-        return _written_out(
-            module, query, key, value, attention_mask, scaling, dropout, softcap, sinks
-        ), None
+        return _written_out(module, query, key, value, attention_mask, scaling, dropout, softcap, sinks), None
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     out, _ = sdpa_attention_forward(
