@@ -72,11 +72,13 @@ class ExpertCell:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A mixture with what all of its cells share: the plan that its own plans come to, and the unsharded runs."""
+    """A mixture with what all of its cells share: the plan that its own plans come to, that with a split stream, None if no
+    block lies around the experts alone, and the unsharded runs.
+    """
 
     setup: Setup
     plan: Plan
-    split: Plan
+    split: Plan | None
     references: References
 
     @staticmethod
@@ -86,21 +88,25 @@ class Architecture:
         setup = from_config(*compose_config(["model=hf", mixtures.override(kind), *sizes]), planless=True)
         model = setup.build_model()
         imported = import_plan(setup, model)
-        more = parsed("\n".join(["version: 1", "rules:", *split_rules(model)]))
-        split = dataclasses.replace(imported.plan, rules=(*imported.plan.rules, *more.rules))
+        lines, split = list(split_rules(model)), None
+        if lines:
+            more = parsed("\n".join(["version: 1", "rules:", *lines]))
+            split = dataclasses.replace(imported.plan, rules=(*imported.plan.rules, *more.rules))
         planned = dataclasses.replace(setup, plan=imported.plan)
         return Architecture(planned, imported.plan, split, references_of(subject_of(planned)))
 
 
 def split_rules(model: nn.Module) -> Iterator[str]:
     """The lines of a plan that give each rank of tp its part of the sequence, in the blocks around experts: router, experts
-    and shared experts are whole, and compute the part.
+    and shared experts are whole, and compute the part. None where the block does not name its input.
     """
     experts = read_ep_plan(model)
     modules = dict(model.named_modules())
     for path in experts:
         block = path.rpartition(".")[0]
         (first, *_) = forward_names(modules[block]) or ("",)
+        if not first:
+            return
         flow = f"input: {{{first}: replicate -> shard(1)}}, local_input: true, output: shard(1) -> replicate"
         yield f'  "{block}.**": [{{none: io}}, {{none: params}}]'
         yield f'  "{block}": {{style: prepare-io, {flow}}}'
@@ -113,6 +119,10 @@ def prove(column: Column, kind: str, architecture: Architecture) -> ExpertCell:
     """One proof."""
     cell = ExpertCell(kind, column.name, None)
     plan = architecture.split if column.split else architecture.plan
+    if plan is None:
+        return dataclasses.replace(
+            cell, reason="no block around router and experts: they lie in the layer, beside attention"
+        )
     sizes = {axis: size for axis, size in column.mesh.items() if axis != EXPERT}
     mesh = Mesh(sizes, ep=column.mesh[EXPERT])
     setup = dataclasses.replace(architecture.setup, plan=plan, mesh=mesh)

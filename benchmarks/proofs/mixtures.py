@@ -64,7 +64,12 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         ),
         _LATENT,
     ),
-    "gemma4_text": {"head_dim": None, "enable_moe_block": True, "top_k_experts": 2},
+    "gemma4_text": {
+        "head_dim": None,
+        "enable_moe_block": True,
+        "top_k_experts": 2,
+        "vocab_size_per_layer_input": 256,
+    },
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "qwen3_5_moe_text": _LINEAR,

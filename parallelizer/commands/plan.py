@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from parallelizer.configuration.setup import Setup
+    from parallelizer.report.rows.experts import Sharing
     from parallelizer.simulate.record.trace import Trace
     from parallelizer.simulate.time.predict import StepTime
     from parallelizer.styles.application import Program
@@ -103,15 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
         except PlanError as error:
             found += error.diagnostics
     status = 1 if has_errors(found) or differing else 0
+    shared = None
+    if not (arguments.lock or arguments.locked):
+        shared = _shared_out(setup, program, model, step, arguments.rank)
     if arguments.json:
-        document = plan_document(program, model, setup.device, arguments.rank, step, found, time, full)
+        document = plan_document(
+            program, model, setup.device, arguments.rank, step, found, time, full, shared
+        )
         print_json({**document, "differences": differing} if arguments.locked else document)
         return status
     if arguments.lock or arguments.locked:
         show_diagnostics.write(found, sys.stderr)
         _say_locked(arguments, found, differing)
         return status
-    dry_run.write(setup, program, model, step, found, arguments.rank, time, full)
+    dry_run.write(setup, program, model, step, found, arguments.rank, time, full, shared)
     return status
 
 
@@ -131,6 +137,19 @@ def _without_float8(setup: Setup, program: Program, model: nn.Module, rank: int)
         return step_time(plain, trace(plain.compile(model), model, plain.recipe(), rank))
     except (PlanError, WorldError):
         return None
+
+
+def _shared_out(
+    setup: Setup, program: Program, model: nn.Module, step: Trace | None, rank: int
+) -> Sharing | None:
+    """How experts are shared out, with the memory under other routings if these steps can be followed."""
+    from parallelizer.child.children import WorldError
+    from parallelizer.report.rows.experts import sharing
+
+    try:
+        return sharing(program, model, step, setup.recipe() if step is not None else None, rank)
+    except (PlanError, WorldError):
+        return sharing(program, model, step, rank=rank)
 
 
 def _lock(

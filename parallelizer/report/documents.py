@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from parallelizer.proof.divergence import Divergence
     from parallelizer.proof.proof import Proof
     from parallelizer.report.explanation import Answer, Explanation
+    from parallelizer.report.rows.experts import Sharing
     from parallelizer.simulate.record.trace import Trace
     from parallelizer.simulate.time.predict import StepTime
     from parallelizer.styles.application import Program
@@ -42,9 +43,11 @@ def plan_document(
     diagnostics: Iterable[Diagnostic] | None = None,
     time: StepTime | None = None,
     full: StepTime | None = None,
+    shared: Sharing | None = None,
 ) -> dict[str, Any]:
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
-    trace, and no time where nothing is known of the hardware. `full` is the time of the plan without float8.
+    trace, and no time where nothing is known of the hardware. `full` is the time of the plan without float8,
+    and `shared` says how experts are shared out.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
@@ -88,6 +91,7 @@ def plan_document(
         "precision": {**in_float8.as_json(), "seconds_without": full.seconds if full else None}
         if in_float8
         else None,
+        "experts": shared.as_json() if shared else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
         "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
         "buffers": {

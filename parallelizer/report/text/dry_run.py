@@ -15,7 +15,9 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
 from parallelizer.proof.certificate import find, told
 from parallelizer.report.capacity import COMFORTABLE, VERDICTS, Capacity, capacity, verdict
+from parallelizer.report.rows.experts import Sharing
 from parallelizer.report.rows.precision import precision
+from parallelizer.report.text import experts as show_experts
 from parallelizer.report.text import plan as show_plan
 from parallelizer.report.text import precision as show_precision
 from parallelizer.report.text import stages as show_stages
@@ -37,13 +39,15 @@ def write(
     rank: int = 0,
     time: StepTime | None = None,
     full: StepTime | None = None,
+    shared: Sharing | None = None,
 ) -> None:
     """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted, and `full` that of
-    the plan without float8.
+    the plan without float8. `shared` says how experts are shared out.
     """
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     show_stages.write(program, model, tables.console(sys.stdout))
+    show_experts.write(shared, sys.stdout, int(setup.hardware.get("devices_per_node") or 0) or None)
     show_precision.write(precision(program, model, step), sys.stdout, time, full)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)

@@ -33,6 +33,7 @@ def test_experts_of_a_split_stream_differ_without_the_sums_of_the_router() -> No
     kind, (column,) = "qwen3_moe", [column for column in COLUMNS if column.split]
     architecture = Architecture.of(kind)
     wrong = parsed('rules: {"model.layers.*.mlp.gate": {style: replicate, grad: replicate}}')
+    assert architecture.split is not None
     rules = (*architecture.split.rules, *wrong.rules)
     planted = dataclasses.replace(architecture, split=dataclasses.replace(architecture.split, rules=rules))
     cell = prove(column, kind, planted)
