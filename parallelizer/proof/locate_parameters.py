@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from parallelizer.language.plan import DATA_AXES, Mesh
+from parallelizer.language.plan import DATA_AXES, EXPERT, EXPERT_SHARDS, Mesh, full_name
 from parallelizer.proof.compare import unequal
 from parallelizer.proof.describe import axes_of, data_first, describe, factor_words, ratio
 from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
@@ -67,10 +67,7 @@ def gradients(case: Comparison, step: int) -> Iterator[Divergence]:
                 case, name, "backward", _one_axis(case, name), f"{what} {describe(mine, whole, mesh)}"
             )
             continue
-        many, few = (
-            data_first(axes_of(factor, mesh), everywhere),
-            data_first(axes_of(1 / factor, mesh), everywhere),
-        )
+        many, few = (_axis_of(case, name, by, everywhere) for by in (factor, 1 / factor))
         others = ", as every other is" if everywhere and len(factors) > 1 else ""
         if many:
             text = f"{what} is {many} ({round(factor)}) times the reference{others}: it is summed over {many} once too often"
@@ -85,6 +82,16 @@ def gradients(case: Comparison, step: int) -> Iterator[Divergence]:
         else:
             text = f"{what} is {factor_words(factor, mesh)} the reference{others}"
         yield found(case, name, "backward", many or few, text)
+
+
+def _axis_of(case: Comparison, name: str, factor: float, everywhere: bool) -> str | None:
+    """The axis, or product of axes, whose size is the factor; of an expert that is shared out, one that shares it out."""
+    shared = {full_name(a.module, n) for a in case.program.of_slot("experts") for n in a.params}
+    if name in shared and not everywhere:
+        axes = [axis for axis in (EXPERT, EXPERT_SHARDS) if case.mesh.size_of(axis) == round(factor, 6) > 1]
+        if axes:
+            return axes[0]
+    return data_first(axes_of(factor, case.mesh), everywhere)
 
 
 def updates(case: Comparison, step: int) -> Iterator[Divergence]:

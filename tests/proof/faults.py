@@ -7,6 +7,7 @@ it. `python -m tests.proof.faults` runs all of them, and with --write docs/provi
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from parallelizer.runtime.state import state_of
 from parallelizer.styles import fsdp
 from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
+from parallelizer.styles.experts import dispatch
+from parallelizer.styles.experts.stream import Stream
 from parallelizer.styles.packing import Packing
 from tests.proof import subjects
 
@@ -182,6 +185,29 @@ def _everything_sharded(right: Faulty, tensor: torch.Tensor) -> Any:
     return {(str(i), group.group_name): group for i, group in enumerate(groups) if group.size() > 1}
 
 
+def _times_ep(model: nn.Module) -> None:
+    for name, param in model.named_parameters():
+        if ".experts." in name:
+            param.register_hook(lambda gradient: gradient * 2)
+
+
+def _experts_of_every_rank(right: Faulty, tensor: torch.Tensor) -> Any:
+    """What `ep` shares out counts as whole."""
+    return {axis: group for axis, group in right(tensor).items() if axis[0] != "ep"}
+
+
+def _own_number_shifted(right: Faulty, *args: Any) -> Any:
+    """Rows are computed by the next expert of the rank."""
+    counts = right(*args)
+    own = args[1] // dist.get_world_size(args[2])
+    return dataclasses.replace(counts, experts=(counts.experts + 1) % own)
+
+
+def _all_of_them(right: Faulty, stream: Stream, length: int) -> tuple[int, int]:
+    """Every rank of tp computes the first rows."""
+    return 0, right(stream, length)[1]
+
+
 def _rolled(right: Faulty, buffers: LocalBuffers) -> None:
     for name in buffers.whole:
         buffers.whole[name] = buffers.whole[name].roll(1, 0)
@@ -269,6 +295,11 @@ def _swap_stages(model: nn.Module) -> None:
 
 
 NORMS = 'rules=["layers.*.{attention_norm,ffn_norm}: none"]'
+MIXTURE = (
+    "model=hf_qwen3_moe", "model.config.hidden_size=64", "model.config.head_dim=16", "model.config.num_attention_heads=4",
+    "model.config.num_key_value_heads=2", "model.config.moe_intermediate_size=32",
+)  # fmt: skip
+OVER_TP = ("parallel.mesh.tp=2", "parallel.mesh.ep=2")
 WHOLE_NORMS = "++parallel.styles.fsdp.min_size=100"
 
 FAULTS = (
@@ -560,6 +591,52 @@ FAULTS = (
         "forward",
         "pp",
         "the output of decoder.blocks.0.cross.k is zero, on every rank",
+    ),
+    Fault(
+        "experts' gradients ep times too large",
+        (*MIXTURE, "parallel=fsdp2_ep2"),
+        on_model(_times_ep),
+        "model.layers.1.mlp.experts",
+        "backward",
+        "ep",
+        "is ep (2) times the reference",
+    ),
+    Fault(
+        "the gradient norm of one rank's experts",
+        (*MIXTURE, "parallel=fsdp2_ep2"),
+        replaced(gradients, "_sharding_groups", _experts_of_every_rank),
+        "",
+        "clip",
+        None,
+        "some are left out",
+    ),
+    Fault(
+        "a router's gradients not summed over tp",
+        (*MIXTURE, *OVER_TP, 'rules=["model.layers.*.mlp.gate: {style: replicate, grad: replicate}"]'),
+        nothing,
+        "model.layers.1.mlp.gate",
+        "backward",
+        "tp",
+        "its reduction over tp is missing",
+        force=True,
+    ),
+    Fault(
+        "rows computed by the next expert",
+        (*MIXTURE, "parallel=fsdp2_ep2"),
+        replaced(dispatch, "exchanged_counts", _own_number_shifted),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "dp_shard",
+        "the output of model.layers.0.mlp.experts",
+    ),
+    Fault(
+        "tokens of experts not divided over tp",
+        (*MIXTURE, *OVER_TP),
+        replaced(Stream, "place", _all_of_them),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "tp",
+        "the output of model.layers.0.mlp.experts",
     ),
 )
 
