@@ -3,7 +3,8 @@
     python -m benchmarks.ledger_truth [--only TEXT]
 
 For every shipped preset of up to four ranks, under both plans, with and without activation checkpointing, in float8 by
-every recipe, and for those of pipelines under every schedule: the step runs on gloo processes with the recorder that the
+every recipe, for those of pipelines under every schedule, and for mixtures whose experts are shared out, with the routing that
+ran: the step runs on gloo processes with the recorder that the
 dry run uses, and is traced in the fake world for each of its ranks. An entry is equal when kind, axis, ranks, bytes, dtype,
 phase, module, rule and overlap are.
 """
@@ -11,9 +12,12 @@ phase, module, rule and overlap are.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -22,8 +26,17 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
-from tests.simulate.real_ledger import real_ledgers
-from tests.simulate.setups import CAST, CHECKPOINT, FLOAT8_RECIPES, GATHERED, in_float8, llama
+from tests.simulate.real_ledger import real_steps
+from tests.simulate.setups import (
+    CAST,
+    CHECKPOINT,
+    FLOAT8_RECIPES,
+    GATHERED,
+    MIXTURES,
+    in_float8,
+    llama,
+    setup_of,
+)
 
 PRESETS = ("single", "fsdp2", "fsdp4", "hsdp2x2", "tp2", "tp4", "cp2", "cp4", "fsdp2_tp2", "cp2_tp2")
 PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
@@ -37,6 +50,10 @@ VARIANTS = {
     "checkpoint": (CHECKPOINT.format("layers"),),
     "bf16 accumulate 2": ("train.dtype=bfloat16", "train.accumulate=2"),
 }
+
+
+EXPERT_MESHES = (("dp_shard=2", "ep=2"), ("cp=2", "ep=2"), ("tp=2", "ep=2"), ("dp_shard=4", "ep=4"))
+EXPERT_VARIANTS = {"": (), "checkpoint": (CHECKPOINT.format("model.layers"),)}
 
 
 def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
@@ -61,6 +78,13 @@ def cases(only: str = "") -> Iterator[tuple[str, Setup]]:
         name = f"{preset} {schedule}"
         if only in name:
             yield name, llama(f"parallel={preset}", f"parallel.pipeline.schedule={schedule}", *STAGES)
+    for (model, sizes), mesh, (variant, more) in itertools.product(
+        MIXTURES.items(), EXPERT_MESHES, EXPERT_VARIANTS.items()
+    ):
+        name = f"{' '.join(mesh)} {model} {variant}".strip()
+        if only in name:
+            axes = (f"parallel.mesh.{axis}" for axis in mesh)
+            yield name, setup_of(f"model={model}", *sizes, "train.seq_len=16", *axes, *more)
 
 
 def predicted_ledgers(setup: Setup) -> list[tuple[Collective, ...]]:
@@ -91,8 +115,11 @@ def main() -> None:
     print(f"{'case':<40}{'ranks':>6}{'entries':>9}{'equal':>9}")
     for ranks, group in itertools.groupby(chosen, key=lambda c: c[1].mesh.world_size):
         names, setups = zip(*group, strict=True)
-        for name, setup, real in zip(names, setups, real_ledgers(setups), strict=True):
-            counts = [equal_entries(p, r) for p, r in zip(predicted_ledgers(setup), real, strict=True)]
+        with tempfile.TemporaryDirectory() as folder:
+            ran = real_steps(setups, Path(folder))
+        for name, setup, (real, routing) in zip(names, setups, ran, strict=True):
+            followed = predicted_ledgers(dataclasses.replace(setup, routing=routing))
+            counts = [equal_entries(p, r) for p, r in zip(followed, real, strict=True)]
             same, entries = (sum(column) for column in zip(*counts, strict=True))
             equal, total, whole = equal + same, total + entries, whole + (same == entries)
             print(f"{name:<40}{ranks:>6}{entries:>9,}{same:>9,}", flush=True)

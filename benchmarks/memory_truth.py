@@ -23,7 +23,17 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
-from tests.simulate.setups import CAST, FLOAT8_RECIPES, GATHERED, GPT, LLAMA, SELECTIVE, in_float8, setup_of
+from tests.simulate.setups import (
+    CAST,
+    FLOAT8_RECIPES,
+    GATHERED,
+    GPT,
+    LLAMA,
+    MIXTURES,
+    SELECTIVE,
+    in_float8,
+    setup_of,
+)
 from tests.simulate.setups import CHECKPOINT as FULL
 
 MESHES = {
@@ -45,6 +55,7 @@ MESHES = {
     "tp8_cp2": ("parallel=tp8_cp2",),
 }
 PIPELINES = ("pp2", "pp2_tp2", "pp2_fsdp2", "pp2_cp2")
+EXPERT_PRESETS = ("fsdp2_ep2", "fsdp4_ep4", "fsdp2_ep4_tp2")
 TENSOR = ("tp2", "tp4", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2")
 BFLOAT16 = "train.dtype=bfloat16"
 
@@ -69,6 +80,12 @@ def llama(name: str, mesh: str, *more: str, rank: int = 0, fold: bool = False) -
 def gpt(name: str, mesh: str, *more: str, rank: int = 0) -> Case:
     """A case of a model with LayerNorm, biases, a fused projection and tied embeddings."""
     return Case(f"{mesh} gpt {name}".strip(), (*GPT, *MESHES[mesh], *more), rank)
+
+
+def mixture(model: str, preset: str, name: str = "", *more: str, rank: int = 0) -> Case:
+    """A case of a mixture whose experts are shared out."""
+    overrides = (f"model={model}", *MIXTURES[model], "train.seq_len=32", f"parallel={preset}", *more)
+    return Case(f"{preset} {model} {name}".strip(), overrides, rank)
 
 
 def pipeline(preset: str, schedule: str, rank: int) -> Case:
@@ -137,6 +154,12 @@ def cases() -> Iterator[Case]:
         yield gpt("", mesh)
         yield gpt("bf16", mesh, BFLOAT16)
         yield gpt("checkpoint", mesh, FULL.format("blocks"))
+    for model, preset in itertools.product(MIXTURES, EXPERT_PRESETS):
+        yield mixture(model, preset)
+        yield mixture(model, preset, "bf16 checkpoint", BFLOAT16, FULL.format("model.layers"))
+    for model in MIXTURES:
+        yield mixture(model, "fsdp2_ep2", "skewed", "++parallel.routing={skew: 1.3}", rank=1)
+        yield mixture(model, "fsdp2_ep2", "worst", "++parallel.routing=worst")
     for mesh in ("single", "fsdp2_tp2", "cp2"):
         yield llama("10 layers folded", mesh, "model.n_layers=10", fold=True)
         yield llama(

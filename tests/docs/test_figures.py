@@ -18,6 +18,10 @@ FIGURES = TEXT.partition("\n## ")[0]
 SMALLEST = {
     "benchmarks.memory_truth": "--only 'single gpt checkpoint'",
     "benchmarks.ledger_truth": "--only 'single llama_tp checkpoint'",
+    "benchmarks.ledger_truth --only ep=": "--only 'dp_shard=2 ep=2 hf_mixtral checkpoint'",
+    "benchmarks.memory_truth --only hf_": "--only 'fsdp2_ep2 hf_mixtral bf16 checkpoint'",
+    "benchmarks/expert_dispatch.py": "--tokens 8 --width 8 --hidden 8 --rounds 2",
+    "benchmarks.proofs experts": "--only 'mixtral on ep2 x tp2, stream'",
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
     "benchmarks/step_time.py": "--blocks 2 --steps 1",
     "benchmarks/pipeline_step_time.py": "--blocks 2 --steps 1",
@@ -46,6 +50,13 @@ SMALLEST = {
 }
 """By what stands behind a figure, the options that make it small. None needs a GPU."""
 
+SLOW = (
+    "benchmarks.ledger_truth --only ep=",
+    "benchmarks.memory_truth --only hf_",
+    "benchmarks.proofs experts",
+)
+"""Those that take tens of seconds also in their smallest form."""
+
 APART = (
     "tests.init.survey",
     "tests.hugging_face.survey",
@@ -64,6 +75,7 @@ PAGES = {
         "benchmarks.proofs",
         "benchmarks.proofs --full-mesh",
     ],
+    "docs/experts.md": ["benchmarks.proofs experts"],
     "docs/mutations.md": ["tests.mutation"],
 }
 """Pages that a figure leads to, with the commands that they name."""
@@ -120,9 +132,11 @@ def main_of(module: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SMALLEST]
+)
 def test_the_command_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name.endswith("survey") or "families" in name or "loading" in name:
+    if any(word in name for word in ("survey", "families", "loading", "ep=", "hf_", "proofs experts")):
         pytest.importorskip("transformers", reason="the optional extra `hf`")
     module, *words = [*name.split(), *shlex.split(SMALLEST[name])]
     if name in APART:

@@ -41,6 +41,16 @@ FAILING = (
     "train.batch_size=8",
 )
 STACK = (*GPT[:1], "model=stack", f"plan={CONFIGS}/plans/stack.yaml", "train.seq_len=8", "train.batch_size=8")
+_MIXTURE = (
+    "model.config.hidden_size=64", "model.config.num_attention_heads=4", "model.config.num_key_value_heads=2",
+    "train.batch_size=8",
+)  # fmt: skip
+MIXTURES = {
+    "hf_qwen3_moe": (*_MIXTURE, "model.config.head_dim=16", "model.config.moe_intermediate_size=32"),
+    "hf_mixtral": (*_MIXTURE, "model.config.intermediate_size=32"),
+}
+"""Mixtures of experts of transformers, small."""
+
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 FLOAT8_RECIPES = tuple(TORCHAO_NAMES)
 GATHERED = "layers.*: {style: fsdp, gather: float8}"

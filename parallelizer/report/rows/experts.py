@@ -90,8 +90,14 @@ def sharing(
         if entry.axis == EXPERT and entry.kind == "all_to_all":
             sent[entry.phase] = sent.get(entry.phase, 0) + entry.wire_bytes
     peaks = [(str(program.routing), step.memory.peak)]
-    for routing, at in ((BALANCED, rank), (WORST, group[0])) if recipe is not None else ():
-        if recipe is not None and str(routing) != str(program.routing):
-            other = dataclasses.replace(program, routing=routing)
-            peaks.append((str(routing), trace(other, model, recipe, at).memory.peak))
+    if recipe is not None:
+        every = {str(routing): routing for routing in (program.routing, BALANCED, WORST)}
+        peaks = []
+        for name, routing in every.items():
+            at = group[0] if name == str(WORST) else rank
+            known = name == str(program.routing) and at == rank
+            followed = (
+                step if known else trace(dataclasses.replace(program, routing=routing), model, recipe, at)
+            )
+            peaks.append((name, followed.memory.peak))
     return dataclasses.replace(found, sent=tuple(sent.items()), peaks=tuple(peaks))

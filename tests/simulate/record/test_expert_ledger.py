@@ -14,19 +14,11 @@ from parallelizer.language.routing import Routing
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_steps
-from tests.simulate.setups import setup_of
+from tests.simulate.setups import MIXTURES, setup_of
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 pytestmark = pytest.mark.ranks
 
-SIZES = (
-    "model.config.hidden_size=64", "model.config.head_dim=16", "model.config.num_attention_heads=4",
-    "model.config.num_key_value_heads=2", "train.seq_len=16", "train.batch_size=8",
-)  # fmt: skip
-MODELS = {
-    "hf_qwen3_moe": (*SIZES, "model.config.moe_intermediate_size=32"),
-    "hf_mixtral": (*SIZES[:1], *SIZES[2:], "model.config.intermediate_size=32"),
-}
 MESHES = {
     2: (("dp_shard=2", "ep=2"), ("cp=2", "ep=2"), ("tp=2", "ep=2")),
     4: (("dp_shard=4", "ep=4"), ("dp_shard=4", "ep=2"), ("dp_replicate=2", "dp_shard=2", "ep=2"), ("dp_shard=2", "tp=2", "ep=4")),
@@ -36,10 +28,16 @@ RECOMPUTED = 'rules=["model.layers.*: checkpoint"]'
 
 def cases(ranks: int) -> list[Setup]:
     """Both models on all meshes of so many ranks, and one of them with checkpointed layers."""
-    chosen = [(model, mesh, ()) for model in MODELS for mesh in MESHES[ranks]]
+    chosen = [(model, mesh, ()) for model in MIXTURES for mesh in MESHES[ranks]]
     chosen.append(("hf_qwen3_moe", MESHES[ranks][0], (RECOMPUTED,)))
     return [
-        setup_of(f"model={model}", *MODELS[model], *(f"parallel.mesh.{axis}" for axis in mesh), *more)
+        setup_of(
+            f"model={model}",
+            *MIXTURES[model],
+            "train.seq_len=16",
+            *(f"parallel.mesh.{axis}" for axis in mesh),
+            *more,
+        )
         for model, mesh, more in chosen
     ]
 
