@@ -87,7 +87,7 @@ def sharing(
         return found
     sent: dict[str, int] = {}
     for entry in step.ledger:
-        if entry.axis == EXPERT and entry.kind == "all_to_all":
+        if entry.axis == EXPERT and entry.kind != "all_reduce":  # which is the norm's
             sent[entry.phase] = sent.get(entry.phase, 0) + entry.wire_bytes
     peaks = [(str(program.routing), step.memory.peak)]
     if recipe is not None:

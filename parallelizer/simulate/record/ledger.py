@@ -69,6 +69,10 @@ class Collective:
         return {**{k: v for k, v in vars(self).items() if k not in ("largest", "turn")}, "rule": rule}
 
 
+DISPATCHED = {"all-to-all": ("all_to_all",), "all-gather": ("all_gather", "reduce_scatter")}
+"""The collectives of experts, by their option `dispatch`."""
+
+
 class Listener(Protocol):
     """What a ledger tells of every operator, and of every collective that it has entered at an index."""
 
@@ -91,7 +95,9 @@ class Ledger(TorchDispatchMode):
         self.running = running
         self.entries: list[Collective] = []
         self.axes = axes_by_ranks(mesh)
-        self.experts = {a.module for a in program.of_slot("experts")}
+        self.experts = {
+            a.module: str(a.options.get("dispatch", "all-to-all")) for a in program.of_slot("experts")
+        }
         self.expert_ranks = {
             tuple(dist.get_process_group_ranks(each.get_group(EXPERT))) for each in expert_meshes(mesh)
         }
@@ -180,7 +186,8 @@ class Ledger(TorchDispatchMode):
             return
         payload, dtype = _payload(kind, leaves, result)
         axis = self._axis(members)
-        if kind == "all_to_all" and members in self.expert_ranks and self.running.current in self.experts:
+        dispatched = kind in DISPATCHED.get(self.experts.get(self.running.current, ""), ())
+        if dispatched and members in self.expert_ranks and self.unit is None:
             axis = EXPERT  # its ranks may be those of another axis too
         wire = wire_bytes(kind, payload, ranks)
         if kind == "all_to_all" and (sizes := _split_sizes((*args, *kwargs.values()), ranks)):

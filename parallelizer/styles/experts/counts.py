@@ -53,5 +53,28 @@ def exchanged_counts(
     return Counts(send, receive, mine.repeat_interleave(arriving, output_size=sum(receive)))
 
 
+def gathered_counts(
+    ids: Tensor, experts: int, group: dist.ProcessGroup, routing: Routing, path: str, call: int
+) -> tuple[int, int]:
+    """The largest number of rows that a rank has, and how many rows of all ranks are for this rank's experts. One all-gather of a
+    number for each expert, and one host read; with a process group that is fake, all ranks have as many rows as this one,
+    and `routing` says for whom.
+    """
+    ranks, index = group.size(), dist.get_rank(group)
+    own = experts // ranks
+    counted = torch.bincount(ids, minlength=experts) if not _is_fake(group) else ids.new_zeros(experts)
+    every = counted.new_empty(ranks * experts)
+    dist.all_gather_into_tensor(every, counted, group=group)
+    if _is_fake(group):
+        members = dist.get_process_group_ranks(group)
+        _, received = routing.rows(ids.numel(), experts, members, index, path, call)
+        return ids.numel(), sum(map(sum, received))
+    table = every.view(ranks, experts)
+    mine = table[:, index * own : (index + 1) * own].sum().view(1)
+    *rows, total = torch.cat([table.sum(1), mine]).tolist()
+    count(path, counted, total)
+    return max(rows), total
+
+
 def _is_fake(group: dist.ProcessGroup) -> bool:
     return dist.get_backend(group) == "fake"

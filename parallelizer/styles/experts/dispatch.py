@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from parallelizer.language.routing import Routing
 from parallelizer.styles.experts.counts import exchanged_counts
+from parallelizer.styles.experts.gathered import gathered
 from parallelizer.styles.experts.stream import Stream
 from parallelizer.styles.experts.travel import combine, exchange, spread
 from parallelizer.styles.wrap_forward import wrap_forward
@@ -34,16 +35,19 @@ def share_out(
     layout: str,
     routing: Routing,
     path: str = "",
+    dispatch: str = "all-to-all",
 ) -> None:
     """From now on the module's forward computes the rows of this rank's experts, of `experts` on all ranks of `mesh`.
 
     `names` are the arguments with the tokens [..., features], their experts [..., k] and the weights [..., k]; `attributes`
     have the number of experts, which forward sees divided. `over` are the ranks of tp, and `layout` says how tokens lie over
-    them (`stream.LAYOUTS`). The module's forward must take any number of tokens with k = 1, and compute each by itself.
+    them (`stream.LAYOUTS`); `dispatch` is all-to-all or all-gather. The module's
+    forward must take any number of tokens with k = 1, and compute each by itself.
     """
     signature = inspect.signature(module.forward)
     streams = {} if over is None else {kind: Stream(over, kind) for kind in (layout, "equal")}
     group, calls = mesh.get_group(), itertools.count()
+    travel = gathered if dispatch == "all-gather" else _travelled
 
     def around(
         module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -68,7 +72,7 @@ def share_out(
         length = x.size(0)
         if stream is not None:
             x, e, w = (stream.part(t) for t in (x, e, w))
-        result = _travelled(x, e, w, experts, group, routing, path, next(calls), computed)
+        result = travel(x, e, w, experts, group, routing, path, next(calls), computed)
         if stream is not None:
             result = stream.joined(result, length)
         return border.back(result.view(*shape[:-1], -1))

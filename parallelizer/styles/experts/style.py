@@ -32,8 +32,9 @@ declare(
             "params": OptionKind("params", "the dimension of each parameter that counts experts"),
             "dispatch": OptionKind(
                 "choice",
-                "how tokens travel: all-to-all sends each to the ranks of its experts; nccl-switch needs torch 2.15",
-                ("all-to-all", "nccl-switch"),
+                "how tokens travel: all-to-all sends each to the ranks of its experts, all-gather sends all of them to every "
+                "rank, for few experts and small batches; nccl-switch needs torch 2.15",
+                ("all-to-all", "all-gather", "nccl-switch"),
             ),
         },
         defaults={
@@ -56,7 +57,7 @@ def experts(target: Target) -> Sharding:
         raise StyleError(
             "dispatch-missing",
             "dispatch: nccl-switch needs torch's token switch, which comes with torch 2.15",
-            "write dispatch: all-to-all, or remove the option",
+            "write dispatch: all-to-all or all-gather, or remove the option",
             "dispatch",
         )
     argument_names(target)
@@ -91,4 +92,5 @@ def apply(application: Application, module: nn.Module, live: Live) -> None:
         layout=str(application.options.get("layout", "split")),
         routing=live.routing,
         path=application.module,
+        dispatch=str(application.options.get("dispatch", "all-to-all")),
     )

@@ -75,3 +75,14 @@ def test_another_routing_sends_other_bytes(tmp_path: Path) -> None:
         for path, calls in routing.counted.items()
     }
     assert dry(setup, Routing(counted=moved)) != dry(setup, routing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES[2][::2])
+def test_the_entries_of_gathered_tokens_are_those_that_were_sent(
+    mesh: tuple[str, ...], tmp_path: Path
+) -> None:
+    rule = 'rules=["model.layers.*.mlp.experts: {style: experts, dispatch: all-gather}"]'
+    axes = (f"parallel.mesh.{axis}" for axis in mesh)
+    model = "hf_qwen3_moe"
+    check([setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *axes, rule)], tmp_path)

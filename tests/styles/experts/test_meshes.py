@@ -15,6 +15,7 @@ from tests.styles.models import around
 FSDP = '"": fsdp'
 EXPERTS = "inner.experts: experts"
 OWN = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares, params: {w1: shard(1), w2: shard(1)}}"
+GATHERED = "inner.experts: {style: experts, dispatch: all-gather}"
 WHOLE = "inner.gate: replicate"
 TERMS = "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
 JOINED = (
@@ -46,11 +47,15 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("over tp, whole", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS)),
     ("over tp, split", {"tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, SPLIT)),
     ("other names over tp", {"tp": 2, "ep": 2}, own, rules(OWN, WHOLE, SPLIT)),
+    ("gathered", {"dp_shard": 2, "ep": 2}, Mixture, rules(GATHERED, FSDP)),
+    ("gathered, a rank without tokens", {"dp_shard": 2, "ep": 2}, one_expert, rules(GATHERED, FSDP)),
+    ("gathered over tp, in terms", {"tp": 2, "ep": 2}, Mixture, rules(GATHERED, WHOLE, TERMS)),
     ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
 ]  # fmt: skip
 FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("of four, two", {"dp_shard": 4, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
     ("of four, all", {"dp_shard": 4, "ep": 4}, Mixture, rules(EXPERTS, FSDP)),
+    ("gathered, of four all", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(GATHERED, WHOLE, SPLIT, FSDP)),
     ("with replicas", {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
     ("data and tp, over tp", {"dp_shard": 2, "tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
     ("data and tp, over both", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
