@@ -35,8 +35,8 @@ def gathered(
     length, copies, own = tokens.size(0), ids.size(1), experts // group.size()
     longest, total = gathered_counts(ids.reshape(-1), experts, group, routing, path, call)
     more = longest // copies - length
-    every = _Gather.apply(F.pad(tokens, (0, 0, 0, more)), group)
-    shares = _Gather.apply(F.pad(weights, (0, 0, 0, more)), group).reshape(-1)
+    every = _GatheredRows.apply(F.pad(tokens, (0, 0, 0, more)), group)
+    shares = _GatheredRows.apply(F.pad(weights, (0, 0, 0, more)), group).reshape(-1)
     numbers = _all_of(F.pad(ids, (0, 0, 0, more), value=experts), group).reshape(-1)
     numbers = numbers - dist.get_rank(group) * own
     numbers = torch.where((numbers >= 0) & (numbers < own), numbers, own)
@@ -49,7 +49,7 @@ def gathered(
         rows, numbers, shares = every[:1] * 0, numbers.new_zeros(1), shares[:1] * 0
     results = computed(rows, numbers, shares).narrow(0, 0, total)
     summed = results.new_zeros(every.size(0), results.size(1)).index_add(0, token, results)
-    back: Tensor = _ScatterSum.apply(summed, group)
+    back: Tensor = _SummedRows.apply(summed, group)
     return back.narrow(0, 0, length)
 
 
@@ -67,7 +67,7 @@ def _own_sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     return part
 
 
-class _Gather(torch.autograd.Function):
+class _GatheredRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -78,7 +78,7 @@ class _Gather(torch.autograd.Function):
         return _own_sum(gradient, ctx.group), None
 
 
-class _ScatterSum(torch.autograd.Function):
+class _SummedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, terms: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
