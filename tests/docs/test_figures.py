@@ -32,6 +32,7 @@ SMALLEST = {
     "benchmarks/validate_time.py": "--only plans/llama.yaml --repeats 1 --slack 100",
     "tests.init.survey": "'MLP mixer' --mesh fsdp2",
     "tests.hugging_face.survey": "llama",
+    "tests.hugging_face.expert_survey": "mixtral",
     "benchmarks/loading.py": "--layers 1 --hidden 512 --dtype float32 --ways tp2 --repeats 1",
     "tests.survival": "damage --small --keep kept",
     "benchmarks/checkpoint.py": "--preset single --dim 64 --layers 1 --rounds 2",
@@ -60,6 +61,7 @@ SLOW = (
 APART = (
     "tests.init.survey",
     "tests.hugging_face.survey",
+    "tests.hugging_face.expert_survey",
     "tests.styles.context_parallel.matrix",
     "benchmarks/loading.py",
 )
