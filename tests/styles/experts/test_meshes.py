@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.chosen import chosen
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.styles.experts.models import Batched, Mixture
+from tests.styles.experts.models import Batched, Called, Mixture
 from tests.styles.models import around
 
 FSDP = '"": fsdp'
@@ -50,6 +50,9 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("gathered", {"dp_shard": 2, "ep": 2}, Mixture, rules(GATHERED, FSDP)),
     ("gathered, a rank without tokens", {"dp_shard": 2, "ep": 2}, one_expert, rules(GATHERED, FSDP)),
     ("gathered over tp, in terms", {"tp": 2, "ep": 2}, Mixture, rules(GATHERED, WHOLE, TERMS)),
+    ("modules", {"dp_shard": 2, "ep": 2}, Called, rules(EXPERTS, FSDP)),
+    ("modules over tp, in terms", {"tp": 2, "ep": 2}, Called, rules(EXPERTS, WHOLE, TERMS)),
+    ("modules, gathered", {"dp_shard": 2, "ep": 2}, Called, rules(GATHERED, FSDP)),
     ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
 ]  # fmt: skip
 FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
@@ -62,6 +65,7 @@ FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("data and tp, split", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, SPLIT, FSDP)),
     ("half of tp", {"tp": 4, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
     ("a dimension that four does not divide", {"dp_shard": 4, "ep": 1}, Mixture, rules(EXPERTS, FSDP)),
+    ("modules, of four two", {"dp_shard": 4, "ep": 2}, Called, rules(EXPERTS, FSDP)),
     ("other names, of four two", {"dp_shard": 4, "ep": 2}, own, rules(OWN, FSDP)),
 ]  # fmt: skip
 
