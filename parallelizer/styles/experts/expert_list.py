@@ -70,8 +70,8 @@ class ExpertList(nn.Module):
             own = {leaf: getattr(self, leaf) for leaf in self._leaves}
             if any(isinstance(p, DTensor) and Shard(0) in p.placements for p in own.values()):
                 raise RuntimeError(
-                    f"expert {number} lies on one of the ranks that share the experts out, and is called by itself: call the list "
-                    "once, in place of the loop: self.experts(tokens, ids, weights), with ids and weights [tokens, k]"
+                    f"expert {number} lies on one of the ranks that share the experts out, and is called by itself: call the "
+                    "list once, in place of the loop: self.experts(tokens, ids, weights), with ids and weights [tokens, k]"
                 )
             return self._call({leaf: param[number] for leaf, param in own.items()}, *args, **kwargs)
 
@@ -126,7 +126,9 @@ def _check_equal(experts: list[nn.Module], every: list[dict[str, nn.Parameter]])
                 "one class can be stacked"
             )
         if {name: (param.shape, param.dtype) for name, param in own.items()} != first:
-            raise ValueError(f"the parameters of expert {number} have other names or shapes than those of expert 0")
+            raise ValueError(
+                f"the parameters of expert {number} have other names or shapes than those of expert 0"
+            )
         if (buffer := next(expert.named_buffers(), None)) is not None:
             raise ValueError(f"expert {number} has a buffer ({buffer[0]}), and parameters alone are stacked")
 
