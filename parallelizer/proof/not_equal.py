@@ -10,7 +10,7 @@ CODE = "not-equal"
 
 MIXED = (
     "a data rank has only its own rows: compute each row by itself (LayerNorm, GroupNorm), or over the rows of all ranks "
-    "(torch.nn.SyncBatchNorm, torch.distributed.nn.functional.all_gather, which has a gradient)"
+    "(torch.nn.SyncBatchNorm, parallelizer.sum_over_batch, torch.distributed.nn.functional.all_gather)"
 )
 MIXED_IN_MICROBATCHES = (
     "a microbatch of a pipeline has only some rows: compute each row by itself (LayerNorm, GroupNorm)"

@@ -19,6 +19,7 @@ from parallelizer.runtime.pipeline.cut import cut, of_stage, others_of
 from parallelizer.runtime.pipeline.live import LivePipeline, pipeline_of
 from parallelizer.runtime.pipeline.stage_model import StageModel, refuse_calls
 from parallelizer.runtime.state import ParallelState, remember, reshard
+from parallelizer.runtime.sum_over_batch import sums_go_over
 from parallelizer.styles.application import Application, Live, Program
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.context_parallel.order import static_order
@@ -74,7 +75,9 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         refuse_calls(model)
         # FSDP does so for modules that it sees; those that cuts divide it sees as the stages have them.
         model.register_state_dict_pre_hook(lambda module, *_: reshard(module))
-    remember(model, ParallelState(program, mesh, packed, buffers, tuple(data_groups(mesh)), names, pipeline))
+    groups = tuple(data_groups(mesh))
+    remember(model, ParallelState(program, mesh, packed, buffers, groups, names, pipeline))
+    sums_go_over(groups)
     return model
 
 
