@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.styles.context_parallel.buffers import unshard as unshard
     from parallelizer.styles.context_parallel.public import context_parallel as context_parallel
     from parallelizer.styles.context_parallel.public import shard_buffers as shard_buffers
+    from parallelizer.styles.experts.expert_list import ExpertList as ExpertList
     from parallelizer.styles.random_numbers import seed_ranks as seed_ranks
     from parallelizer.styles.registry import style as style
     from parallelizer.styles.sharded_logits import cross_entropy as cross_entropy
@@ -65,6 +66,7 @@ _WHERE = {
     "Checkpoints": "runtime.checkpoint.saving",
     "Diagnostic": "diagnostics.diagnostic",
     "Entry": "language.workload",
+    "ExpertList": "styles.experts.expert_list",
     "LaunchError": "runtime.launch.failures",
     "Mesh": "language.plan",
     "Pipeline": "language.pipeline.settings",

@@ -23,6 +23,8 @@ SMALLEST = {
     "benchmarks/expert_dispatch.py": "--tokens 8 --width 8 --hidden 8 --rounds 2",
     "benchmarks.proofs experts": "--only 'mixtral on ep2 x tp2, stream'",
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
+    "benchmarks/any_size.py --clock": "--layers 2 --ranks 64 --repeats 1",
+    "benchmarks.clock": "--presets 1 --steps 2",
     "benchmarks/step_time.py": "--blocks 2 --steps 1",
     "benchmarks/pipeline_step_time.py": "--blocks 2 --steps 1",
     "benchmarks/startup.py": "--ranks 2 --repeats 1",

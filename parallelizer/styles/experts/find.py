@@ -60,7 +60,8 @@ def check_modules(target: Target) -> None:
             "experts-module",
             f"{called} has its experts in modules of their own ({inside[0]}), and `experts` takes them from parameters "
             "[experts, ...]",
-            "stack the experts' weights in parameters of the module that computes them; without ep, fsdp and tp take modules",
+            "write parallelizer.ExpertList in place of nn.ModuleList, call it once in place of the loop over experts, "
+            "self.experts(tokens, ids, weights), and write the rule for it; without ep, fsdp and tp take modules",
         )
     raise StyleError(
         "experts-module",

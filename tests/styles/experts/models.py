@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.styles.models import WIDTH
+from parallelizer.styles.experts.expert_list import ExpertList
+from tests.styles.models import WIDTH, Mlp
 
 EXPERTS = 4
 HIDDEN = 6
@@ -75,3 +79,34 @@ class Mixture(nn.Module):
             experts(x, weights, chosen) if self.rows else experts(flat, chosen, top_k_weights=weights)
         )
         return made.view_as(x)
+
+
+class Looped(nn.Module):
+    """Experts that are modules, in a list: the router's block loops over those that have tokens."""
+
+    def __init__(self, experts: Callable[[Iterable[nn.Module]], Any] = nn.ModuleList) -> None:
+        super().__init__()
+        self.experts = experts(Mlp() for _ in range(EXPERTS))
+        self.gate = nn.Linear(WIDTH, EXPERTS, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weights, chosen = self.gate(flat).softmax(-1).topk(2, -1)
+        made = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == number)
+            if len(token):
+                made = made.index_add(0, token, expert(flat[token]) * weights[token, place, None])
+        return made.view_as(x)
+
+
+class Called(Looped):
+    """The same with one call."""
+
+    def __init__(self) -> None:
+        super().__init__(ExpertList)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
+        made: Tensor = self.experts(x, chosen, weights)
+        return made

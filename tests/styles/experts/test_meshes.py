@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
+from parallelizer.styles.experts.expert_list import ExpertList
 from tests.chosen import chosen
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.styles.experts.models import Batched, Mixture
+from tests.styles.experts.models import Batched, Called, Looped, Mixture
 from tests.styles.models import around
 
 FSDP = '"": fsdp'
@@ -50,6 +51,9 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("gathered", {"dp_shard": 2, "ep": 2}, Mixture, rules(GATHERED, FSDP)),
     ("gathered, a rank without tokens", {"dp_shard": 2, "ep": 2}, one_expert, rules(GATHERED, FSDP)),
     ("gathered over tp, in terms", {"tp": 2, "ep": 2}, Mixture, rules(GATHERED, WHOLE, TERMS)),
+    ("modules", {"dp_shard": 2, "ep": 2}, Called, rules(EXPERTS, FSDP)),
+    ("modules over tp, in terms", {"tp": 2, "ep": 2}, Called, rules(EXPERTS, WHOLE, TERMS)),
+    ("modules, gathered", {"dp_shard": 2, "ep": 2}, Called, rules(GATHERED, FSDP)),
     ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
 ]  # fmt: skip
 FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
@@ -62,6 +66,7 @@ FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("data and tp, split", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, SPLIT, FSDP)),
     ("half of tp", {"tp": 4, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
     ("a dimension that four does not divide", {"dp_shard": 4, "ep": 1}, Mixture, rules(EXPERTS, FSDP)),
+    ("modules, of four two", {"dp_shard": 4, "ep": 2}, Called, rules(EXPERTS, FSDP)),
     ("other names, of four two", {"dp_shard": 4, "ep": 2}, own, rules(OWN, FSDP)),
 ]  # fmt: skip
 
@@ -70,11 +75,12 @@ OF_4 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text 
 ACCUMULATED = Case(
     "in two parts", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Mixture), accumulate=2
 )
+LOOP = Case("a loop", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Looped, ExpertList))
 
 
 @pytest.fixture(scope="module")
 def on_2_ranks() -> dict[str, Errors | str]:
-    return compare([*OF_2, ACCUMULATED])
+    return compare([*OF_2, ACCUMULATED, LOOP])
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +100,9 @@ def test_two_ranks(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
 )
 def test_four_ranks(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
+
+
+@pytest.mark.ranks
+def test_a_loop_over_modules_fails_with_the_edit(on_2_ranks: dict[str, Errors | str]) -> None:
+    found = on_2_ranks["a loop"]
+    assert isinstance(found, str) and "call the list once, in place of the loop: self.experts(tokens" in found
