@@ -1,9 +1,10 @@
 """Time and memory of the dry run, as a whole process with imports, over depth and over ranks.
 
-    python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--curve] [--repeats 3]
+    python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--curve] [--clock] [--repeats 3]
 
 The first line is Llama 3.1 405B on 16,384 ranks, if nothing else is said; `--curve` adds depths from 4 to 126 layers
-and worlds from 64 to 16,384 ranks.
+and worlds from 64 to 16,384 ranks. `--clock` compares the dry run of a step on H100s with the same one whose time is
+predicted too, in turns.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORLDS = {64: (4, 2, 8), 256: (16, 2, 8), 1024: (64, 2, 8), 4096: (256, 2, 8), 16384: (1024, 2, 8)}
 
 
-def measure(layers: int, world: int) -> tuple[float, float]:
+def measure(layers: int, world: int, *more: str) -> tuple[float, float]:
     """Seconds of the command, and the largest resident set of any process in it in MB."""
     shard, cp, tp = WORLDS[world]
     command = [
@@ -40,7 +41,7 @@ def measure(layers: int, world: int) -> tuple[float, float]:
             f"parallel.mesh.cp={cp}",
             f"parallel.mesh.tp={tp}",
         ),
-        *("train.seq_len=8192", f"train.batch_size={shard}", "device=cpu"),
+        *("train.seq_len=8192", f"train.batch_size={shard}", *(more or ("device=cpu",))),
     ]
     begun = time.perf_counter()
     pid = os.posix_spawn(
@@ -54,6 +55,19 @@ def measure(layers: int, world: int) -> tuple[float, float]:
         raise SystemExit(f"the dry run ended with status {os.waitstatus_to_exitcode(status)}")
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return time.perf_counter() - begun, max(used.ru_maxrss, children) / 1e3
+
+
+def clock(layers: int, world: int, repeats: int) -> None:
+    """Print what predicting the time adds to a dry run, in alternating turns."""
+    without, priced = [], []
+    for _ in range(repeats):
+        without.append(measure(layers, world, "device=cuda", "train.dtype=bfloat16")[0])
+        priced.append(measure(layers, world, "hardware=h100")[0])
+    ratios = sorted(b / a for a, b in zip(without, priced, strict=True))
+    print(
+        f"without a clock {statistics.median(without):.2f} s, with it {statistics.median(priced):.2f} s, "
+        f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+    )
 
 
 def importing(repeats: int) -> float:
@@ -71,8 +85,11 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=126, help="of the model in the first line (126)")
     parser.add_argument("--ranks", type=int, choices=WORLDS, default=16384, help="of its world (16384)")
     parser.add_argument("--curve", action="store_true", help="other depths and other worlds too")
+    parser.add_argument("--clock", action="store_true", help="what predicting the time adds")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.clock:
+        return clock(arguments.layers, arguments.ranks, arguments.repeats)
     cases = [(arguments.layers, arguments.ranks)]
     if arguments.curve:
         cases += [(n, 16384) for n in (4, 8, 16, 32, 64)] + [(126, w) for w in WORLDS if w != 16384]

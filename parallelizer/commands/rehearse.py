@@ -49,12 +49,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Rehearse what the command line asks for, and print it. Returns the exit status."""
     import_torch()
     from parallelizer.child.children import WorldError
+    from parallelizer.configuration.step_time import measured_step_time, step_time
     from parallelizer.proof.unsure import UNSURE
     from parallelizer.report.diff import check_rank
     from parallelizer.report.rows.rehearsal import Compared
     from parallelizer.report.text import rehearsal as show
-    from parallelizer.simulate.record.planned import plan_step
-    from parallelizer.simulate.rehearse.links import link_seconds
+    from parallelizer.simulate.record.planned import planned_of
+    from parallelizer.simulate.record.trace import trace
     from parallelizer.simulate.rehearse.rehearse import rehearse
 
     compared: list[Compared] = []
@@ -66,14 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
             check_rank(rank, setup.mesh)
         whole = setup.whole_model(model)
         for rank in arguments.rank:
-            planned = plan_step(program, model, recipe, rank)
+            step = trace(program, model, recipe, rank)
             found = rehearse(
                 program, model, recipe, rank=rank, device=setup.device, steps=arguments.steps, whole=whole
             )
-            links = (
-                link_seconds(planned.ledger, setup.mesh, setup.hardware) if found.device != "cpu" else None
-            )
-            compared.append(Compared(planned, found, links))
+            times = step_time(setup, step), measured_step_time(setup, step, found.device_seconds)
+            compared.append(Compared(planned_of(step), found, *times))
     except PlanError as error:
         print_refusal(error.diagnostics, arguments.json)
         return 1

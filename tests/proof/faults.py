@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
 from benchmarks.proofs.markdown import replace_between, table
@@ -36,8 +36,10 @@ from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.experts import dispatch
 from parallelizer.styles.experts.stream import Stream
+from parallelizer.styles.float8 import gathers, inputs, linear
 from parallelizer.styles.packing import Packing
 from tests.proof import subjects
+from tests.simulate.setups import CAST, GATHERED, in_float8
 
 Patch = pytest.MonkeyPatch
 Faulty = Callable[..., Any]
@@ -61,6 +63,11 @@ class Fault:
     words: str
     force: bool = False
     subject: Callable[[], Subject] = SMALL
+
+    @property
+    def needs_torchao(self) -> bool:
+        """Whether the plan computes in float8."""
+        return any("float8" in override for override in self.overrides)
 
 
 def proof_of(fault: Fault) -> Proof:
@@ -302,6 +309,55 @@ def _swap_stages(model: nn.Module) -> None:
     for at, inside, other in zip((1, 2), lists, reversed(layers), strict=True):
         inside.add_module(str(at), other)
         models[at].watch()
+
+
+def _scale_of_a_shard(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The scale of what a rank has of a tensor, taken for that of the tensor."""
+    if not isinstance(tensor, DTensor):
+        return right(tensor, *args, **kwargs)
+    scale = right(tensor.to_local(), *args, **kwargs)
+    return DTensor.from_local(scale, tensor.device_mesh, [Replicate()], run_check=False)
+
+
+def _scale_before() -> Faulty:
+    """The scale that the microbatch before had, of a tensor of this shape."""
+    before: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def old(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scale = right(tensor, *args, **kwargs)
+        last = before.get((tuple(tensor.shape), args))
+        before[tuple(tensor.shape), args] = scale
+        return scale if last is None else last
+
+    return old
+
+
+def scaled_by(faulty: Callable[[], Faulty]) -> Callable[[Patch], None]:
+    """A fault of the scales that torchao finds."""
+
+    def plant(patch: Patch) -> None:
+        from torchao.float8 import float8_scaling_utils
+
+        on_ranks(patch, float8_scaling_utils, "tensor_to_scale", faulty())
+
+    return plant
+
+
+def _cast_alone(right: Faulty, x: Any, module: Any) -> Any:
+    """An input that is cast with the scale of what a rank has of it."""
+    part = right(x.to_local(), module)
+    return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False)
+
+
+def _round_head(model: nn.Module) -> None:
+    """What a glob that matches too much would do."""
+    linear.run_in_float8(model.get_submodule("output"), "rowwise", emulate=True)
+
+
+def _skip_one(right: Faulty, module: nn.Linear, *args: Any, **kwargs: Any) -> None:
+    """A filter leaves the linears of one size in their own dtype."""
+    if (module.in_features, module.out_features) != (64, 128):
+        right(module, *args, **kwargs)
 
 
 NORMS = 'rules=["layers.*.{attention_norm,ffn_norm}: none"]'
@@ -674,6 +730,69 @@ FAULTS = (
         "tp",
         "the output of experts differs",
         subject=functools.partial(subjects.balanced, {"tp": 2}, BIAS_IN_EVERY_TERM),
+    ),
+    Fault(
+        "the largest value of a shard",
+        ("parallel=tp2", in_float8("tensorwise")),
+        scaled_by(lambda: _scale_of_a_shard),
+        "layers.0.attention.wq",
+        "forward",
+        "tp",
+        "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "the scale of another microbatch",
+        ("parallel=pp2", in_float8("tensorwise")),
+        scaled_by(_scale_before),
+        "layers.0.attention.wq",
+        "forward",
+        "pp",
+        "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "a head in float8 that no rule names",
+        ("parallel=tp2", in_float8("rowwise")),
+        on_model(_round_head),
+        "output",
+        "forward",
+        "tp",
+        "the output of output",
+    ),
+    Fault(
+        "a linear that stays in its own dtype",
+        ("parallel=fsdp2", in_float8("rowwise")),
+        replaced(linear, "run_in_float8", _skip_one),
+        "layers.0.feed_forward.w1",
+        "forward",
+        "dp_shard",
+        "the output of layers.0.feed_forward.w1",
+    ),
+    Fault(
+        "weights gathered with the scale of a part, of fsdp",
+        ("parallel=fsdp2_tp2", in_float8("tensorwise", GATHERED)),
+        replaced(gathers, "_groups", lambda right, params: right(params)[1:]),
+        "layers.0.attention.wq",
+        "forward",
+        "dp_shard",
+        "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "weights gathered with the scale of a part, of tp",
+        ("parallel=fsdp2_tp2", in_float8("tensorwise", GATHERED)),
+        replaced(gathers, "_groups", lambda right, params: right(params)[:1]),
+        "layers.0.attention.wq",
+        "forward",
+        None,  # on a mesh of tp alone fsdp gathers nothing
+        "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "an input cast with the scale of a part",
+        ("parallel=tp2", in_float8("tensorwise", CAST)),
+        replaced(inputs, "cast_input", _cast_alone),
+        "layers.0.attention.wq",
+        "forward",
+        "tp",
+        "the output of layers.0.attention.wq",
     ),
 )
 

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer.proof.float8_reference import LowPrecision, token_order
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove
 from parallelizer.report.documents import verify_document
 from parallelizer.report.text.proof import text
-from parallelizer.styles.float8 import gathers, inputs, linear
-from parallelizer.styles.float8.linear import run_in_float8
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 from tests.chosen import chosen
 from tests.proof import subjects
-from tests.proof.faults import Faulty, nothing, on_model, on_ranks
 from tests.simulate.setups import CAST
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
@@ -105,37 +97,6 @@ def cast(preset: str, *more: str) -> Proof:
 
 @pytest.mark.ranks
 @pytest.mark.slow
-def test_an_input_that_is_cast_with_the_scale_of_a_shard_is_found() -> None:
-    def local(right: Faulty, x: Any, module: Any) -> Any:
-        part = right(x.to_local(), module)
-        return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False)
-
-    with pytest.MonkeyPatch.context() as patch:
-        on_ranks(patch, inputs, "cast_input", local)
-        proof = cast("parallel=tp2")
-    assert not proof.passed
-    assert proof.divergence is not None and proof.divergence.module.startswith("layers.0.attention")
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
-@pytest.mark.parametrize("axis", ["fsdp", "tp"])
-def test_a_scale_of_a_shard_that_is_gathered_is_found(axis: str) -> None:
-    """The largest values are agreed on over one axis only."""
-
-    def one(right: Faulty, params: Any) -> Any:
-        groups = right(params)
-        return groups[1:] if axis == "fsdp" else groups[:1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        on_ranks(patch, gathers, "_groups", one)
-        proof = gathered("parallel=fsdp2_tp2")
-    assert not proof.passed
-    assert proof.divergence is not None and proof.divergence.module.startswith("layers.0.attention.w")
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
 @pytest.mark.parametrize("more", ["checkpoint", "{style: compile, backend: aot_eager}"])
 def test_it_is_proven_inside_of_checkpoints_and_compiled_code(more: str) -> None:
     rules = f"rules=['{GLOB}: {{style: float8, recipe: rowwise}}', 'layers.*: {more}']"
@@ -148,74 +109,6 @@ def test_in_float32_nothing_is_claimed() -> None:
     proof = proof_of("rowwise", "parallel=tp2", dtype="float32")
     assert proof.proven is None and proof.passed
     assert text(proof).endswith("information, not a verdict: float8 is proven in float64 alone")
-
-
-# --- faults --------------------------------------------------------------------------------------------
-
-
-def _local_scale(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The scale of what a rank has of a tensor, taken for that of the tensor."""
-    if not isinstance(tensor, DTensor):
-        return right(tensor, *args, **kwargs)
-    scale = right(tensor.to_local(), *args, **kwargs)
-    return DTensor.from_local(scale, tensor.device_mesh, [Replicate()], run_check=False)
-
-
-def _plant_local_scale(patch: pytest.MonkeyPatch) -> None:
-    from torchao.float8 import float8_scaling_utils
-
-    on_ranks(patch, float8_scaling_utils, "tensor_to_scale", _local_scale)
-
-
-def _plant_old_scale(patch: pytest.MonkeyPatch) -> None:
-    """The scale that the microbatch before had."""
-    from torchao.float8 import float8_scaling_utils
-
-    before: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def old(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        scale = right(tensor, *args, **kwargs)
-        last = before.get((tuple(tensor.shape), args))
-        before[tuple(tensor.shape), args] = scale
-        return scale if last is None else last
-
-    on_ranks(patch, float8_scaling_utils, "tensor_to_scale", old)
-
-
-def _round_head(model: nn.Module) -> None:
-    run_in_float8(model.get_submodule("output"), "rowwise", emulate=True)
-
-
-def _skip_one(right: Faulty, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    nothing() if module.out_features == 128 and module.in_features == 64 else right(module, *args, **kwargs)
-
-
-def _plant_skipped(patch: pytest.MonkeyPatch) -> None:
-    on_ranks(patch, linear, "run_in_float8", _skip_one)
-
-
-FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str, str]] = {
-    "a local scale": (_plant_local_scale, "tensorwise", "parallel=tp2", "layers.0.attention.w"),
-    "the scale of another microbatch": (
-        _plant_old_scale,
-        "tensorwise",
-        "parallel=pp2",
-        "layers.0.attention.w",
-    ),
-    "a head in float8 that no rule names": (on_model(_round_head), "rowwise", "parallel=tp2", "output"),
-    "a linear that is skipped": (_plant_skipped, "rowwise", "parallel=fsdp2", "layers.0.feed_forward.w"),
-}
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("name", chosen(FAULTS, ["a local scale"]))
-def test_a_planted_fault_is_found_and_placed(name: str) -> None:
-    plant, recipe, preset, module = FAULTS[name]
-    with pytest.MonkeyPatch.context() as patch:
-        plant(patch)
-        proof = proof_of(recipe, preset)
-    assert not proof.passed
-    assert proof.divergence is not None and proof.divergence.module.startswith(module), proof.divergence
 
 
 # --- the groups of tokens that share a scale ---------------------------------------------------------------

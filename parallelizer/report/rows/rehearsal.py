@@ -8,6 +8,7 @@ from typing import Any
 
 from parallelizer.simulate.record.planned import Planned, differences
 from parallelizer.simulate.rehearse.rehearse import Rehearsal
+from parallelizer.simulate.time.predict import StepTime
 
 LAUNCH_BOUND = 0.6
 """The share of a step in which a GPU runs kernels, below which the host is what the step waits for."""
@@ -15,13 +16,14 @@ LAUNCH_BOUND = 0.6
 
 @dataclass(frozen=True)
 class Compared:
-    """One rank: what was planned, what was rehearsed, and the seconds that its bytes need on the links, if their rates are
-    known.
+    """One rank: what was planned, and what was rehearsed. With hardware, `predicted` is the time of the whole job's step, and
+    `measured` the same with the computation that the rehearsal took in place of the priced one.
     """
 
     planned: Planned
     rehearsal: Rehearsal
-    link_seconds: float | None = None
+    predicted: StepTime | None = None
+    measured: StepTime | None = None
 
     @property
     def time(self) -> str:
@@ -33,13 +35,20 @@ class Compared:
             waits = f", {found.kernels.busy:.0%} busy"
             launch = ": the device waits for the host" if found.kernels.busy < LAUNCH_BOUND else ""
             text = f"{found.device_seconds:.3g} s a step on the device{waits}, {found.host_seconds:.3g} s on the host{launch}"
-        if self.link_seconds is not None:
-            least, most = (
-                max(found.device_seconds, self.link_seconds),
-                found.device_seconds + self.link_seconds,
-            )
-            text += f"; with the links {least:.3g} s at best, {most:.3g} s if nothing overlaps"
         return text
+
+    @property
+    def whole_job(self) -> str | None:
+        """`1.9 s a step on H100-SXM with this computation, 1.7 s as priced; waiting 22%: tp 18, dp_shard 4`; None if the time of
+        a step is not known.
+        """
+        time, priced = self.measured, self.predicted
+        if time is None or priced is None:
+            return None
+        waits = sorted(((name, s / time.seconds) for name, s in time.waits.items()), key=lambda i: -i[1])
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in waits if share >= 0.005)
+        text = f"{time.seconds:.3g} s a step on {time.machine}, with this computation; {priced.seconds:.3g} s as priced"
+        return text + (f"; waits for {parts}" if parts else "")
 
     @property
     def shares(self) -> list[tuple[str, float]]:
@@ -81,7 +90,8 @@ class Compared:
                 "device": found.device_seconds,
                 "host": found.host_seconds,
                 "busy": found.kernels.busy,
-                "links": self.link_seconds,
+                "whole_job": None if self.measured is None else self.measured.seconds,
+                "whole_job_priced": None if self.predicted is None else self.predicted.seconds,
             },
             "kernels": {"count": found.kernels.count, "seconds": dict(found.kernels.seconds)},
             "host_reads": dict(found.host_reads),

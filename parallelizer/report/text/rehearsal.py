@@ -49,6 +49,8 @@ def _lines(one: Compared) -> list[tuple[str, str]]:
             )
         )
     lines.append(("time", one.time))
+    if one.whole_job is not None:
+        lines.append(("whole job", one.whole_job))
     shares = one.shares
     if shares:
         lines.append(("kernels", f"{found.kernels.count:,}: " + ", ".join(f"{k} {v:.0%}" for k, v in shares)))

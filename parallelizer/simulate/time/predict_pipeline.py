@@ -121,7 +121,7 @@ def predict_pipeline(
     prices = Prices(machine, mesh, constants, habits)
     priced = PricedPipeline(lines, prices)
     timed = priced.replayed()
-    if machine.cores:
+    if machine.cores and not prices.habits.alone:
         # Ranks that wait leave the processors to others.
         prices.crowd = max(1.0, (1 - timed.bubble) * mesh.world_size / machine.cores)
         priced = PricedPipeline(lines, prices)

@@ -25,7 +25,8 @@ class Habits:
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
     `library` says that attention's kernels are cuDNN's. `payload` is what the bytes of FSDP's gathers are multiplied by.
     `overlapped_tp` says that collectives over tp run in pieces beside the products around them. `early`: the libraries
-    are those of the device's first year.
+    are those of the device's first year. `pace` multiplies what operators take on the device and on the host. `alone`: the rank
+    runs without its peers, so that collectives take no time and processors are not shared.
     """
 
     linear: str | None = None
@@ -34,6 +35,8 @@ class Habits:
     payload: float = 1.0
     overlapped_tp: bool = False
     early: bool = False
+    pace: float = 1.0
+    alone: bool = False
 
 
 class Prices:
@@ -48,7 +51,8 @@ class Prices:
         self.habits = habits or Habits()
         self.unpriced: dict[str, str] = {}
         # Ranks that share processors take turns on them.
-        self.crowd = max(1.0, mesh.world_size / machine.cores) if machine.cores else 1.0
+        shared = machine.cores and not self.habits.alone
+        self.crowd = max(1.0, mesh.world_size / machine.cores) if shared else 1.0
         self._gemm = functools.cache(self._gemm_seconds)
         self._attention = functools.cache(
             lambda operator: attention_seconds(operator, machine, constants, library=self.habits.library)
@@ -59,6 +63,23 @@ class Prices:
 
     def operator(self, operator: Operator) -> float:
         """The time on the device, without what the host takes to ask for it."""
+        return self.habits.pace * self._operator(operator)
+
+    def host(self, operator: Operator) -> float:
+        """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once."""
+        calls = 0.25 * operator.kernels if operator.compiled else operator.kernels
+        return self.habits.pace * (
+            calls * self.machine.host_seconds
+            + operator.modules * self.machine.module_seconds
+            + operator.dtensors * self.machine.dtensor_seconds
+        )
+
+    @property
+    def unit(self) -> float:
+        """What one of FSDP's collectives takes beside the collective itself, on processors that compute."""
+        return self.habits.pace * self.machine.unit_seconds * self.crowd
+
+    def _operator(self, operator: Operator) -> float:
         found: float | None = None
         if operator.kind == GEMM:
             found = self._gemm(_alike(operator), self._dtype(operator))
@@ -78,6 +99,8 @@ class Prices:
 
     def collective(self, issued: Issued) -> float:
         """The time on the links."""
+        if self.habits.alone:
+            return 0.0
         gathers = issued.unit and issued.entry.kind == "all_gather"
         seconds = self._collective(_of_no_module(issued), self.habits.payload if gathers else 1.0)
         if not self.machine.cores:
@@ -107,16 +130,6 @@ class Prices:
             )
             for dtype, name in self.unpriced.items()
         )
-
-
-def host_seconds(operator: Operator, machine: Machine) -> float:
-    """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once."""
-    calls = 0.25 * operator.kernels if operator.compiled else operator.kernels
-    return (
-        calls * machine.host_seconds
-        + operator.modules * machine.module_seconds
-        + operator.dtensors * machine.dtensor_seconds
-    )
 
 
 def _alike(operator: Operator) -> Operator:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from parallelizer.simulate.record.operators import Issued, Moment, Operator, Wait
-from parallelizer.simulate.time.price import Prices, host_seconds
+from parallelizer.simulate.time.price import Prices
 from parallelizer.simulate.time.price_collectives import spread_of
 
 COMPUTE, WAIT = "compute", "wait"
@@ -137,10 +137,11 @@ class TimeLineReplay:
     def _operate(self, operator: Operator) -> None:
         if operator.copies == "out" and self.gathers:
             self._stand(*self.gathers.popleft())
-        self.host += host_seconds(operator, self.machine)
+        host = self.prices.host(operator)
+        self.host += host
         seconds = self.prices.operator(operator)
         if not self.machine.streams:
-            seconds = (seconds + host_seconds(operator, self.machine)) * self.prices.crowd
+            seconds = (seconds + host) * self.prices.crowd
         else:
             self._stand(self.host, "host")
         axis, waited = self.pending
@@ -202,7 +203,7 @@ class TimeLineReplay:
         seconds = self.prices.collective(issued)
         link = self.links[spread_of(entry.axis, self.prices.mesh, self.machine.per_node).nodes == 1]
         if not self.machine.streams:
-            start, end = link.run(self.compute, seconds + self.machine.unit_seconds * self.prices.crowd)
+            start, end = link.run(self.compute, seconds + self.prices.unit)
             self._span(issued, start, end)
             self._stand(end, entry.axis)
             if entry.kind == "all_gather":

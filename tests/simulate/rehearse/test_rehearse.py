@@ -15,7 +15,6 @@ from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.planned import differences, observing, of_the_step, plan_step
 from parallelizer.simulate.record.trace import local_parts
 from parallelizer.simulate.rehearse import host_reads, kernels
-from parallelizer.simulate.rehearse.links import link_seconds
 from parallelizer.simulate.rehearse.peaks import peak_of
 from parallelizer.simulate.rehearse.rehearse import Rehearsal, rehearse
 from tests.ranks import run_ranks
@@ -106,14 +105,3 @@ def test_a_host_read_is_told_by_its_line() -> None:
 def test_kernels_are_told_apart_by_kind() -> None:
     found = kernels.kernels_of(lambda: torch.ones(64, 64) @ torch.ones(64, 64), "cpu")
     assert set(found.seconds) >= {"matrix products"} and found.count >= 2
-
-
-def test_the_links_take_the_bytes_of_a_group_at_the_rate_of_where_it_lies() -> None:
-    def entry(axis: str) -> Collective:
-        return Collective("forward", "all_gather", axis, 8, 8, 7 * 10**9, "float32", "", None, False)
-
-    setup = llama("parallel.mesh.dp_shard=2", "parallel.mesh.tp=8")
-    hardware = {"node_gb_per_s": 70, "network_gb_per_s": 7, "devices_per_node": 8}
-    assert link_seconds([entry("tp")], setup.mesh, hardware) == pytest.approx(0.1)
-    assert link_seconds([entry("tp"), entry("dp_shard")], setup.mesh, hardware) == pytest.approx(1.1)
-    assert link_seconds([entry("tp")], setup.mesh, {}) is None
