@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from parallelizer.proof.float8_reference import RECIPES, LowPrecision, round_linears
+from parallelizer.proof.float8_reference import RECIPES, round_linears
+from parallelizer.proof.float8_tokens import LowPrecision
 from parallelizer.proof.modes import Float64
 from parallelizer.styles.float8.linear import run_in_float8
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
