@@ -5,7 +5,9 @@ schedules that run a forward otherwise: one proof a cell.
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.proofs import matrix
 from benchmarks.proofs.cells import Cell, Row
@@ -37,10 +39,14 @@ class Model:
         return f"{self.modules}: {{style: prepare-input, input: {flow}, cast: float8}}"
 
 
-LLAMA = "layers.*.{attention.w[qkvo],feed_forward.w[123]}", "layers.*.{attention,feed_forward}", "x"
 NEOX = "gpt_neox.layers.*"
 MODELS = (
-    Model("llama_debug", *LLAMA),
+    Model(
+        "llama_debug",
+        "layers.*.{attention.w[qkvo],feed_forward.w[123]}",
+        "layers.*.{attention,feed_forward}",
+        "x",
+    ),
     Model(
         "hf_qwen3",
         "model.layers.*.{self_attn.{q,k,v,o}_proj,mlp.{gate,up,down}_proj}",
@@ -59,9 +65,8 @@ MODELS = (
         "model.decoder.layers.*.self_attn",
         "hidden_states",
     ),
-    Model("llama_packed", *LLAMA),
 )
-"""A Llama; a Llama-like family of transformers; two with biases, one of them with a fused projection; packed documents."""
+"""A Llama; a family of transformers like it; two with biases, of which one has a fused projection."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +133,17 @@ def prove(model: Model, recipe: str, column: Column) -> Cell:
     return dataclasses.replace(found, row=row, preset=column.name, ran="", passed=passed)
 
 
-def run(*, only: str = "", as_json: bool = False, page: str | None = None) -> int:
+def run(
+    *,
+    only: str = "",
+    as_json: bool = False,
+    page: str | None = None,
+    cells: str | None = None,
+    run_missing: bool = True,
+) -> int:
     """Prove every cell, or those with `only` in their names, print the tables, and write them into a page where one
-    is named. 0 when every cell is proven.
+    is named. `cells` is a file in which outcomes are kept: cells that it has do not run again, and without `run_missing` no
+    other runs. 0 when every cell is proven.
     """
     from benchmarks.proofs import show
 
@@ -138,16 +151,30 @@ def run(*, only: str = "", as_json: bool = False, page: str | None = None) -> in
         matrix.check_page(page, MARKER)
     every = [(m, r, c) for columns, models in TABLES for m in models for r in TORCHAO_NAMES for c in columns]
     every = [one for one in every if only in _name(*one)]
-    cells = list[Cell]()
+    known = _read(cells)
     for number, one in enumerate(every, start=1):
-        cells.append(prove(*one))
-        matrix.progress(cells[-1], f"{number}/{len(every)}")
+        if _name(*one) not in known and run_missing:
+            known[_name(*one)] = found = prove(*one)
+            matrix.progress(found, f"{number}/{len(every)}")
+            if cells is not None:
+                with Path(cells).open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(found)) + "\n")
+    done = [known[_name(*one)] for one in every if _name(*one) in known]
     tables = []
     for columns, _ in TABLES:
         names = [column.name for column in columns]
-        found = [cell for cell in cells if cell.preset in names]
-        tables.append((found, [name for name in names if any(cell.preset == name for cell in found)]))
-    return matrix.report(tables, show.summary(cells), MARKER, as_json=as_json, page=page)
+        found_of = [cell for cell in done if cell.preset in names]
+        tables.append((found_of, [name for name in names if any(cell.preset == name for cell in found_of)]))
+    return matrix.report(tables, show.summary(done), MARKER, as_json=as_json, page=page)
+
+
+def _read(path: str | None) -> dict[str, Cell]:
+    """The cells in a file, by name; none where there is no file yet."""
+    if path is None or not Path(path).exists():
+        return {}
+    found = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    cells = [Cell(**{**one, "row": Row(**{**one["row"], "overrides": ()})}) for one in found]
+    return {matrix.name_of(cell.row.name, cell.preset): cell for cell in cells}
 
 
 def _name(model: Model, recipe: str, column: Column) -> str:
