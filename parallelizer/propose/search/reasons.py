@@ -8,7 +8,7 @@ from parallelizer.diagnostics.units import size
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.task import SearchTask
 from parallelizer.propose.search.truth import TracedWhole
-from parallelizer.report.rows.time import causes, duration, range_of, wait_shares
+from parallelizer.report.rows.time import duration, range_of, shares_of_difference, wait_shares
 
 WAITS = {
     "tp": "the links of tp",
@@ -57,10 +57,9 @@ def loses(best: TracedWhole, other: TracedWhole) -> str:
     slower = other.seconds / best.seconds - 1
     if slower < 0.0005:
         return "as fast"
-    why = causes(other.time, best.time)
-    # `causes` says what the faster has less of; here it is what the other has more of.
-    main = why[0].partition(" by ")[0].rsplit(" ", 1) if why else []
-    said = f", {'more' if main[1] == 'less' else 'less'} {main[0]}" if main else ""
+    why = shares_of_difference(other.time, best.time)
+    # What the faster has less of, the other has more of.
+    said = "".join(f", {'more' if share > 0 else 'less'} {cause}" for cause, share in why[:1])
     return f"+{slower:.1%}{said}"
 
 

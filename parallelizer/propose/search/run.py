@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
 from parallelizer.configuration.setup import Setup
@@ -26,7 +28,7 @@ from parallelizer.propose.search.preset import preset_text
 from parallelizer.propose.search.setups import STREAM
 from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
 from parallelizer.propose.search.task import SearchTask
-from parallelizer.propose.search.truth import NotTraced, effort, trace_whole
+from parallelizer.propose.search.truth import NotTraced, TracedWhole, effort, tracing_whole
 
 SURE = 1.1
 """An estimated peak above the limit by so much is taken not to fit. Below it a dry run decides."""
@@ -198,23 +200,68 @@ class Search:
     # Truth
 
     def _trace_best(self, task: SearchTask) -> None:
-        spent = 0
-        near = [e for e in self.found.priced if e.peak <= SURE * task.memory]
+        """Dry-run the best, the next while the last is on its way."""
+        found, spent, made = self.found, 0, 0
+        near = [e for e in found.priced if e.peak <= SURE * task.memory]
         if not near:  # what comes nearest says by how much nothing fits
-            near = sorted(self.found.priced, key=lambda e: (e.peak, e.candidate))[:2]
-        for price in near:
-            made = len(self.found.results) + len(self.found.too_large)
-            if len(self.found.results) >= task.traced or made >= 2 * task.traced:
-                break
-            cost = effort(price.candidate, self.run_of_layers)
-            if len(self.found.results) >= 2 and spent + cost > EFFORT:
-                continue
-            self.tell(f"dry run {made + 1}: {price.candidate.words()}")
-            truth = trace_whole(task, self.model, price.candidate, self.preset(task, price.candidate))
-            spent += cost
-            if isinstance(truth, NotTraced):
-                self.found.failed.append(truth)
-            elif truth.peak <= task.memory:
-                self.found.results.append(truth)
-            else:
-                self.found.too_large.append(truth)
+            near = sorted(found.priced, key=lambda e: (e.peak, e.candidate))[:2]
+        with _DryRuns(lambda truth: self._judge(truth, task)) as on_the_way:
+            for price in near:
+                while len(found.results) + len(on_the_way) >= task.traced and on_the_way:
+                    on_the_way.finish()
+                if len(found.results) >= task.traced or made >= 2 * task.traced:
+                    return
+                cost = effort(price.candidate, self.run_of_layers)
+                if spent + cost > EFFORT:
+                    on_the_way.finish_all()
+                    if len(found.results) >= 2:
+                        continue
+                made, spent = made + 1, spent + cost
+                self.tell(f"dry run {made}: {price.candidate.words()}")
+                text = self.preset(task, price.candidate)
+                on_the_way.start(tracing_whole(task, self.model, price.candidate, text))
+            on_the_way.finish_all()
+
+    def _judge(self, truth: TracedWhole | NotTraced, task: SearchTask) -> None:
+        if isinstance(truth, NotTraced):
+            self.found.failed.append(truth)
+        elif truth.peak <= task.memory:
+            self.found.results.append(truth)
+        else:
+            self.found.too_large.append(truth)
+
+
+class _DryRuns:
+    """Dry runs side by side, which end in the order in which they were started. Those that are left are stopped."""
+
+    def __init__(self, judge: Callable[[TracedWhole | NotTraced], None]) -> None:
+        self.judge = judge
+        self.waiting: deque[tuple[ExitStack, Callable[[], TracedWhole | NotTraced]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def start(self, dry_run: AbstractContextManager[Callable[[], TracedWhole | NotTraced]]) -> None:
+        """Start one more, and finish the one before if there are SIDE_BY_SIDE."""
+        stack = ExitStack()
+        self.waiting.append((stack, stack.enter_context(dry_run)))
+        if len(self.waiting) >= SIDE_BY_SIDE:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the first."""
+        stack, result = self.waiting.popleft()
+        with stack:
+            self.judge(result())
+
+    def finish_all(self) -> None:
+        """Wait for all."""
+        while self.waiting:
+            self.finish()
+
+    def __enter__(self) -> _DryRuns:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self.waiting:
+            self.waiting.popleft()[0].close()

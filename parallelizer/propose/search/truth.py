@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import nn
 
 from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.task import SearchTask
 from parallelizer.simulate.record.pipeline_step import FEW
-from parallelizer.simulate.record.trace_classes import trace_classes, worst
+from parallelizer.simulate.record.trace import Trace
+from parallelizer.simulate.record.trace_classes import tracing_classes, worst
 from parallelizer.simulate.time.predict import StepTime
 
 
@@ -47,12 +50,33 @@ def trace_whole(
     task: SearchTask, model: nn.Module, candidate: Candidate, text: str
 ) -> TracedWhole | NotTraced:
     """Dry-run the preset `text` of a candidate, read as `plan` reads it."""
+    with tracing_whole(task, model, candidate, text) as traced:
+        return traced()
+
+
+@contextmanager
+def tracing_whole(
+    task: SearchTask, model: nn.Module, candidate: Candidate, text: str
+) -> Iterator[Callable[[], TracedWhole | NotTraced]]:
+    """As `trace_whole`, while the body of the `with` runs. The function that is yielded waits for the dry run."""
+    with ExitStack() as stack:
+        try:
+            setup = task.setup_of(text, candidate)
+            program = setup.compile(model)
+            if has_errors(program.diagnostics):
+                raise PlanError(program.diagnostics)
+            traced = stack.enter_context(tracing_classes(program, model, setup.recipe()))
+        except PlanError as error:
+            refused = NotTraced(candidate, reason(error.diagnostics))
+            yield lambda: refused
+            return
+        yield lambda: _judged(candidate, setup, traced)
+
+
+def _judged(candidate: Candidate, setup: Setup, traced: Callable[[], Trace]) -> TracedWhole | NotTraced:
+    """What the dry run of a candidate says of it."""
     try:
-        setup = task.setup_of(text, candidate)
-        program = setup.compile(model)
-        if has_errors(program.diagnostics):
-            raise PlanError(program.diagnostics)
-        step = trace_classes(program, model, setup.recipe())
+        step = traced()
     except PlanError as error:
         return NotTraced(candidate, reason(error.diagnostics))
     except WorldError as error:

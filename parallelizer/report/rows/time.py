@@ -60,19 +60,22 @@ def compared(one: StepTime, other: StepTime, names: Sequence[str]) -> list[str]:
 
 
 def causes(slow: StepTime, fast: StepTime) -> list[str]:
-    """What makes the faster of two steps faster, the largest parts first, each as a share of the difference: `waiting for tp
-    less by 80% of the difference`. The times are those of a token on one device, because batches and numbers of devices may
-    differ.
+    """What makes the faster of two steps faster, the largest parts first: `waiting for tp less by 80% of the difference`."""
+    return [
+        f"{cause} {'less' if share > 0 else 'more'} by {abs(share):.0%} of the difference"
+        for cause, share in shares_of_difference(slow, fast)
+    ]
+
+
+def shares_of_difference(slow: StepTime, fast: StepTime) -> list[tuple[str, float]]:
+    """What the faster of two steps has less of, as shares of the difference, the three largest first; negative for what it has
+    more of. The times are those of a token on one device, because batches and numbers of devices may differ.
     """
     before, after = _by_cause(slow), _by_cause(fast)
     whole = 1 / slow.tokens_per_second - 1 / fast.tokens_per_second
     saved = {cause: before.get(cause, 0.0) - after.get(cause, 0.0) for cause in {**before, **after}}
     ordered = sorted(saved.items(), key=lambda item: -abs(item[1]))
-    return [
-        f"{cause} {'less' if seconds > 0 else 'more'} by {abs(seconds) / whole:.0%} of the difference"
-        for cause, seconds in ordered[:3]
-        if abs(seconds) > 0.05 * whole
-    ]
+    return [(cause, seconds / whole) for cause, seconds in ordered[:3] if abs(seconds) > 0.05 * whole]
 
 
 def _by_cause(time: StepTime) -> dict[str, float]:
