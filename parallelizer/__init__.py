@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.runtime.state_dict import whole_state_dict as whole_state_dict
     from parallelizer.runtime.step import evaluate as evaluate
     from parallelizer.runtime.step import train_step as train_step
+    from parallelizer.runtime.sum_over_batch import sum_over_batch as sum_over_batch
     from parallelizer.styles.application import Application as Application
     from parallelizer.styles.application import Program as Program
     from parallelizer.styles.context_parallel.buffers import unshard as unshard
@@ -104,6 +105,7 @@ _WHERE = {
     "shard_batch": "runtime.shard_batch",
     "shard_buffers": "styles.context_parallel.public",
     "style": "styles.registry",
+    "sum_over_batch": "runtime.sum_over_batch",
     "train_step": "runtime.step",
     "unshard": "styles.context_parallel.buffers",
     "validate": "proof.validate",

@@ -104,7 +104,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "tests/docs/test_checkpoints.py": (
         "test_a_person_can_kill_a_run_and_start_it_again_under_another_preset",
     ),
-    "tests/docs/test_experts.py": ("test_its_plan_is_valid",),
+    "tests/docs/test_experts.py": ("test_its_plans_are_valid",),
     "tests/docs/test_examples.py": (
         "test_the_encoder_and_decoder_have_the_same_losses_on_one_rank_and_on_two",
     ),

@@ -69,6 +69,10 @@ class ProofVerdict:
         return list(once.values())[:count]
 
 
+class NotRepeatedError(PlanError):
+    """The unsharded run gives other numbers in another order of summation."""
+
+
 def judge(
     reference: Observation,
     other_order: Observation,
@@ -90,7 +94,7 @@ def judge(
     Initial values and buffers are no sums: they must be equal. Whole parameters are rank 0's, and their
     bits are looked at on every rank.
 
-    Raises PlanError when the run in another order of summation is no such thing: nothing is proven by bounds
+    Raises NotRepeatedError when the run in another order of summation is no such thing: nothing is proven by bounds
     that everything keeps.
     """
     eps = torch.finfo(dtype).eps
@@ -138,7 +142,7 @@ def _check_calibration(needed: float, what: str, name: str) -> None:
     where = f"{what} of {name}" if name else what
     message = f"the unsharded run does not repeat: in another order of summation its {where} differs by "
     message += f"{needed:.1g} times what rounding explains" if math.isfinite(needed) else "what is no number"
-    raise PlanError([Diagnostic("model-failed", message, None, NO_RANDOM_NUMBERS)])
+    raise NotRepeatedError([Diagnostic("model-failed", message, None, NO_RANDOM_NUMBERS)])
 
 
 def _after_update(what: str, step: int) -> bool:

@@ -2,7 +2,8 @@
 
 On data axes every rank has its own rows, so that a mean over the batch, a sort of its rows or a product of rows with rows has
 another result there. The model is run twice; the second time half of the rows are exchanged for others. The first operator
-whose result for the other half changes mixes rows.
+whose result for the other half changes mixes rows. Each half is exchanged: a first row that all rows are compared with changes
+no rows before it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from parallelizer.child import children
 from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
+from parallelizer.proof.modes import Float64
 from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.pipeline.microbatches import has_rows
-from parallelizer.runtime.step import forward
+from parallelizer.runtime.step import Batch, forward
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
@@ -35,22 +38,40 @@ def mixed_at(subject: Subject, seed: int = 0) -> Span | None:
 
 
 def _mixed_at(subject: Subject, seed: int) -> Span | None:
-    batch, other = subject.batch(seed), subject.batch(seed + 1)
+    batch, other = _lifted(subject.batch(seed)), _lifted(subject.batch(seed + 1))
     half = subject.rows // 2
-    changed = {
-        k: torch.cat([v[:half], other[k][half:]]) if has_rows(k, v, subject.plan, subject.rows) else v
-        for k, v in batch.items()
-    }
-    seen: list[tuple[str, list[torch.Tensor]]] = []
     with default_dtype(torch.float64):
         whole = filled(subject, seed, torch.float64)
-        for one, model in ((batch, copy.deepcopy(whole)), (changed, whole)):
-            watch = _Rows(subject.rows, half, seen, first=one is batch)
-            with torch.no_grad(), watch:
-                output = forward(model, one)
-                watch.in_loss = True
-                if watch.mixed is None:
-                    loss_sums(subject.loss, output, one)
+        for kept in (slice(0, half), slice(half, subject.rows)):
+            changed = {k: _with_rows(other[k], v, kept) if has_rows(k, v, subject.plan, subject.rows) else v
+                       for k, v in batch.items()}  # fmt: skip
+            if (span := _changed_at(subject, copy.deepcopy(whole), batch, changed, kept)) is not None:
+                return span
+    return None
+
+
+def _lifted(batch: Batch) -> Batch:
+    """Its floating-point entries in float64, as the model is."""
+    return {k: v.double() if v.is_floating_point() else v for k, v in batch.items()}
+
+
+def _with_rows(tensor: torch.Tensor, other: torch.Tensor, rows: slice) -> torch.Tensor:
+    """A copy of a tensor with some rows of another."""
+    result = tensor.clone()
+    result[rows] = other[rows]
+    return result
+
+
+def _changed_at(subject: Subject, model: nn.Module, batch: Batch, changed: Batch, kept: slice) -> Span | None:
+    """The line whose result for the rows that two batches share is not the same."""
+    seen: list[tuple[str, list[torch.Tensor]]] = []
+    for one, copied in ((batch, copy.deepcopy(model)), (changed, model)):
+        watch = _Rows(subject.rows, kept, seen, first=one is batch)
+        with torch.no_grad(), Float64(), watch:
+            output = forward(copied, one)
+            watch.in_loss = True
+            if watch.mixed is None:
+                loss_sums(subject.loss, output, one)
     return watch.mixed
 
 
@@ -58,10 +79,10 @@ class _Rows(TorchDispatchMode):
     """Keeps what every operator returns in a first run, and compares with it in the second."""
 
     def __init__(
-        self, rows: int, half: int, seen: list[tuple[str, list[torch.Tensor]]], *, first: bool
+        self, rows: int, kept: slice, seen: list[tuple[str, list[torch.Tensor]]], *, first: bool
     ) -> None:
         super().__init__()
-        self.rows, self.half, self.seen, self.first = rows, half, seen, first
+        self.rows, self.kept, self.seen, self.first = rows, kept, seen, first
         self.count, self.in_loss = 0, False
         self.mixed: Span | None = None
 
@@ -87,12 +108,16 @@ class _Rows(TorchDispatchMode):
             return True  # a loss is a sum over rows; whether its sums add up, validation has seen
         if _equal(before, now):
             return True
-        sizes = [
-            (dim, size // self.rows * self.half)
+        return any(
+            _equal(_narrowed(before, dim, kept), _narrowed(now, dim, kept))
             for dim, size in enumerate(now.shape)
-            if size % self.rows == 0
-        ]
-        return any(_equal(before.narrow(dim, 0, n), now.narrow(dim, 0, n)) for dim, n in sizes if n)
+            if size and size % self.rows == 0
+            for kept in [slice(*(size // self.rows * at for at in (self.kept.start, self.kept.stop)))]
+        )
+
+
+def _narrowed(tensor: torch.Tensor, dim: int, rows: slice) -> torch.Tensor:
+    return tensor.narrow(dim, rows.start, rows.stop - rows.start)
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

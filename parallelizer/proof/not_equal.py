@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from parallelizer.diagnostics.diagnostic import Diagnostic
+from collections.abc import Iterable
+
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import Mesh
 from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.proof import Proof
 
@@ -10,11 +13,22 @@ CODE = "not-equal"
 
 MIXED = (
     "a data rank has only its own rows: compute each row by itself (LayerNorm, GroupNorm), or over the rows of all ranks "
-    "(torch.nn.SyncBatchNorm, torch.distributed.nn.functional.all_gather, which has a gradient)"
+    "(torch.nn.SyncBatchNorm, parallelizer.sum_over_batch, torch.distributed.nn.functional.all_gather)"
 )
 MIXED_IN_MICROBATCHES = (
     "a microbatch of a pipeline has only some rows: compute each row by itself (LayerNorm, GroupNorm)"
 )
+
+
+class MixedRowsError(PlanError):
+    """The unsharded run has other results if the rows of its batch stand in another order, so no data rank can have them."""
+
+
+def mixed_rows(mesh: Mesh, span: Span) -> MixedRowsError:
+    """For a forward or a loss whose line `span` makes a row's result depend on the row's place in the batch."""
+    axes = [axis for axis, size in mesh.sizes.items() if size > 1]
+    message = "with its rows in another order the unsharded run has other results: this line mixes the rows of the batch"
+    return MixedRowsError([Diagnostic(CODE, message, span, _advice(axes))])
 
 
 def not_equal(proof: Proof) -> Diagnostic:
@@ -23,8 +37,7 @@ def not_equal(proof: Proof) -> Diagnostic:
     if proof.mixed_rows is not None:
         message = f"{_axes(proof)}{found.description}: this line mixes the rows of the batch"
         axes = proof.broken_axes or [axis for axis, size in proof.mesh.sizes.items() if size > 1]
-        help_text = MIXED_IN_MICROBATCHES if list(axes) == ["pp"] else MIXED
-        return Diagnostic(CODE, message, proof.mixed_rows, help_text)
+        return Diagnostic(CODE, message, proof.mixed_rows, _advice(axes))
     span = found.rule.span if found.rule else None
     where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
     governed = (
@@ -34,6 +47,10 @@ def not_equal(proof: Proof) -> Diagnostic:
     )
     help_text = f"the first difference in order of execution is in the {where}; {governed}"
     return Diagnostic(CODE, f"{_axes(proof)}{found.description}", span, help_text)
+
+
+def _advice(axes: Iterable[str]) -> str:
+    return MIXED_IN_MICROBATCHES if list(axes) == ["pp"] else MIXED
 
 
 def _axes(proof: Proof) -> str:

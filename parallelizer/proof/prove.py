@@ -12,11 +12,12 @@ from parallelizer.compiler.observe.running_module import within
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import BATCH_AXES, Mesh, Option, StyleDefaults
-from parallelizer.proof.compare import judge
+from parallelizer.proof.compare import NotRepeatedError, judge
 from parallelizer.proof.dropout import place_dropout
 from parallelizer.proof.float8_distance import Distance, distances
 from parallelizer.proof.locate import locate
 from parallelizer.proof.mixed_rows import mixed_at
+from parallelizer.proof.not_equal import MixedRowsError, mixed_rows
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.runs import References, Runs, runs_of
 from parallelizer.proof.subject import Subject
@@ -71,6 +72,8 @@ def prove_tiny(
     """As `prove`, for a tiny form that is made already; `found` are the findings for the real sizes."""
     try:
         proof = prove_subject(tiny.subject, seed=seed, force=force, dtype=dtype)
+    except MixedRowsError:
+        raise
     except PlanError as error:
         raise PlanError(place_dropout(tiny.setup, one) for one in error.diagnostics) from None
     return dataclasses.replace(proof, changes=tiny.changes, diagnostics=found)
@@ -88,14 +91,20 @@ def prove_subject(
     unsharded runs of the same model and batches, if they are known.
 
     Raises PlanError also when the unsharded run itself gives no numbers, or a module's forward fails on a
-    rank.
+    rank; MixedRowsError when its results depend on the order of a batch that data ranks divide.
     """
     program = _compiled(subject, dtype, force)
     runs = runs_of(subject, program, seed, master_of(dtype), references)
-    proof = _compared(subject, program, runs, dtype)
+    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
+    try:
+        proof = _compared(subject, program, runs, dtype)
+    except NotRepeatedError:
+        span = mixed_at(subject, seed) if {*BATCH_AXES, "pp"} & set(axes) else None
+        if span is None:
+            raise
+        raise mixed_rows(subject.mesh, span) from None
     if proof.passed:
         return proof
-    axes = [axis for axis, size in subject.mesh.sizes.items() if size > 1]
     if len(axes) > 1:
         broken = _broken_axes(subject, runs.references, axes, seed, dtype, force)
         proof = dataclasses.replace(proof, broken_axes=tuple(broken))

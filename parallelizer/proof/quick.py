@@ -11,7 +11,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.certificate import Found, certificate_of, told, write
 from parallelizer.proof.duration import why_not_within
-from parallelizer.proof.proof import Proof
+from parallelizer.proof.not_equal import MixedRowsError, not_equal
 from parallelizer.proof.prove import prove_tiny
 from parallelizer.proof.tiny import tiny_form
 from parallelizer.runtime.launch.failures import LaunchError
@@ -23,13 +23,13 @@ QUICK = 60.0
 @dataclass(frozen=True)
 class Proven:
     """What has come of it, in a `line`, and whether the proof `passed`: then with the fingerprint of its certificate, if one was
-    written. `failed` is a proof that did not pass.
+    written. `difference` is what a proof that did not pass has found.
     """
 
     line: str
     passed: bool = False
     certificate: str | None = None
-    failed: Proof | None = None
+    difference: Diagnostic | None = None
 
 
 def prove_quickly(
@@ -54,13 +54,15 @@ def prove_quickly(
     begin = time.monotonic()
     try:
         proof = prove_tiny(tiny, known, force=force)
+    except MixedRowsError as error:
+        return Proven("NOT proven", difference=error.diagnostics[0])
     except (LaunchError, WorldError, PlanError) as error:
         return Proven(
             f"{told(found)}: the tiny form does not run ({_line(error)}); see `parallelizer verify`"
         )
     took = time.monotonic() - begin
     if not proof.passed:
-        return Proven("NOT proven", failed=proof)
+        return Proven("NOT proven", difference=not_equal(proof))
     again = f" again, since {' and '.join(found.changed)} changed," if found.changed else ""
     proven = f"proven{again} in {took:.0f} s"
     certificate = certificate_of(proof, setup, found.parts)

@@ -19,7 +19,6 @@ from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.proof.certificate import FOLDER, Found, find, missing, told
-from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.quick import prove_quickly
 from parallelizer.proof.unsure import UNSURE, only_unsure, refused, settled
 
@@ -125,8 +124,8 @@ def check(setup: Setup, proofs: Path | None = None) -> Checked:
     found = looked.found
     if proven.passed:
         found = settled(found)
-    elif proven.failed is not None and not looked.unsure:
-        found = in_order((*found, not_equal(proven.failed)))
+    elif proven.difference is not None and not looked.unsure:
+        found = in_order((*found, proven.difference))
     return Checked(found, proven.line)
 
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
 from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import TENSOR_AXES
+from parallelizer.language.plan import BATCH_AXES, TENSOR_AXES
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.step import Loss
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
+from parallelizer.simulate.follow.statistics import FollowedStatistics, follow_statistics
 from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing
 from parallelizer.simulate.record.trace_classes import tracing_classes
@@ -28,6 +30,7 @@ from parallelizer.styles.application import Program
 class Steps:
     """What came of the steps. `flow` is the one that was followed and `trace` the one that was traced; where there is none,
     `not_followed` and `not_traced` say why. `alone` is why the model fails without the plan too, where a step failed.
+    `statistics` are those that its forward takes over the tokens of one rank, where ranks have different rows.
     """
 
     flow: FollowedStep | None = None
@@ -35,6 +38,7 @@ class Steps:
     not_followed: tuple[Diagnostic, ...] = ()
     not_traced: tuple[Diagnostic, ...] = ()
     alone: StepFailure | None = None
+    statistics: FollowedStatistics | None = None
 
 
 @contextmanager
@@ -53,6 +57,7 @@ def running_steps(
     follows = program.mesh.size("pp", "cp", *TENSOR_AXES) > 1
     with (
         Children([(_followed, *given)] if follows else []) as children,
+        Children([(follow_statistics, *given)] if _divides_rows(program, recipe.workload) else []) as rows,
         (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
     ):
 
@@ -87,9 +92,23 @@ def running_steps(
                         flow, alone = None, None
                         told = broken_off(error) if isinstance(error, WorldError) else error
                         not_followed = told.diagnostics
-            return Steps(flow, trace, not_followed, not_traced, alone)
+            return Steps(flow, trace, not_followed, not_traced, alone, _first(rows))
 
         yield finish
+
+
+def _divides_rows(program: Program, workload: Workload) -> bool:
+    """Whether no forward sees all rows of the batch."""
+    microbatches = 1 if program.stages is None else program.stages.pipeline.microbatches or 1
+    return workload.accumulate * microbatches * program.mesh.size(*BATCH_AXES) > 1
+
+
+def _first(children: Children) -> Any:
+    """What the only child has found. None where there is none, or where the model does not run: the other steps say so."""
+    try:
+        return next(iter(children.results()), None)
+    except (WorldError, PlanError):
+        return None
 
 
 def _followed(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> FollowedStep:

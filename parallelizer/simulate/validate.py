@@ -18,6 +18,7 @@ from parallelizer.compiler.checks.idle_rules import idle_rules
 from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 from parallelizer.simulate.all_checks import check_followed, check_traced
 from parallelizer.simulate.checks.followed_step import Followed
+from parallelizer.simulate.checks.local_statistics import local_statistics
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
 from parallelizer.simulate.checks.traced_step import Traced
 from parallelizer.simulate.follow.flow import FollowedStep
@@ -79,12 +80,13 @@ def validating(
             dealt = nodes_of(program.mesh, hardware or {}) if nodes is None else nodes
             ledger = steps.trace.ledger if steps.trace is not None else ()
             crossing = tp_crosses_nodes(program.mesh, dealt, hardware or {}, ledger)
+            local = () if steps.statistics is None else local_statistics(program, steps.statistics)
             known = (*program.diagnostics, *also, *idle_rules(program))
             # One step that does not run is told of once. Where the plan is to blame, that has been explained.
             if steps.trace is None and has_errors(wrong):
                 seen = tuple(one for one in seen if one.code != TRACE_FAILED)
             elif steps.trace is None:
                 wrong = tuple(one for one in wrong if one.code != TRACE_FAILED)
-            return Validation(in_order((*known, *crossing, *wrong, *seen)), steps.flow, steps.trace)
+            return Validation(in_order((*known, *crossing, *local, *wrong, *seen)), steps.flow, steps.trace)
 
         yield finish

@@ -11,7 +11,9 @@ import pytest
 from tests.recipes.runs import ROOT, typed
 
 TEXT = (ROOT / "docs/experts.md").read_text()
-FILES = dict(re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", TEXT, re.S))
+FILES: dict[str, str] = {}
+for name, text in re.findall(r"```(?:python|yaml)\n# (\S+\.(?:py|yaml))[^\n]*\n(.*?)```", TEXT, re.S):
+    FILES[name] = FILES.get(name, "") + text
 COMMANDS = re.findall(r"^\$ python -m parallelizer (.*)$", TEXT, re.M)
 
 OF_THE_BATCH = """
@@ -38,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_has_all_of_it() -> None:
     assert {name for name in FILES if name.endswith(".py")} == {"my_moe.py", "listed_moe.py"}
-    assert len(FILES) == 6 and len(COMMANDS) == 5
+    assert len(FILES) == 6 and len(COMMANDS) == 6
     assert all(line.startswith("verify ") for line in COMMANDS)
 
 
@@ -60,6 +62,14 @@ def test_what_is_proven(here: Path, line: str) -> None:
     done = typed(*shlex.split(line), cwd=here, module="parallelizer", timeout=300)
     assert done.status == 0, done.out + done.err
     assert "proven: the sharded run equals the unsharded one" in done.out
+
+
+@pytest.mark.ranks
+def test_validate_warns_of_the_loss_of_the_whole_batch(here: Path) -> None:
+    line = "plan --config-dir mine model=my_moe parallel=fsdp2 model.loss=my_moe."
+    done = typed(*shlex.split(line + "of_the_batch"), cwd=here, module="parallelizer", timeout=120)
+    assert "warning[local-statistics]" in done.out + done.err
+    assert "balance = experts * (chosen.mean" in done.out + done.err
 
 
 @pytest.mark.ranks

@@ -20,6 +20,8 @@ SMALLEST = {
     "benchmarks.ledger_truth": "--only 'single llama_tp checkpoint'",
     "benchmarks.ledger_truth --only ep=": "--only 'dp_shard=2 ep=2 hf_mixtral checkpoint'",
     "benchmarks.memory_truth --only hf_": "--only 'fsdp2_ep2 hf_mixtral bf16 checkpoint'",
+    "benchmarks.memory_truth --only pp2": "--only 'pp2_tp2 1f1b first rank'",
+    "benchmarks.ledger_truth --only pp2": "--only 'pp2_tp2 1f1b'",
     "benchmarks/expert_dispatch.py": "--tokens 8 --width 8 --hidden 8 --rounds 2",
     "benchmarks.proofs experts": "--only 'mixtral on ep2 x tp2, stream'",
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
@@ -54,6 +56,8 @@ SMALLEST = {
 """By what stands behind a figure, the options that make it small. None needs a GPU."""
 
 SLOW = (
+    "benchmarks.ledger_truth --only pp2",
+    "benchmarks.memory_truth --only pp2",
     "benchmarks.ledger_truth --only ep=",
     "benchmarks.memory_truth --only hf_",
     "benchmarks.proofs experts",

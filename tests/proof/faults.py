@@ -25,7 +25,8 @@ from benchmarks.proofs.markdown import replace_between, table
 from parallelizer.proof import observe
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove, prove_subject
-from parallelizer.runtime import gradients, initialize, step
+from parallelizer.proof.subject import Subject
+from parallelizer.runtime import gradients, initialize, step, sum_over_batch
 from parallelizer.runtime.pipeline import live
 from parallelizer.runtime.pipeline.passes import LossHead
 from parallelizer.runtime.pipeline.stage_model import StageModel
@@ -44,10 +45,13 @@ Patch = pytest.MonkeyPatch
 Faulty = Callable[..., Any]
 
 
+SMALL = functools.partial(subjects.mlp, {"tp": 2})
+
+
 @dataclass(frozen=True)
 class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
-    overrides: the small model.
+    overrides: the `subject`, without one the small model.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Fault:
     axis: str | None
     words: str
     force: bool = False
+    subject: Callable[[], Subject] = SMALL
 
     @property
     def needs_torchao(self) -> bool:
@@ -70,7 +75,7 @@ def proof_of(fault: Fault) -> Proof:
     with pytest.MonkeyPatch.context() as patch:
         fault.plant(patch)
         if not fault.overrides:
-            return prove_subject(subjects.mlp({"tp": 2}))
+            return prove_subject(fault.subject())
         return prove(subjects.setup(*fault.overrides), force=fault.force)
 
 
@@ -142,6 +147,11 @@ def _mean(right: Faulty, model: nn.Module, batch: Any, loss: Any, *args: Any) ->
         return total / weight, torch.ones(())
 
     return right(model, batch, mean, *args)
+
+
+def _own_sum(right: Faulty, tensor: torch.Tensor, groups: Any) -> torch.Tensor:
+    """A sum over the tokens of this rank alone."""
+    return tensor.clone()
 
 
 def _twice(right: Faulty, unit: nn.Module, names: Any, groups: Any) -> None:
@@ -356,6 +366,13 @@ MIXTURE = (
     "model.config.num_key_value_heads=2", "model.config.moe_intermediate_size=32",
 )  # fmt: skip
 OVER_TP = ("parallel.mesh.tp=2", "parallel.mesh.ep=2")
+BIAS_IN_EVERY_TERM = """
+rules:
+  experts:
+    - {style: shard-params, params: {up: shard(2), up_bias: shard(1), down: shard(1), down_bias: replicate}}
+    - {style: prepare-io, input: {x: replicate, shares: replicate}, local_input: true, grad: partial,
+       output: partial -> replicate}
+"""
 WHOLE_NORMS = "++parallel.styles.fsdp.min_size=100"
 
 FAULTS = (
@@ -693,6 +710,26 @@ FAULTS = (
         "forward",
         "tp",
         "the output of model.layers.0.mlp.experts",
+    ),
+    Fault(
+        "a balancing loss of one rank's tokens",
+        (),
+        replaced(sum_over_batch, "_reduced", _own_sum),
+        "router",
+        "backward",
+        "dp_shard",
+        "the gradient of the output of router differs",
+        subject=functools.partial(subjects.balanced, {"dp_shard": 2}),
+    ),
+    Fault(
+        "a bias of experts added tp times",
+        (),
+        nothing,
+        "experts",
+        "forward",
+        "tp",
+        "the output of experts differs",
+        subject=functools.partial(subjects.balanced, {"tp": 2}, BIAS_IN_EVERY_TERM),
     ),
     Fault(
         "the largest value of a shard",

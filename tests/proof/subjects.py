@@ -4,10 +4,12 @@ that has not.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +89,55 @@ rules:
 """
 
 
+EXPERTS = 4
+
+
+class BiasedExperts(nn.Module):
+    """Stacked experts with biases, every row by all of them."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.up, self.up_bias = _made(EXPERTS, hidden, width), _made(EXPERTS, width)
+        self.down, self.down_bias = _made(EXPERTS, width, hidden), _made(EXPERTS, hidden)
+
+    def forward(self, x: Tensor, shares: Tensor) -> Tensor:
+        inside = torch.einsum("bsd,edf->bsef", x, self.up) + self.up_bias
+        return torch.einsum(
+            "bsed,bse->bsd", torch.einsum("bsef,efd->bsed", inside.tanh(), self.down) + self.down_bias, shares
+        )
+
+
+class Balanced(nn.Module):
+    """A router, experts, and a loss that keeps their load even, from the shares of experts in the whole batch."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, hidden)
+        self.router = nn.Linear(hidden, EXPERTS, bias=False)
+        self.experts = BiasedExperts(hidden, 2 * hidden)
+        self.head = nn.Linear(hidden, VOCAB, bias=False)
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        scores = self.router(x).softmax(-1)
+        kept = scores.topk(2, -1)
+        shares = torch.zeros_like(scores).scatter(-1, kept.indices, kept.values)
+        chosen = F.one_hot(kept.indices, EXPERTS).sum(-2).to(x.dtype)
+        tokens = pz.sum_over_batch(x.new_tensor(x.shape[0] * x.shape[1]))
+        load, wanted = (pz.sum_over_batch(t.sum((0, 1))) / tokens for t in (chosen, scores))
+        return {"logits": self.head(x + self.experts(x, shares)), "balance": (load * wanted).sum()}
+
+
+def _made(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape) / 4)
+
+
+def balanced_loss(output: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Tokens, and the balancing loss for each of them."""
+    total, count = token_loss(output["logits"], batch)
+    return total + 0.5 * output["balance"] * count, count
+
+
 def token_batch(seed: int, rows: int = 4, tokens: int = 6) -> dict[str, Tensor]:
     """Random tokens, and labels of which every row has another number."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,6 +167,12 @@ def mlp(mesh: Mapping[str, int], text: str = MLP_PLAN) -> Subject:
         seq_len=6,
         clip=0.5,
     )
+
+
+def balanced(mesh: Mapping[str, int], text: str = 'rules: {"": fsdp}') -> Subject:
+    """The small mixture under a plan."""
+    batch = functools.partial(token_batch, tokens=8)
+    return dataclasses.replace(mlp(mesh, text), build=Balanced, loss=balanced_loss, batch=batch, seq_len=8)
 
 
 def _meta_mlp() -> nn.Module:

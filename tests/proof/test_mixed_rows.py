@@ -52,12 +52,16 @@ def rolled(x: Tensor) -> Tensor:
     return x + x.roll(1, 0)  # here
 
 
+def relative(x: Tensor) -> Tensor:
+    return x - x[:1]  # here
+
+
 def line_of(function: Callable[..., object]) -> int:
     lines, first = inspect.getsourcelines(function)
     return first + next(i for i, line in enumerate(lines) if "# here" in line)
 
 
-@pytest.mark.parametrize("mix", [centred, ranked, normed, rolled])
+@pytest.mark.parametrize("mix", [centred, ranked, normed, rolled, relative])
 def test_the_first_line_of_a_forward_that_mixes_rows_is_found(mix: Callable[[Tensor], Tensor]) -> None:
     span = mixed_at(dataclasses.replace(subjects.mlp({"dp_shard": 2}), build=lambda: Rows(mix)))
     assert span is not None

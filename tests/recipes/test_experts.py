@@ -1,4 +1,4 @@
-"""The recipe trains a mixture whose experts are shared out as one rank does; it is killed, goes on without ep, and is sampled."""
+"""The recipe trains a mixture whose experts are shared out as one rank; it is killed, goes on with ep=1, and is sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from recipes import train
 from tests.recipes.runs import ROOT, metrics
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
-pytestmark = [pytest.mark.ranks, pytest.mark.slow]
+pytestmark = pytest.mark.ranks
 
 STEPS = 10
 TOLERANCE = 1e-5
@@ -34,6 +34,7 @@ SETTINGS = (
 
 
 def losses(folder: Path, *overrides: str) -> list[float]:
+    folder.mkdir(exist_ok=True)
     job = prepare(*compose_config([*SETTINGS, *overrides]), folder)
     ranks = job.setup.mesh.world_size
     launch.start(
@@ -51,26 +52,40 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(tmp_path_factory.mktemp("single"), "parallel=single")
 
 
-@pytest.mark.parametrize("preset", ["fsdp4_ep4", "fsdp2_ep4_tp2"])
-def test_losses_are_those_of_one_rank(preset: str, one_rank: list[float], tmp_path: Path) -> None:
-    assert one_rank[-1] < one_rank[0] - 0.3
-    assert worst(losses(tmp_path, f"parallel={preset}"), one_rank) <= TOLERANCE
+def test_a_short_run_has_the_losses_of_one_rank(tmp_path: Path) -> None:
+    short = ("train.steps=2", "train.batch_size=2", "train.seq_len=16")
+    one = losses(tmp_path / "one", "parallel=single", *short)
+    assert len(one) == 2
+    assert worst(losses(tmp_path / "two", "parallel=fsdp2_ep2", *short), one) <= TOLERANCE
 
 
-def test_a_run_that_is_killed_goes_on_without_ep_and_is_sampled(
-    one_rank: list[float], tmp_path: Path
+GOES_ON = {
+    "fsdp4_ep4": (("parallel=fsdp4_ep4", "parallel.mesh.ep=1"), "saved on dp_shard=4 x ep=4"),
+    "fsdp2_ep4_tp2": (("parallel=fsdp2_ep4_tp2", "parallel.mesh.ep=1"), "saved on dp_shard=2 x ep=4 x tp=2"),
+}
+"""By preset: what a run on it is gone on with after it was killed, and what that run says."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", GOES_ON)
+def test_a_run_by_commands_is_killed_goes_on_with_ep_1_and_is_sampled(
+    preset: str, one_rank: list[float], tmp_path: Path
 ) -> None:
+    """All losses, before it is killed and afterwards, are those of one rank."""
+    assert one_rank[-1] < one_rank[0] - 0.3
     saved = tmp_path / "checkpoints"
     shared = (*SETTINGS, f"train.checkpoint_dir={saved}", "train.checkpoint_every=2")
-    _kill_after(tmp_path, saved, *shared, "parallel=fsdp4_ep4")
+    _kill_after(tmp_path, saved, *shared, f"parallel={preset}")
     before = metrics(tmp_path)
     assert before and before[-1]["step"] < STEPS
-    on = tmp_path / "on"
-    resumed = _command("train", f"hydra.run.dir={on}", *shared, "parallel=single", cwd=ROOT)
+    on, (overrides, says) = tmp_path / "on", GOES_ON[preset]
+    resumed = _command("train", f"hydra.run.dir={on}", *shared, *overrides, cwd=ROOT)
     assert resumed.returncode == 0, resumed.stderr
-    done = [row["loss"] for row in metrics(on) if row["step"] > before[-1]["step"]]
-    assert "saved on dp_shard=4 x ep=4" in resumed.stdout
-    assert 0 < len(done) < STEPS and worst(done, one_rank[-len(done) :]) <= TOLERANCE
+    assert says in resumed.stdout
+    done = {row["step"]: row["loss"] for row in [*before, *metrics(on)]}
+    assert sorted(done) == list(range(1, STEPS + 1))
+    assert worst([done[step] for step in sorted(done)], one_rank) <= TOLERANCE
+    assert len(metrics(on)) < STEPS
     sampled = _command(
         "generate", f"checkpoint={saved}", "parallel=single", "prompt=The", "max_new_tokens=8", cwd=tmp_path
     )

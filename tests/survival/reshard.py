@@ -43,12 +43,13 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 MIXTURE: Mapping[str, tuple[str, ...]] = {
     **{name: PRESETS[name] for name in ("single", "fsdp2", "tp2", "pp2")},
+    "fsdp2_ep2": ("parallel=fsdp2_ep2",),
     "ep2 of fsdp4": ("parallel=fsdp4", "parallel.mesh.ep=2"),
     "fsdp4_ep4": ("parallel=fsdp4_ep4",),
     "fsdp2_ep4_tp2": ("parallel=fsdp2_ep4_tp2",),
     "pp2_fsdp2, ep2": ("parallel=pp2_fsdp2", "parallel.mesh.ep=2"),
 }
-"""Those of a mixture: its experts whole, in slices over tp, and shared out in three ways."""
+"""Those of a mixture: its experts whole, in slices over tp, and shared out in four ways."""
 
 MODELS: Mapping[str, tuple[str, ...]] = {
     "llama": ("model.n_layers=4", "model.dim=64", "model.hidden_dim=96", "model.max_seq_len=32"),

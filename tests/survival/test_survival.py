@@ -42,6 +42,11 @@ def test_presets_go_on_from_each_other(place: int) -> None:
     assert len(found) == 4 and all(pair.holds for pair in found), found
 
 
+def test_a_mixture_goes_on_with_its_experts_in_slices_and_back() -> None:
+    found = reshard.matrix("qwen3_moe", ("fsdp2_ep2", "tp2"))
+    assert len(found) == 4 and all(pair.holds for pair in found), found
+
+
 @pytest.mark.slow
 def test_a_mixture_goes_on_with_its_experts_shared_out_otherwise() -> None:
     found = reshard.matrix("qwen3_moe")

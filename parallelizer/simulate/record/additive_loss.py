@@ -18,6 +18,7 @@ from parallelizer.language.plan import BATCH_AXES, Mesh
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.loss_sums import WANTED, loss_sums, wrong_loss
 from parallelizer.runtime.step import Loss
+from parallelizer.runtime.sum_over_batch import summing_by
 
 ROWS, TOKENS = 2, 16
 """The size of the batch that the loss is tried on: real tensors, however large the configured batch is."""
@@ -57,7 +58,8 @@ def refuse_other_than_sums(seen: TriedLoss, workload: Workload, mesh: Mesh, micr
     rows where ranks, parts of the batch or microbatches hold different rows, of its tokens where ranks hold different tokens.
     Means are right where no label is left out of the loss, so that all parts weigh the same.
 
-    The loss runs on a small made-up output. A loss that fails there, or that draws random numbers, is not judged.
+    The loss runs on a small made-up output. A loss that fails there, or that draws random numbers, is not judged; nor is
+    one that calls `sum_over_batch`.
     """
     axes = [
         ("batch", workload.accumulate * microbatches * mesh.size(*BATCH_AXES)),
@@ -86,11 +88,20 @@ def _judge(seen: TriedLoss, workload: Workload, word: str) -> None:
         return _numbers(seen.loss, output.narrow(dim, first, last - first), cut)
 
     size, half = sizes[dim], sizes[dim] // 2
+    summed_elsewhere: list[torch.Tensor] = []
+
+    def noted(tensor: torch.Tensor) -> torch.Tensor:
+        summed_elsewhere.append(tensor)
+        return tensor
+
     try:
-        whole, again = part(0, size), part(0, size)
-        halves = part(0, half), part(half, size)
+        with summing_by(noted):
+            whole, again = part(0, size), part(0, size)
+            halves = part(0, half), part(half, size)
     except Exception:  # the loss wants sizes, or values, that a made-up batch does not have
         return
+    if summed_elsewhere:
+        return  # it knows of other ranks' tokens, and a part alone does not tell what it is with them
     summed = tuple(sum(numbers) for numbers in zip(*halves, strict=True))
     if whole != again or all(map(_close, whole, summed)):
         return

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.certificate import missing, told
-from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.quick import prove_quickly
 from parallelizer.proof.unsure import settled
 from parallelizer.proof.validate import NOTHING, Looked
@@ -40,8 +39,8 @@ def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | No
     proven = prove_quickly(job.setup, known, job.program.diagnostics, folder, force=looked.unsure)
     if looked.unsure and not proven.passed:
         raise PlanError(looked.found)
-    if proven.failed is not None:
-        wrong = not_equal(proven.failed)
+    wrong = proven.difference
+    if wrong is not None:
         message = f"the run is refused, because the proof of its small form failed: {wrong.message}"
         help_text = (
             f"{wrong.help}. `parallelizer verify` shows the proof; train.prove=never trains without it"
