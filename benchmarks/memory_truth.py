@@ -131,6 +131,9 @@ def cases() -> Iterator[Case]:
         for recipe in FLOAT8_RECIPES:
             yield llama(f"float8 {recipe}", mesh, in_float8(recipe))
             yield llama(f"float8 {recipe} bf16", mesh, in_float8(recipe), BFLOAT16)
+    for mesh in ("fsdp2", "tp2"):
+        checkpointed = in_float8("tensorwise", "layers.*: checkpoint")
+        yield llama("float8 tensorwise bf16 checkpoint", mesh, checkpointed, BFLOAT16)
     for mesh in ("fsdp2", "fsdp3", "fsdp2_tp2", "hsdp2x2_tp2"):
         yield llama("float8 gathered", mesh, in_float8("tensorwise", GATHERED))
         yield llama("float8 gathered bf16", mesh, in_float8("tensorwise", GATHERED), BFLOAT16)

@@ -22,7 +22,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.documents import verify_document
 
 MATRICES = ("llama", "families", "pipelines", "experts", "precision")
-KEPT = ("pipelines", "experts")
+KEPT = ("pipelines", "experts", "precision")
 """Those whose outcomes a file can keep."""
 
 
@@ -45,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cells",
         metavar="FILE",
-        help="keep the outcomes here, and run only cells that it lacks (pipelines, experts)",
+        help="keep the outcomes here, and run only cells that it lacks (pipelines, experts, precision)",
     )
     parser.add_argument(
         "--kept",
         action="store_true",
-        help="run nothing, and show the cells that --cells has (pipelines, experts)",
+        help="run nothing, and show the cells that --cells has (pipelines, experts, precision)",
     )
     asked = parser.parse_args(argv)
     if asked.full_mesh and asked.matrix != "llama":
@@ -62,12 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.only and asked.write:
         parser.error("--write takes a whole table, and --only makes a part of one")
     try:
-        if asked.matrix in ("families", "precision"):
-            return (families if asked.matrix == "families" else precision).run(
-                only=asked.only, as_json=asked.json, page=asked.write
-            )
+        if asked.matrix == "families":
+            return families.run(only=asked.only, as_json=asked.json, page=asked.write)
         if asked.matrix in KEPT:
-            return (pipelines if asked.matrix == "pipelines" else experts).run(
+            kept = {"pipelines": pipelines, "experts": experts, "precision": precision}[asked.matrix]
+            return kept.run(
                 only=asked.only,
                 as_json=asked.json,
                 page=asked.write,

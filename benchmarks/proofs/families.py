@@ -48,12 +48,12 @@ def families() -> list[str]:
 
 def prove(model: str, column: Column, known: Known | None = None) -> Cell:
     """One proof: a model under its own plan."""
-    switched = [f"++parallel.layouts.{name}=replicate" for name in _layouts_of(model)] if column.whole else []
+    switched = [f"++parallel.layouts.{name}=replicate" for name in layouts_of(model)] if column.whole else []
     found = prove_cell(Row(model, "", overrides=tuple(switched)), column.preset, known=known)
     return dataclasses.replace(found, row=Row(model, ""), preset=column.name, ran="")
 
 
-def _layouts_of(model: str) -> tuple[str, ...]:
+def layouts_of(model: str) -> tuple[str, ...]:
     """The layouts of the plan of a model, each of which a switch to whole streams must set."""
     return tuple(from_config(*compose_config([f"model={model}"])).plan.layouts)
 
@@ -73,4 +73,4 @@ def run(*, only: str = "", as_json: bool = False, page: str | None = None) -> in
         cells.append(prove(model, column, known))
         matrix.progress(cells[-1], f"{number}/{len(every)}")
     across = [column.name for column in COLUMNS if any(column == of for _, of in every)]
-    return matrix.report(cells, across, show.summary(cells), MARKER, as_json=as_json, page=page)
+    return matrix.report([(cells, across)], show.summary(cells), MARKER, as_json=as_json, page=page)

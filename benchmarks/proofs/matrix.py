@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -174,16 +175,24 @@ def run(*, full_mesh: bool = False, only: str = "", as_json: bool = False, page:
         cells.append(prove_cell(row, preset, full_mesh, known))
         progress(cells[-1], f"{number}/{len(every)}")
     counted = f"{len(known.cells)} proofs: {show.summary(cells)}"
-    return report(cells, across, counted, marker, as_json=as_json, page=page)
+    return report([(cells, across)], counted, marker, as_json=as_json, page=page)
 
 
 def report(
-    cells: list[Cell], across: list[str], counted: str, marker: str, *, as_json: bool, page: str | None
+    tables: Sequence[tuple[list[Cell], list[str]]],
+    counted: str,
+    marker: str,
+    *,
+    as_json: bool,
+    page: str | None,
 ) -> int:
-    """Print a matrix, and write it into a page where one is named. 0 when every cell is proven."""
+    """Print tables, each of cells and the names of its columns, and write them into a page where one is named. 0 when every cell
+    is proven.
+    """
     from benchmarks.proofs import show
 
-    text = f"{counted}\n\n{show.markdown(cells, across)}"
+    cells = [cell for of_table, _ in tables for cell in of_table]
+    text = "\n\n".join([counted, *(show.markdown(*one) for one in tables if one[0])])
     if page is not None:
         replace_between(page, marker, text)
     if as_json:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from parallelizer.language.plan import full_name
-from parallelizer.proof.float8_reference import LowPrecision
+from parallelizer.proof.float8_tokens import LowPrecision
 from parallelizer.proof.observe import Observation
 from parallelizer.proof.rounding import relative_error
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_mask
+from torch.overrides import TorchFunctionMode
 
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.function_mode import FunctionMode
@@ -18,7 +19,6 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
 from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
 
-_OF_MODES = (__name__, "parallelizer.compiler.observe.function_mode", "torch.overrides")
 _FLOAT8 = ("torchao.float8", "parallelizer.proof.float8_reference")
 
 _GROUPED = tuple(
@@ -65,10 +65,18 @@ def grouped_products(
 def _rounds_to_float8() -> bool:
     """Whether a call comes from the arithmetic of float8, whose scales are in float32 by definition."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "") in _OF_MODES:
+    while frame is not None and _is_of_a_mode(frame):
         frame = frame.f_back
     caller = "" if frame is None else frame.f_globals.get("__name__", "")
     return caller.startswith(_FLOAT8)
+
+
+def _is_of_a_mode(frame: FrameType) -> bool:
+    """Whether a frame passes a call on, in this mode or in one that a style puts around a forward."""
+    if frame.f_globals.get("__name__") == "torch.overrides":
+        return True
+    is_method = frame.f_code.co_varnames[:1] == ("self",)
+    return is_method and isinstance(frame.f_locals.get("self"), TorchFunctionMode)
 
 
 class PlainAttention(FunctionMode):

@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
-from parallelizer.proof.float8_reference import LowPrecision, round_linears
+from parallelizer.proof.float8_reference import round_linears
+from parallelizer.proof.float8_tokens import LowPrecision, dealt_out
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
 from parallelizer.proof.slices import line
@@ -93,9 +94,9 @@ def unsharded(
         if precision is not None:
             round_linears(model, precision)
         if not decisions:
-            return _observe(model, subject, seed, None, flip, nudge)
+            return _observe(model, subject, seed, None, flip, nudge, precision)
         with Decisions(__file__) as taken:
-            seen = _observe(model, subject, seed, None, flip, nudge)
+            seen = _observe(model, subject, seed, None, flip, nudge, precision)
         seen.one_sided = taken.one_sided()
         return seen
 
@@ -140,6 +141,7 @@ def _observe(
     mesh: DeviceMesh | None,
     flip: bool = False,
     nudge: float = 0.0,
+    precision: LowPrecision | None = None,
 ) -> Observation:
     seen = Observation()
     optimizer = subject.optimizer(model)
@@ -154,7 +156,7 @@ def _observe(
             whole = {
                 k: v.flip(0) if has_rows(k, v, subject.plan, subject.rows) else v for k, v in whole.items()
             }
-        parts = rank_parts(whole, subject, subject.accumulate, mesh)
+        parts = rank_parts(whole, subject, subject.accumulate, mesh, precision)
         seen.by_batch |= any(map(_by_batch, parts))
         with recording(model, seen.outputs, seen.output_gradients):
             done = train_step(model, parts, subject.loss, optimizer, UNCLIPPED if step == 0 else subject.clip)
@@ -172,7 +174,7 @@ def _observe(
                     param.mul_(subject.loud)
     seen.states = _states(optimizer, model, mesh)
     with torch.no_grad(), recording(model, seen.outputs, seen.output_gradients):
-        batch = rank_parts(subject.batch(seed), subject, 1, mesh)[0]
+        batch = rank_parts(subject.batch(seed), subject, 1, mesh, precision)[0]
         logits = forward(model, batch)
     if isinstance(logits, torch.Tensor):
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
@@ -219,9 +221,15 @@ def _nudge_first_step(optimizer: torch.optim.Optimizer, size: float, tokens: int
 
 
 def rank_parts(
-    batch: Mapping[str, torch.Tensor], subject: Subject, parts: int, mesh: DeviceMesh | None
+    batch: Mapping[str, torch.Tensor],
+    subject: Subject,
+    parts: int,
+    mesh: DeviceMesh | None,
+    precision: LowPrecision | None = None,
 ) -> list[Tensors]:
-    """This rank's rows and tokens of a global batch on its device, in the parts that gradients are accumulated over."""
+    """This rank's rows and tokens of a global batch on its device, in the parts that gradients are accumulated over. One process
+    that computes as `precision` says has tensors that know how ranks would deal them out.
+    """
     index, ranks = batch_rank(mesh) if mesh is not None else (0, 1)
     rows = subject.rows // parts // ranks
     result = []
@@ -234,6 +242,8 @@ def rank_parts(
         # A run of one process has no mesh, and is always on the CPU.
         device = subject.device if mesh is not None else None
         result.append(shard_tokens(local, subject.plan, mesh, device=device))
+        if precision is not None:
+            result[-1] = dealt_out(result[-1], subject.plan, rows, precision, subject.mesh.sizes["tp"])
     return result
 
 

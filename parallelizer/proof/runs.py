@@ -19,7 +19,7 @@ import torch.distributed as dist
 from parallelizer.child.children import in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.divergence import governing_rule
-from parallelizer.proof.float8_reference import LowPrecision, low_precision
+from parallelizer.proof.float8_tokens import LowPrecision, low_precision
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
 from parallelizer.proof.observe import Observation, joined, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed

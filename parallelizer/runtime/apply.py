@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from parallelizer.compiler.observe.families import family_of
+from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import full_name
 from parallelizer.language.styles import STYLES
 from parallelizer.mesh import data_groups, describe, with_shard_axis
 from parallelizer.runtime.constructor_values import look
 from parallelizer.runtime.exception_notes import add_notes
+from parallelizer.runtime.packed_warning import warn_of_packed
 from parallelizer.runtime.pipeline.cut import cut, of_stage, others_of
 from parallelizer.runtime.pipeline.live import LivePipeline, pipeline_of
 from parallelizer.runtime.pipeline.stage_model import StageModel, refuse_calls
@@ -34,13 +39,17 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     The model is the one for which the program was compiled. It is on meta (then call `materialize`), or has
     the same values on every rank. Collective: every rank calls it. Raises ValueError, with the model
-    unchanged, if the sizes of the mesh are not those of the program. After any other error the model is
-    only partly changed: discard it.
+    unchanged, if the sizes of the mesh are not those of the program, or if the model is sharded already. After any
+    other error the model is only partly changed: discard it.
     """
     if describe(mesh) != program.mesh:
         raise ValueError(
             f"the program was compiled for {program.mesh}, but the DeviceMesh is {describe(mesh)}"
         )
+    refuse_sharded(model)
+    before: dict[int, tuple[weakref.ref[torch.Tensor], str]] = {
+        id(p): (weakref.ref(p), n) for n, p in model.named_parameters()
+    }
     if program.of_slot("fsdp"):
         mesh = with_shard_axis(mesh)
         # The logits leave as a view of a DTensor's local tensor, which nothing changes in place.
@@ -75,10 +84,24 @@ def apply(program: Program, model: nn.Module, mesh: DeviceMesh) -> nn.Module:
         refuse_calls(model)
         # FSDP does so for modules that it sees; those that cuts divide it sees as the stages have them.
         model.register_state_dict_pre_hook(lambda module, *_: reshard(module))
+    now = {id(p) for p in model.parameters()}
+    replaced = {at: was for at, was in before.items() if at not in now}
+    if packed and program.mesh.sizes["tp"] > 1:
+        warn_of_packed(model, list(packed))
     groups = tuple(data_groups(mesh))
-    remember(model, ParallelState(program, mesh, packed, buffers, groups, names, pipeline))
+    remember(model, ParallelState(program, mesh, packed, buffers, groups, names, pipeline, replaced))
     sums_go_over(groups)
     return model
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise ValueError for a model that has DTensors already."""
+    sharded = [name for name, param in model.named_parameters() if isinstance(param, DTensor)]
+    if sharded:
+        raise ValueError(
+            f"the model is sharded already: {', '.join(fold_paths(sharded)[:3])} are DTensors. Leave out `fully_shard`, "
+            "`parallelize_module` and other calls that shard it, since the rules of the plan do that"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe, rename_axes
-from parallelizer.runtime.apply import apply
+from parallelizer.runtime.apply import apply, refuse_sharded
 from parallelizer.runtime.equal_values import unequal_over
 
 
@@ -48,7 +48,7 @@ def parallelize(
     `check_values=False` skips this comparison.
 
     Raises PlanError for a mistake in the plan, and ValueError, on every rank, if ranks hold different
-    values. The model is unchanged in both cases.
+    values or the model is sharded already. The model is unchanged in both cases.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)
@@ -61,6 +61,7 @@ def parallelize(
         redistribute=redistribute,
         pipeline=pipeline,
     )
+    refuse_sharded(model)
     if check_values:
         _check_values(model, ours)
     return apply(program, model, ours)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from parallelizer.styles.packing import Packing
 
 _ATTRIBUTE = "_parallelizer_state"
+_looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class ParallelState:
     """The program that was applied, the mesh it runs on, packed parameters by name, the model's local
-    buffers, the groups of ranks that see different tokens, the names that parameters had, and the stages of this rank
-    if the model is cut.
+    buffers, the groups of ranks that see different tokens, the names that parameters had, the stages of this rank
+    if the model is cut, and the parameters that others stand for now, by `id`, with their names.
     """
 
     program: Program
@@ -40,6 +42,7 @@ class ParallelState:
     data_groups: tuple[dist.ProcessGroup, ...]
     parameters: frozenset[str] | None = None
     pipeline: LivePipeline | None = None
+    replaced: Mapping[int, tuple[weakref.ref[torch.Tensor], str]] = field(default_factory=dict)
 
     @property
     def sum_groups(self) -> tuple[dist.ProcessGroup, ...]:
@@ -83,6 +86,27 @@ def refuse_added_parameters(model: nn.Module) -> None:
                 )
             ]
         )
+
+
+def refuse_replaced_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for an optimizer that holds parameters of before the model was made parallel: it would train none of the
+    model's. An optimizer is looked at once.
+    """
+    state = state_of(model)
+    if state is None or not state.replaced or optimizer in _looked_at:
+        return
+    stale = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            was, name = state.replaced.get(id(param), (None, ""))
+            if was is not None and was() is param:
+                stale.append(name)
+    if stale:
+        raise ValueError(
+            f"the optimizer holds {', '.join(fold_paths(stale)[:3])} as they were before the model was made parallel, so its "
+            "steps would not change the model. Build the optimizer after parallelizer.parallelize"
+        )
+    _looked_at.add(optimizer)
 
 
 def uncut(model: nn.Module) -> nn.Module:

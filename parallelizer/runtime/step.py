@@ -26,6 +26,7 @@ from parallelizer.runtime.state import (
     every_group,
     kept_buffers,
     refuse_added_parameters,
+    refuse_replaced_parameters,
     restore_buffers,
     state_of,
 )
@@ -86,7 +87,7 @@ def train_step(
     summed, gradients and token counts are summed over the data ranks, and the division happens once,
     together with clipping. `clip` bounds the gradient norm; None disables clipping. Gradients are freed
     before the step begins, and kept after it. Raises PlanError for parameters that were added to a parallel
-    model.
+    model, and ValueError for an optimizer that was built before the model was made parallel.
 
     With `skip_nonfinite`, if the loss or the gradient norm is NaN or infinite on any rank, no rank applies
     the step: parameters, persistent buffers and the optimizer keep their exact values, and `Step.skipped`
@@ -139,6 +140,7 @@ def _train_step(
     words: torch.Tensor | None,
 ) -> Step:
     refuse_added_parameters(model)
+    refuse_replaced_parameters(model, optimizer)
     state = state_of(model)
     pipeline = None if state is None else state.pipeline
     groups = () if state is None else state.sum_groups

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
-from parallelizer.proof.float8_reference import LowPrecision, token_order
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove
 from parallelizer.report.documents import verify_document
@@ -97,6 +95,14 @@ def cast(preset: str, *more: str) -> Proof:
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.parametrize("preset", ["cp2", "pp2_cp2"])
+def test_packed_documents_share_scales_as_their_batch_deals_them_out(preset: str) -> None:
+    packed = ("model=llama_packed", "plan=llama_packed", f"parallel={preset}")
+    assert proof_of("tensorwise", *packed).passed
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["checkpoint", "{style: compile, backend: aot_eager}"])
 def test_it_is_proven_inside_of_checkpoints_and_compiled_code(more: str) -> None:
     rules = f"rules=['{GLOB}: {{style: float8, recipe: rowwise}}', 'layers.*: {more}']"
@@ -109,37 +115,3 @@ def test_in_float32_nothing_is_claimed() -> None:
     proof = proof_of("rowwise", "parallel=tp2", dtype="float32")
     assert proof.proven is None and proof.passed
     assert text(proof).endswith("information, not a verdict: float8 is proven in float64 alone")
-
-
-# --- the groups of tokens that share a scale ---------------------------------------------------------------
-
-
-def precision(data: int = 1, microbatches: int = 1, ranks: int = 1, length: int = 8) -> LowPrecision:
-    return LowPrecision({}, data, microbatches, ranks, "auto", length)
-
-
-def groups(shape: tuple[int, ...], given: LowPrecision) -> list[list[int]]:
-    order = token_order(torch.Size(shape), given)
-    return order.view(given.blocks * given.ranks, -1).sort(1).values.tolist()
-
-
-def test_rows_of_data_ranks_and_microbatches_are_neighbours() -> None:
-    assert groups((4, 2), precision(data=2, length=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert groups((4, 2), precision(2, 2, length=2)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    with torch.no_grad():  # an evaluation is not cut
-        assert groups((4, 2), precision(2, 2, length=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize("shape", [(2, 8), (16,)])
-def test_ranks_of_cp_have_the_ends_and_the_middle_of_each_row(shape: tuple[int, ...]) -> None:
-    assert groups(shape, precision(ranks=2)) == [
-        [0, 1, 6, 7, 8, 9, 14, 15],
-        [2, 3, 4, 5, 10, 11, 12, 13],
-    ]
-
-
-def test_tokens_that_cannot_be_told_apart_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not divide into 2 blocks"):
-        token_order(torch.Size((3, 1)), precision(data=2))
-    with pytest.raises(ValueError, match="no sequences of 8"):
-        token_order(torch.Size((2, 7)), precision(ranks=2))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 import parallelizer as pz
 from parallelizer.language.plan import Mesh
@@ -33,6 +36,38 @@ def test_ranks_that_hold_other_values_are_refused_on_every_rank(axes: dict[str, 
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
     run_ranks(worker, 4)
+
+
+@pytest.mark.ranks
+def test_a_model_that_is_sharded_already_is_refused() -> None:
+    def worker() -> None:
+        mesh = pz.build_mesh(Mesh({"dp_shard": 2}), "cpu")
+        model = built(seed=0)
+        fully_shard(model[0])
+        with pytest.raises(ValueError, match=r"sharded already: 0\..* Leave out `fully_shard`"):
+            pz.parallelize(model, plan(RULES), mesh)
+
+    run_ranks(worker, 2)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"tp": 2}])
+def test_an_optimizer_of_before_is_refused_at_the_first_step(axes: dict[str, int]) -> None:
+    def worker() -> None:
+        mesh = pz.build_mesh(Mesh(axes), "cpu")
+        model = built(seed=0)
+        early = torch.optim.AdamW(model.parameters())
+        pz.parallelize(model, plan(RULES), mesh)
+        batch = {"input": torch.ones(2, 8)}
+        with pytest.raises(ValueError, match=r"Build the optimizer after parallelizer\.parallelize"):
+            pz.train_step(model, batch, summed, early)
+        pz.train_step(model, batch, summed, torch.optim.AdamW(model.parameters()))
+
+    run_ranks(worker, 2)
+
+
+def summed(output: torch.Tensor, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    return output.sum(), torch.tensor(float(len(output)))
 
 
 @pytest.mark.ranks

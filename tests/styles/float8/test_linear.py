@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from parallelizer.proof.float8_reference import RECIPES, LowPrecision, round_linears
+from parallelizer.proof.float8_reference import RECIPES, round_linears
+from parallelizer.proof.float8_tokens import LowPrecision
 from parallelizer.proof.modes import Float64
 from parallelizer.styles.float8.linear import run_in_float8
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
@@ -140,3 +143,19 @@ def test_a_copy_computes_with_its_own_weight() -> None:
         twin.bias.zero_()
     x = torch.randn(4, 32)
     assert not twin(x).any() and bool(module(x).any())
+
+
+@pytest.mark.parametrize("recipe", TORCHAO_NAMES)
+def test_scales_stay_in_float32_in_a_proof_also_under_modes_of_styles(recipe: str) -> None:
+    """A style's mode, as of context parallelism, stands between torchao and the mode that lifts casts to float64."""
+
+    class OfAStyle(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    module, x = linear(torch.float64), torch.randn(2, 8, 32, dtype=torch.float64)
+    run_in_float8(module, TORCHAO_NAMES[recipe], emulate=True)
+    with products_in_float64(), Float64():
+        plain = module(x)
+        with OfAStyle():
+            assert torch.equal(module(x), plain)
