@@ -63,13 +63,18 @@ def main(arguments: list[str]) -> None:
             *compose_config([*overrides, "hardware=this", "device=cpu", "train.batch_size=8"])
         )
         predicted = _predicted(setup)
-        seconds = max(start(_measured, (setup, options.steps), ranks=setup.mesh.world_size, device="cpu"))
+        seconds = step_seconds(setup, options.steps)
         found.append((predicted, seconds))
         print(f"{name:<22} {setup.mesh.world_size} ranks  predicted {predicted * 1e3:8.1f} ms  "
               f"took {seconds * 1e3:8.1f} ms  {100 * (predicted / seconds - 1):+6.1f} %", flush=True)  # fmt: skip
     errors = [abs(p / s - 1) for p, s in found]
     print(f"rank correlation: {correlation([p for p, _ in found], [s for _, s in found]):.3f}")
     print(f"median error: {100 * statistics.median(errors):.1f} %")
+
+
+def step_seconds(setup: Setup, steps: int) -> float:
+    """The median seconds of a step on the slowest rank: ranks start, and take the steps behind two that do not count."""
+    return max(start(_measured, (setup, steps), ranks=setup.mesh.world_size, device="cpu"))
 
 
 def _predicted(setup: Setup) -> float:

@@ -59,6 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="what a device may hold, as 72GiB (nine tenths of its memory)",
     )
+    parser.add_argument(
+        "--for",
+        dest="aim",
+        choices=("time", "memory", "cost"),
+        default="time",
+        help="the least time on these GPUs (the default), the fewest of them that hold the step, or the least cost of a step, "
+        "also of several kinds: hardware=h100,h200",
+    )
     parser.add_argument("--top", type=_count, default=5, metavar="N", help="how many are shown (5)")
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
@@ -85,11 +93,12 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Search, and print the best. Returns the exit status."""
     import_torch()
-    from parallelizer.propose.search.nothing import nothing
+    from parallelizer.propose.search.aims import COST, pursue
+    from parallelizer.propose.search.nothing import nothing, too_little
     from parallelizer.propose.search.page import page
     from parallelizer.propose.search.reasons import comments
-    from parallelizer.propose.search.run import Search
-    from parallelizer.propose.search.show import document, write_found
+    from parallelizer.propose.search.remedy import remedies
+    from parallelizer.propose.search.show import document, write_found, write_tried
     from parallelizer.propose.search.task import read_task
     from parallelizer.report.html.page import save
     from parallelizer.report.targets import check_targets
@@ -97,15 +106,19 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         for target in (arguments.output, arguments.html):
             check_targets(target, None)
-        task = read_task(
-            arguments.overrides,
-            within=arguments.within,
-            memory=arguments.memory,
-            config_dir=arguments.config_dir,
-            config_name=arguments.config_name,
-        )
-        search = Search(task.base, _teller())
-        found = search.run(task)
+        tasks = [
+            read_task(
+                overrides,
+                within=arguments.within,
+                memory=arguments.memory,
+                config_dir=arguments.config_dir,
+                config_name=arguments.config_name,
+            )
+            for overrides in _kinds(arguments.overrides, several=arguments.aim == COST)
+        ]
+        tried = pursue(arguments.aim, tasks, _teller())
+        search, task, found = tried[0].search, tried[0].task, tried[0].found
+        changes = remedies(search, task) if too_little(found) else []
     except PlanError as error:
         print_refusal(error.diagnostics, arguments.json)
         return 1
@@ -116,12 +129,16 @@ def run(arguments: argparse.Namespace) -> int:
     texts = [
         search.preset(task, found.results[at].candidate, comments(found, task, at, command)) for at in shown
     ]
-    unfit = () if found.results else (nothing(found, task),)
+    unfit = () if found.results else (nothing(found, task, changes),)
     if arguments.json:
         print_json(
-            {**document(found, task, texts[: arguments.top]), "diagnostics": [one.as_json() for one in unfit]}
+            {
+                **document(found, task, texts, tried, arguments.aim),
+                "diagnostics": [one.as_json() for one in unfit],
+            }
         )
     else:
+        write_tried(tried, arguments.aim, sys.stdout)
         write_found(found, task, sys.stdout, top=arguments.top)
         show_diagnostics.write(unfit, sys.stderr)
     if texts or arguments.html:
@@ -133,7 +150,16 @@ def run(arguments: argparse.Namespace) -> int:
         except PlanError as error:
             show_diagnostics.write(error.diagnostics, sys.stderr)
             return 1
-    return 130 if not found.complete else 0 if texts else 1
+    return 130 if not all(one.found.complete for one in tried) else 0 if texts else 1
+
+
+def _kinds(overrides: Sequence[str], *, several: bool) -> list[list[str]]:
+    """The overrides for each kind of hardware."""
+    given = next((one for one in overrides if one.startswith("hardware=")), None) if several else None
+    if given is None:
+        return [list(overrides)]
+    kinds = given.partition("=")[2].split(",")
+    return [[f"hardware={kind}" if one == given else one for one in overrides] for kind in kinds]
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:
@@ -141,6 +167,8 @@ def _options(arguments: argparse.Namespace) -> list[str]:
     found = [word for limit in arguments.within for word in ("--within", limit)]
     if arguments.memory:
         found += ["--memory", f"{arguments.memory / 2**30:g}GiB"]
+    if arguments.aim != "time":
+        found += ["--for", arguments.aim]
     return found
 
 

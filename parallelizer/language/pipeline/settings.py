@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +18,9 @@ BALANCES = {
     "time": "the same time of computation",
 }
 """What the cut of the model into stages makes equal."""
+
+ORDERS = 4
+"""Orders that are kept: one with many microbatches takes seconds to make, and has an object for every action."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +82,21 @@ def order_of(pipeline: Pipeline, ranks: int) -> Order:
     wrong = pipeline.misfit(ranks)
     if wrong is not None:
         raise ValueError(f"{wrong.message}: {wrong.help}")
-    return pipeline.kind.order(ranks, *_numbers(pipeline, ranks))
+    return _order(pipeline.schedule, ranks, *_numbers(pipeline, ranks))
 
 
 def stage_rank(pipeline: Pipeline, ranks: int) -> tuple[int, ...]:
     """The rank on the axis pp of each stage. Raises ValueError as `order_of`."""
-    return stage_ranks(order_of(pipeline, ranks))
+    if pipeline.order is not None or pipeline.misfit(ranks) is not None:
+        return stage_ranks(order_of(pipeline, ranks))
+    # An order of many microbatches takes seconds, and says no more of this.
+    stages, _ = _numbers(pipeline, ranks)
+    return tuple(pipeline.kind.rank_of(stage, ranks) for stage in range(stages * ranks))
+
+
+@functools.lru_cache(ORDERS)
+def _order(schedule: str, ranks: int, stages_per_rank: int, microbatches: int) -> Order:
+    return SCHEDULES[schedule].order(ranks, stages_per_rank, microbatches)
 
 
 def _numbers(pipeline: Pipeline, ranks: int) -> tuple[int, int]:

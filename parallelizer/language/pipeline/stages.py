@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from parallelizer.language.pipeline.actions import Order, stages_of
@@ -90,9 +92,16 @@ class Stages:
         if path in self.divided:
             found = [i for i, stage in enumerate(self.stages) if buffer or name in stage.parameters]
         else:
-            found = [
-                i
-                for i, stage in enumerate(self.stages)
-                if any(path == u or path.startswith(f"{u}.") for u in stage.units | stage.recomputed)
-            ]
+            parts = path.split(".")
+            above = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+            found = sorted({i for unit in above for i in self._by_unit.get(unit, ())})
         return tuple(found) or (0,)
+
+    @functools.cached_property
+    def _by_unit(self) -> Mapping[str, Sequence[int]]:
+        """The stages that a unit runs on."""
+        found: dict[str, list[int]] = {}
+        for i, stage in enumerate(self.stages):
+            for unit in stage.units | stage.recomputed:
+                found.setdefault(unit, []).append(i)
+        return found

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, 
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import EXPERT, Mesh
-from parallelizer.propose.search.candidate import Candidate
+from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import ClassTrace, class_trace, rows_to_trace
 from parallelizer.propose.search.setups import (
     blocks_of,
@@ -25,6 +26,7 @@ from parallelizer.propose.search.setups import (
 )
 from parallelizer.propose.search.truth import reason
 from parallelizer.simulate.record.trace import Recipe, record
+from parallelizer.simulate.trace_failed import broken_off
 from parallelizer.styles.application import Program
 
 SIDE_BY_SIDE = 2
@@ -54,9 +56,20 @@ class TracedClasses:
         """Trace the classes that are not known yet."""
         waiting = sorted({*keys} - {*self.traces, *self.refused})
         while waiting:
+            # What tp and ep cannot do, they cannot do with less in memory or on shorter sequences either.
+            waiting = [key for key in waiting if not self._refuses_like(key)]
             now, waiting = waiting[:SIDE_BY_SIDE], waiting[SIDE_BY_SIDE:]
-            self.tell(f"tracing one layer of {len(self.traces) + len(now)} classes")
-            self._trace(now)
+            if now:
+                self.tell(f"tracing one layer of {len(self.traces) + len(now)} classes")
+                self._trace(now)
+
+    def _refuses_like(self, key: Candidate) -> bool:
+        """Whether the same class without recomputation and with whole sequences was refused; then this one is too."""
+        like = dataclasses.replace(key, cp=1, method="", checkpoint=NO_CHECKPOINT).trace_class
+        if like == key or like not in self.refused:
+            return False
+        self.refused[key] = self.refused[like]
+        return True
 
     def _trace(self, keys: Iterable[Candidate]) -> None:
         calls, traced = [], []
@@ -72,12 +85,16 @@ class TracedClasses:
                 continue
             calls.append((_traced, program, self.short, setup.recipe(), self, key, rows))
             traced.append(key)
-        with Children(calls) as children:
-            try:
-                self.traces |= zip(traced, children.results(), strict=True)
-            except (PlanError, WorldError) as error:
-                diagnostics = error.diagnostics if isinstance(error, PlanError) else ()
-                self.refused |= dict.fromkeys(traced, reason(diagnostics))
+        with ExitStack() as stack:
+            # Each by itself: one that fails says nothing of the others.
+            running = [stack.enter_context(Children([call])) for call in calls]
+            for key, children in zip(traced, running, strict=True):
+                try:
+                    [self.traces[key]] = children.results()
+                except PlanError as error:
+                    self.refused[key] = reason(error.diagnostics)
+                except WorldError as error:
+                    self.refused[key] = reason(broken_off(error).diagnostics)
 
 
 def _traced(

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from parallelizer.propose.search.estimate import Estimate
 from parallelizer.propose.search.truth import NotTraced, TracedWhole
 
+STATES = "their parameters and gradients alone do not fit"
+"""A reason of `pruned`."""
+
 
 @dataclass
 class SearchResult:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.diagnostics.units import size
-from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.found import STATES, SearchResult
 from parallelizer.propose.search.task import SearchTask
 
 
-def nothing(found: SearchResult, task: SearchTask) -> Diagnostic:
-    """The finding of a search without results: by how much the nearest candidate does not fit, or what rules out most."""
+def too_little(found: SearchResult) -> bool:
+    """Whether it is the memory that leaves nothing."""
+    return bool(found.too_large or found.pruned[STATES]) and not found.results and found.complete
+
+
+def nothing(found: SearchResult, task: SearchTask, changes: Sequence[str] = ()) -> Diagnostic:
+    """The finding of a search without results: by how much the nearest candidate does not fit, or what rules out most. `changes`
+    are those with which something would fit.
+    """
     if found.too_large:
         nearest = found.too_large[0]
         message = (
             f"no candidate fits {size(task.memory)}: {nearest.candidate.words()} ({nearest.candidate.options()}) comes nearest "
             f"and needs {size(nearest.peak)}, {size(nearest.peak - task.memory)} too much"
         )
-        advice = "take more GPUs, a shorter sequence, or ++parallel.styles.fsdp.cpu_offload=true"
-        return Diagnostic("search-nothing", message, None, advice)
+        return Diagnostic("search-nothing", message, None, _advice(changes))
     if found.failed:
         first = found.failed[0]
         message = f"no candidate could be dry-run: {first.candidate.words()}: {first.reason}"
@@ -29,6 +37,15 @@ def nothing(found: SearchResult, task: SearchTask) -> Diagnostic:
     counts = {**found.excluded, **{reason: count for reason, count in found.pruned.items() if count}}
     most = max(counts, key=lambda one: (counts[one], one), default="--within leaves no candidate")
     message = f"all {found.total:,} candidates are ruled out, most of them because: {most}"
+    if most == STATES:
+        return Diagnostic("search-nothing", message, None, _advice(changes))
     return Diagnostic(
         "search-nothing", message, None, "change the number of GPUs, the batch, --memory or --within"
+    )
+
+
+def _advice(changes: Sequence[str]) -> str:
+    return (
+        "; or ".join(changes)
+        or "take more GPUs, a shorter sequence, or ++parallel.styles.fsdp.cpu_offload=true"
     )

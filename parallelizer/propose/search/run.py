@@ -23,7 +23,7 @@ from parallelizer.propose.search.bounds import (
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.classes import SIDE_BY_SIDE, Tell, TracedClasses
 from parallelizer.propose.search.estimate import Estimates
-from parallelizer.propose.search.found import SearchResult
+from parallelizer.propose.search.found import STATES, SearchResult
 from parallelizer.propose.search.preset import preset_text
 from parallelizer.propose.search.setups import STREAM
 from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
@@ -93,7 +93,7 @@ class Search:
         every = list(candidates(self.facts(task), task.within, counted))
         found.total, found.excluded = counted.total, counted.excluded
         kept = [c for c in every if memory_bound(c, self.states) <= task.memory]
-        found.pruned["their parameters and gradients alone do not fit"] = len(every) - len(kept)
+        found.pruned[STATES] = len(every) - len(kept)
         if not kept:
             return
         estimates = Estimates(task.machine, self.classes.traces)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
 from parallelizer.propose.search import reasons
+from parallelizer.propose.search.aims import COST, TIME, Tried
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.preset import run_overrides
 from parallelizer.propose.search.task import SearchTask
@@ -25,6 +27,39 @@ COLUMNS = (
     Column("options", wrap="words"),
     Column("loses", wrap="words", spare=3),
 )
+
+
+TRIED = (
+    Column("hardware"),
+    Column("GPUs", right=True),
+    Column("step", right=True),
+    Column("cost of a step", right=True),
+    Column("mesh", wrap="words"),
+)
+COST_COLUMN = 3
+
+
+def write_tried(tried: Sequence[Tried], aim: str, stream: TextIO, *, width: int | None = None) -> None:
+    """Print the numbers and kinds of GPUs that were compared, if there were several."""
+    if aim == TIME:
+        return
+    screen = console(stream, width)
+    rows = []
+    for one in tried:
+        best = one.found.results[0] if one.found.results else None
+        rows.append(
+            [
+                one.task.machine.name,
+                f"{one.task.gpus:,}",
+                duration(best.seconds) if best else "",
+                f"{one.cost:.3g}" if best and aim == COST else "",
+                best.candidate.words() if best else "nothing fits or divides",
+            ]
+        )
+    columns = [column for at, column in enumerate(TRIED) if aim == COST or at != COST_COLUMN]
+    kept = [[cell for at, cell in enumerate(row) if aim == COST or at != COST_COLUMN] for row in rows]
+    write(screen, Text(f"searched for {aim}", "bold"), columns, kept)
+    screen.print()
 
 
 def write_found(
@@ -80,9 +115,23 @@ def _list(screen: Any, title: str, lines: list[str]) -> None:
     screen.print()
 
 
-def document(found: SearchResult, task: SearchTask, texts: list[str]) -> dict[str, Any]:
-    """What `search --json` prints: sizes in bytes, times in seconds. `texts` are the presets of the first results."""
+def document(
+    found: SearchResult, task: SearchTask, texts: list[str], tried: Sequence[Tried] = (), aim: str = TIME
+) -> dict[str, Any]:
+    """What `search --json` prints: sizes in bytes, times in seconds. `texts` are the presets of the first results, `tried` all
+    searches that were compared.
+    """
     return {
+        "for": aim,
+        "tried": [
+            {
+                "gpus": one.task.gpus,
+                "hardware": one.task.machine.name,
+                "seconds": one.found.results[0].seconds if one.found.results else None,
+                "cost": one.cost if one.found.results and aim == COST else None,
+            }
+            for one in tried
+        ],
         "gpus": task.gpus,
         "hardware": task.machine.name,
         "memory": task.memory,

@@ -20,6 +20,9 @@ from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.record.trace_classes import tracing_classes, worst
 from parallelizer.simulate.time.predict import StepTime
 
+PLAYED = 20
+"""Layers of further microbatches that are played in the time that one is stepped through."""
+
 
 @dataclass(frozen=True)
 class TracedWhole:
@@ -88,18 +91,20 @@ def _judged(candidate: Candidate, setup: Setup, traced: Callable[[], Trace]) -> 
 
 
 def reason(found: Sequence[Diagnostic]) -> str:
-    """The first error in words."""
-    first = next((d for d in found if d.severity == "error"), None)
+    """The first error in words; without one, what else was found: a step that cannot be traced is a warning to others."""
+    first = next((d for d in found if d.severity == "error"), found[0] if found else None)
     return "the step cannot be traced" if first is None else f"{first.code}: {first.message}"
 
 
 def effort(candidate: Candidate, run: Run | None) -> int:
-    """How many layers a dry run of the candidate steps through, as a measure of its time."""
+    """How many layers a dry run of the candidate steps through, as a measure of its time. Those of a pipeline are played for
+    every microbatch.
+    """
     layers = run.count if run is not None else SHORT
     if candidate.pp > 1:
         on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
         ranks = min(3, candidate.pp)
-        return ranks * on_rank * (1 + min(candidate.microbatches, FEW))
+        return ranks * on_rank * (1 + min(candidate.microbatches, FEW) + candidate.microbatches // PLAYED)
     parts = 1 + min(candidate.accumulate, FEW)
     if candidate.share < 1:
         return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))

@@ -37,6 +37,7 @@ from parallelizer.proof.prove import check_ranks
 from parallelizer.propose.from_transformers.proposal import inexpressible
 from parallelizer.propose.from_transformers.tp_plan import TpPlanEntry, read_tp_plan
 from parallelizer.propose.from_transformers.translate import translate
+from parallelizer.propose.search.aims import pursue
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.nothing import nothing
 from parallelizer.propose.search.task import read_task
@@ -261,6 +262,9 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
         DataPosition(0, 0, 8, ""), DataPosition(0, 1, 8, ""), Origins()
     ),
     "search-gpus": lambda here: raised(lambda: read_task(["hardware=h100"])),
+    "search-price": lambda here: raised(
+        lambda: pursue("cost", [read_task(["gpus=8", "hardware=h100"])], lambda _: None)
+    ),
     "search-hardware": lambda here: raised(lambda: read_task(["gpus=8"])),
     "search-nothing": lambda here: [nothing(SearchResult(), read_task(["gpus=8", "hardware=h100"]))],
     "search-preset": lambda here: raised(lambda: read_task(["gpus=8", "hardware=h100", "parallel=tp2"])),

@@ -1,0 +1,1 @@
+"""The claims about `search`, measured: `python -m benchmarks.search`."""

@@ -1,0 +1,22 @@
+"""Outcomes that a file keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.search.kept import Kept
+
+
+def test_what_is_kept_is_not_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    made: list[str] = []
+
+    def make() -> dict[str, int]:
+        made.append("once")
+        return {"seconds": 3}
+
+    for _ in range(2):
+        assert Kept(file).of("a case", make) == {"seconds": 3}
+    assert made == ["once"]
+    assert Kept(None).of("a case", make) == {"seconds": 3}
+    assert made == ["once", "once"]
