@@ -24,6 +24,12 @@ from parallelizer.proof.tiny_layers import merged, with_every_kind, with_stages
 SMALL = 2
 """What axes above it are shrunk to."""
 
+STAGED = 4
+"""What `pp` is shrunk to on a mesh of up to `MOST` ranks: between the first and the last rank lie others, which hand tensors on."""
+
+MOST = 8
+"""The ranks of a small mesh at most, if it has more than `SMALL` ranks of `pp`."""
+
 LENGTH = 24
 """Tokens of a sequence at most where no axis is above 2. A larger mesh, which `--full-mesh` keeps, may need more to divide
 them.
@@ -31,8 +37,13 @@ them.
 
 
 def small_mesh(mesh: Mesh, pipeline: Pipeline | None = None) -> Mesh:
-    """The mesh with no axis above `SMALL`; `pp` stays as it is where a file has the order of each of its ranks."""
+    """The mesh with no axis above `SMALL`, but for `pp`: it is at most `STAGED` if no more than `MOST` ranks come of it, and
+    stays as it is where a file has the order of each of its ranks.
+    """
     sizes = {axis: min(size, SMALL) for axis, size in mesh.sizes.items()}
+    staged = {**sizes, "pp": min(mesh.sizes["pp"], STAGED)}
+    if math.prod(staged.values()) <= MOST:
+        sizes = staged
     if pipeline is not None and pipeline.order is not None:
         sizes["pp"] = mesh.sizes["pp"]
     return Mesh(sizes, mesh.spans, ep=math.gcd(mesh.ep, Mesh(sizes).replica))
@@ -51,6 +62,9 @@ def shrink(
     changes = [f"{a} {n} -> {mesh.size_of(a)}" for a, n in setup.mesh.every.items() if mesh.size_of(a) != n]
     tiny: Mapping[str, Any] = setup.model.get("tiny") or {}
     pipeline = small_pipeline(setup, mesh)
+    given = setup.pipeline
+    if pipeline is not None and given is not None and pipeline.balance != given.balance:
+        changes.append(f"pipeline.balance {list(given.balance)} -> {pipeline.balance}")
     tiny, lost = with_every_kind(setup, tiny)
     if pipeline is not None:
         tiny = with_stages(setup, tiny, mesh.sizes["pp"] * (pipeline.stages_per_rank or 1))
@@ -75,7 +89,8 @@ def shrink(
 
 def small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
     """The settings of the pipeline on a small mesh: as few microbatches as the schedule can have, each of one row. A list of
-    layers of each stage is that of the large model, so the parameters are balanced instead. None without stages.
+    layers of each stage stays if the model and `pp` stay as they are; for a smaller model the parameters are balanced instead. None
+    without stages.
     """
     ranks = mesh.sizes["pp"]
     if ranks == 1:
@@ -83,7 +98,8 @@ def small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
     given = setup.pipeline or Pipeline()
     if given.order is not None:
         return given.settled(ranks)
-    balance = given.balance if isinstance(given.balance, str) else Pipeline.balance
+    kept = isinstance(given.balance, str) or (ranks == setup.mesh.sizes["pp"] and not setup.model.get("tiny"))
+    balance = given.balance if kept else Pipeline.balance
     return dataclasses.replace(given, microbatches=None, balance=balance).settled(ranks)
 
 
