@@ -63,7 +63,7 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     values: dict[str, Any] = {
         "plan": (plan.rules, plan.layouts, plan.batch, plan.buffers, plan.balance, setup.redistribute),
         "axes": sorted(axis for axis, size in setup.mesh.every.items() if size > 1),
-        "pipeline": small_pipeline(setup, mesh),
+        "pipeline": (small_pipeline(setup, mesh), mesh.sizes["pp"]),
         "styles": (styles, _source_digests(own)),
         "model": {key: value for key, value in setup.model.items() if key not in ("plan", "batch", "loss")},
         "sources": _source_digests([*_modules_of(model), *(f.__module__ for f in functions)]),

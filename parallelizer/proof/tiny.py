@@ -25,7 +25,7 @@ SMALL = 2
 """What axes above it are shrunk to."""
 
 STAGED = 4
-"""What `pp` is shrunk to on a mesh of up to `MOST` ranks: between the first and the last rank lie others, which hand tensors on."""
+"""What `pp` is shrunk to on a mesh of up to `MOST` ranks: ranks between the first and the last hand tensors on."""
 
 MOST = 8
 """The ranks of a small mesh at most, if it has more than `SMALL` ranks of `pp`."""
@@ -89,8 +89,8 @@ def shrink(
 
 def small_pipeline(setup: Setup, mesh: Mesh) -> Pipeline | None:
     """The settings of the pipeline on a small mesh: as few microbatches as the schedule can have, each of one row. A list of
-    layers of each stage stays if the model and `pp` stay as they are; for a smaller model the parameters are balanced instead. None
-    without stages.
+    layers of each stage stays if the model and `pp` stay as they are; otherwise the parameters are balanced instead. None without
+    stages.
     """
     ranks = mesh.sizes["pp"]
     if ranks == 1:
