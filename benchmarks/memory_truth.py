@@ -162,7 +162,8 @@ def cases() -> Iterator[Case]:
         yield mixture(model, preset, "bf16 checkpoint", BFLOAT16, FULL.format("model.layers"))
     for model in MIXTURES:
         yield mixture(model, "fsdp2_ep2", "skewed", "++parallel.routing={skew: 1.3}", rank=1)
-        yield mixture(model, "fsdp2_ep2", "worst", "++parallel.routing=worst")
+        for rank in (0, 1):
+            yield mixture(model, "fsdp2_ep2", f"worst rank {rank}", "++parallel.routing=worst", rank=rank)
     for mesh in ("single", "fsdp2_tp2", "cp2"):
         yield llama("10 layers folded", mesh, "model.n_layers=10", fold=True)
         yield llama(

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from parallelizer.proof.float8_tokens import LowPrecision, Tokens
+from parallelizer.proof.float8_tokens import LowPrecision, ScaleGroups
 from parallelizer.styles.wrap_forward import wrap_forward
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -57,7 +57,7 @@ RECIPES = {
 
 def round_linears(model: nn.Module, precision: LowPrecision) -> None:
     """From now on the named linears compute in float8."""
-    tokens = Tokens(precision)
+    tokens = ScaleGroups(precision)
     tokens.follow(model)
     for path, name in precision.recipes.items():
         wrap_forward(model.get_submodule(path), functools.partial(_around, RECIPES[name], tokens))
@@ -65,7 +65,7 @@ def round_linears(model: nn.Module, precision: LowPrecision) -> None:
 
 def _around(
     recipe: Casts,
-    tokens: Tokens,
+    tokens: ScaleGroups,
     module: nn.Module,
     forward: Callable[..., Any],
     args: tuple[Any, ...],

@@ -79,7 +79,7 @@ def dealt_out(
     return {k: tagged(v.view_as(v), dealt) if k in split else v for k, v in batch.items()}
 
 
-class Tokens:
+class ScaleGroups:
     """The groups of tokens that share a scale, in the batch that is in a model now."""
 
     def __init__(self, precision: LowPrecision) -> None:

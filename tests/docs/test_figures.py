@@ -22,6 +22,9 @@ SMALLEST = {
     "benchmarks.memory_truth --only hf_": "--only 'fsdp2_ep2 hf_mixtral bf16 checkpoint'",
     "benchmarks.memory_truth --only pp2": "--only 'pp2_tp2 1f1b first rank'",
     "benchmarks.ledger_truth --only pp2": "--only 'pp2_tp2 1f1b'",
+    "benchmarks.float8_families": "--only vit_tiny",
+    "benchmarks.ledger_truth --only float8": "--only 'pp2 llama_tp float8 rowwise-gw-hp'",
+    "benchmarks.memory_truth --only float8": "--only 'fsdp2 float8 gathered bf16'",
     "benchmarks/expert_dispatch.py": "--tokens 8 --width 8 --hidden 8 --rounds 2",
     "benchmarks.proofs experts": "--only 'mixtral on ep2 x tp2, stream'",
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
@@ -146,6 +149,8 @@ def main_of(module: str) -> None:
 def test_the_command_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any(word in name for word in ("survey", "families", "loading", "ep=", "hf_", "proofs experts")):
         pytest.importorskip("transformers", reason="the optional extra `hf`")
+    if "float8" in name:
+        pytest.importorskip("torchao", reason="float8 needs torchao")
     module, *words = [*name.split(), *shlex.split(SMALLEST[name])]
     if name in APART:
         done = command(

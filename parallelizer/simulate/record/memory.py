@@ -77,6 +77,10 @@ class _Tracked:
     reference: Any = None
 
 
+_ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_add.default)
+"""What autograd itself calls in backward, the last two of an index and of `index_select`."""
+
+
 class MemoryTracker(TorchDispatchMode):
     """Follows storages of one device type while it is active; `adopt` those that exist before."""
 
@@ -132,15 +136,19 @@ class MemoryTracker(TorchDispatchMode):
         return result
 
     def _accumulates(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether autograd adds a gradient to one that has no other reference: it then writes into that one, but
-        not under a mode.
+        """Whether autograd adds a gradient to one that has no other reference, or rows into zeros that it has just made: it then
+        writes into these, but not under a mode.
         """
-        if func is not torch.ops.aten.add.Tensor or kwargs or torch.is_grad_enabled():
+        if func not in _ADDING or torch.is_grad_enabled():
             return False
         caller: FrameType | None = sys._getframe(2)
         while caller is not None and caller.f_code.co_filename.endswith(_WRAPPERS):
             caller = caller.f_back
         if caller is None or caller.f_code.co_name != "_engine_run_backward":
+            return False
+        if func is not torch.ops.aten.add.Tensor:
+            return True
+        if kwargs:
             return False
         old, new = args
         return (

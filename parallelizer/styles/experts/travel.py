@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallelizer.torch_private import has_values
+
 Tensor = torch.Tensor
 
 
@@ -36,6 +38,8 @@ def _sent(rows: Tensor, send: list[int], receive: list[int], group: dist.Process
     if group.size() == 1:
         return rows.clone()
     arrived = rows.new_empty(sum(receive), *rows.shape[1:])
+    if not rows.size(0) and dist.get_backend(group) == "fake" and has_values(rows):
+        return arrived  # torch's fake group takes this for a mistake, as no real one does
     dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
     return arrived
 

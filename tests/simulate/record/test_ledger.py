@@ -239,6 +239,17 @@ def test_weights_in_float8_travel_as_bytes_behind_one_reduction_of_their_largest
     assert {e.rule and e.rule[0] for e in of_layer} == {"layers.*"}
 
 
+def test_gradients_travel_as_the_rule_for_fsdp_says_and_the_loss_and_the_norm_in_float32() -> None:
+    """Computed in bfloat16 and float8; a narrower dtype of gradients leaves the loss and the norm as they are."""
+    for reduced, options in (("float32", "reduce_dtype: float32"), ("bfloat16", "reduce_dtype: bfloat16")):
+        gathered = f"layers.*: {{style: fsdp, gather: float8, {options}}}"
+        rules = in_float8("tensorwise", gathered)
+        ledger = traced(llama("model.n_layers=1", "parallel=fsdp2", "train.dtype=bfloat16", rules)).ledger
+        of_layer = {(e.kind, e.dtype) for e in ledger if e.module == "layers.0" and e.kind != "all_reduce"}
+        assert of_layer == {("all_gather", "uint8"), ("reduce_scatter", reduced)}
+        assert [e.dtype for e in ledger if e.phase in ("loss", "clip")] == ["float32", "float32"]
+
+
 @pytest.mark.ranks
 def test_ulysses_inside_a_ring_sends_over_cp_what_is_predicted_and_the_closed_form_says() -> None:
     """Its rows and columns are parts of cp. A rank's attention sends its closed form: of the grid, rank r is r // U."""
