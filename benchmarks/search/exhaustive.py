@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from benchmarks.search.kept import Kept
+from benchmarks.search.kept import Kept, uninterrupted
 from benchmarks.search.tables import Table
 from parallelizer.diagnostics.units import size
 from parallelizer.propose.search.run import Search
@@ -109,7 +109,7 @@ def _measured(overrides: tuple[str, ...], within: tuple[str, ...]) -> dict[str, 
     limits = []
     for memory in (None, int(statistics.median(one.peak for one in every))):
         limited = read_task(overrides, within=within, memory=memory or 10**15)
-        found = Search(limited.base, lambda _: None).run(limited)
+        found = uninterrupted(Search(limited.base, lambda _: None).run(limited))
         fit = [one for one in every if memory is None or one.peak <= memory]
         best = min(fit, key=lambda one: one.seconds)
         limits.append({

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.clock import step_seconds
-from benchmarks.search.kept import Kept
+from benchmarks.search.kept import Kept, uninterrupted
 from benchmarks.search.tables import Table
 from parallelizer.propose.search.estimate import Estimate
 from parallelizer.propose.search.preset import run_overrides
@@ -67,7 +67,7 @@ def _measured(overrides: Sequence[str], steps: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     task = read_task([*overrides, "train.batch_size=16", "hardware=this", "device=cpu"], within=WITHIN)
     search = Search(task.base, lambda _: None)
-    found = search.run(task)
+    found = uninterrupted(search.run(task))
     best, fit = found.results[0], [price for price in found.priced if price.peak <= task.memory]
     behind = [one for one in fit if one.candidate != best.candidate]
     chosen = [best, _first(search, task, behind[len(behind) // 2 :]), _first(search, task, behind[::-1])]

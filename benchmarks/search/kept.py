@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from parallelizer.propose.search.found import SearchResult
+
 
 class Kept:
     """Outcomes by name; without a file they are forgotten."""
@@ -24,3 +26,10 @@ class Kept:
                 with self.path.open("a") as file:
                     file.write(json.dumps([name, made]) + "\n")
         return self.found[name]
+
+
+def uninterrupted(found: SearchResult) -> SearchResult:
+    """A search that came to its end. Ctrl-C ends a search with the best so far, and has to end the measurement too."""
+    if not found.complete:
+        raise KeyboardInterrupt
+    return found

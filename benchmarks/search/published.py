@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.published.compose import compose, left_out
 from benchmarks.published.rows import Row, read
-from benchmarks.search.kept import Kept
+from benchmarks.search.kept import Kept, uninterrupted
 from benchmarks.search.tables import Table
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
@@ -111,7 +111,7 @@ def _measured(row: Row) -> dict[str, Any]:
         task = read_task(_search_of(row))
         if peak > task.memory:
             task = read_task(_search_of(row), memory=peak)
-        found = Search(task.base, lambda _: None).run(task)
+        found = uninterrupted(Search(task.base, lambda _: None).run(task))
     except PlanError as error:
         return {"reason": _words(error)}
     if time is None or not found.results:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.search.kept import Kept
+from benchmarks.search.kept import Kept, uninterrupted
 from benchmarks.search.tables import Table
 from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.configuration.validate import validated
@@ -81,7 +81,9 @@ def case(number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words.append(f"train.seq_len={draw.choice((32, 64, 96, 128))}")
     if model.startswith("llama"):
         words += [*LLAMA, f"model.n_layers={draw.randint(1, 6)}"]
-    elif model.startswith("hf"):
+    elif (
+        model.startswith("hf") and model != "hf_gemma3_text"
+    ):  # whose configuration lists the kinds of its layers
         words.append(
             f"++model.config.{'n_layer' if model == 'hf_gpt2' else 'num_hidden_layers'}={draw.randint(1, 5)}"
         )
@@ -106,7 +108,7 @@ def _measured(overrides: Sequence[str], within: Sequence[str]) -> dict[str, Any]
     try:
         task = dataclasses.replace(read_task(overrides, within=within), traced=PRESETS)
         search = Search(task.base, lambda _: None)
-        found = search.run(task)
+        found = uninterrupted(search.run(task))
     except PlanError as error:
         return {"presets": [], "reason": error.diagnostics[0].message}
     presets = []

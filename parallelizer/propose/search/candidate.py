@@ -78,6 +78,12 @@ class Candidate:
             ep=self.ep,
         )
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What `validate` goes by: the axes that it has, not their sizes, and what it changes of the plan."""
+        axes = tuple(axis for axis, size in self.mesh.every.items() if size > 1)
+        return axes, self.stream, self.method, self.checkpoint
+
     def mesh_key(self) -> tuple[int, ...]:
         """The sizes of the axes, from the outermost, and ep."""
         return self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp, self.ep

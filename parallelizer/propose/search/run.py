@@ -54,6 +54,10 @@ class Search:
         self.model, self.run_of_layers = self.classes.model, self.classes.run
         self.states = state_bytes(self.model)
         self.found = SearchResult()
+        self.valid: set[tuple[object, ...]] = set()
+        """The kinds of candidates of which `validate` found one without errors: the others have none either."""
+        self.refused: dict[tuple[object, ...], str] = {}
+        """By kind and class, why one was not traced whole."""
 
     def facts(self, task: SearchTask) -> SpaceFacts:
         """What the space depends on."""
@@ -201,7 +205,7 @@ class Search:
 
     def _trace_best(self, task: SearchTask) -> None:
         """Dry-run the best, the next while the last is on its way."""
-        found, spent, made = self.found, 0, 0
+        found, spent, started = self.found, 0, 0
         near = [e for e in found.priced if e.peak <= SURE * task.memory]
         if not near:  # what comes nearest says by how much nothing fits
             near = sorted(found.priced, key=lambda e: (e.peak, e.candidate))[:2]
@@ -209,23 +213,31 @@ class Search:
             for price in near:
                 while len(found.results) + len(on_the_way) >= task.traced and on_the_way:
                     on_the_way.finish()
+                made = len(found.results) + len(found.too_large)
                 if len(found.results) >= task.traced or made >= 2 * task.traced:
                     return
+                if (price.candidate.kind, price.candidate.trace_class) in self.refused:
+                    found.excluded[self.refused[price.candidate.kind, price.candidate.trace_class]] += 1
+                    continue
                 cost = effort(price.candidate, self.run_of_layers)
                 if spent + cost > EFFORT:
                     on_the_way.finish_all()
                     if len(found.results) >= 2:
                         continue
-                made, spent = made + 1, spent + cost
-                self.tell(f"dry run {made}: {price.candidate.words()}")
+                started, spent = started + 1, spent + cost
+                self.tell(f"dry run {started}: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text))
+                check = price.candidate.kind not in self.valid
+                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=check))
             on_the_way.finish_all()
 
     def _judge(self, truth: TracedWhole | NotTraced, task: SearchTask) -> None:
         if isinstance(truth, NotTraced):
             self.found.failed.append(truth)
-        elif truth.peak <= task.memory:
+            self.refused[truth.candidate.kind, truth.candidate.trace_class] = truth.reason
+            return
+        self.valid.add(truth.candidate.kind)
+        if truth.peak <= task.memory:
             self.found.results.append(truth)
         else:
             self.found.too_large.append(truth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -47,6 +48,8 @@ def checkpoint_rule(candidate: Candidate, blocks: str | None, run: Run | None) -
         [glob] = fold_paths(
             [run.join(f"{run.container}.*" if run.container else "*", i) for i in range(count)]
         )
+    if not glob[0].isalnum():
+        glob = json.dumps(glob)  # a star begins an alias of YAML's
     style = "checkpoint" if candidate.checkpoint == FULL else "{style: checkpoint, mode: selective}"
     return f"{glob}: {style}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from parallelizer.child.children import WorldError
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
+from parallelizer.configuration.validate import validating
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.task import SearchTask
@@ -19,6 +21,7 @@ from parallelizer.simulate.record.pipeline_step import FEW
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.record.trace_classes import tracing_classes, worst
 from parallelizer.simulate.time.predict import StepTime
+from parallelizer.simulate.validate import Validation
 
 PLAYED = 20
 """Layers of further microbatches that are played in the time that one is stepped through."""
@@ -59,21 +62,36 @@ def trace_whole(
 
 @contextmanager
 def tracing_whole(
-    task: SearchTask, model: nn.Module, candidate: Candidate, text: str
+    task: SearchTask, model: nn.Module, candidate: Candidate, text: str, *, check: bool = False
 ) -> Iterator[Callable[[], TracedWhole | NotTraced]]:
-    """As `trace_whole`, while the body of the `with` runs. The function that is yielded waits for the dry run."""
+    """As `trace_whole`, while the body of the `with` runs. The function that is yielded waits for the dry run. With `check`, a
+    preset in which `validate` finds an error is not traced.
+    """
     with ExitStack() as stack:
         try:
             setup = task.setup_of(text, candidate)
             program = setup.compile(model)
             if has_errors(program.diagnostics):
                 raise PlanError(program.diagnostics)
-            traced = stack.enter_context(tracing_classes(program, model, setup.recipe()))
+            traced: Callable[[], Trace]
+            if check:
+                validation = stack.enter_context(validating(setup, program, model, classes=True))
+                traced = functools.partial(_valid, validation)
+            else:
+                traced = stack.enter_context(tracing_classes(program, model, setup.recipe()))
         except PlanError as error:
             refused = NotTraced(candidate, reason(error.diagnostics))
             yield lambda: refused
             return
         yield lambda: _judged(candidate, setup, traced)
+
+
+def _valid(validation: Callable[[], Validation]) -> Trace:
+    """The trace of a validation without errors. Raises PlanError."""
+    done = validation()
+    if has_errors(done.found) or done.trace is None:
+        raise PlanError(done.found)
+    return done.trace
 
 
 def _judged(candidate: Candidate, setup: Setup, traced: Callable[[], Trace]) -> TracedWhole | NotTraced:

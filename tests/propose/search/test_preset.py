@@ -70,6 +70,15 @@ def test_a_whole_stream_replaces_the_layout_of_the_plan() -> None:
     assert setup.plan.layouts["stream"] == REPLICATE
 
 
+def test_a_glob_that_begins_with_a_star_is_quoted() -> None:
+    task = read_task(["model=encoder_decoder_tiny", "hardware=h100", "gpus=2"])
+    candidate = Candidate(dp_shard=2, checkpoint="full")
+    glob = "*coder.blocks.*"
+    setup = task.setup_of(preset_text(candidate, task.given, glob, None), candidate)
+    assert setup.plan.rules[-1].key == glob
+    _same(setup, setup_of(task.base, candidate, glob, None))
+
+
 def test_differing_keeps_what_is_new_or_another_value() -> None:
     base = {"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}
     assert differing({"a": 1, "b": {"c": 2, "d": 4}, "e": [1], "f": None}, base) == {"b": {"d": 4}, "f": None}
