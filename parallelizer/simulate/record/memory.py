@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.simulate.record.kernel_scratch import Scratch
 from parallelizer.simulate.trace_failed import Reached
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
@@ -30,10 +31,12 @@ CATEGORIES = (
     "parameters",
     "buffers",
     "gradients",
+    "unsharded",
     "optimizer",
     "activations",
     "gathered",
     "collectives",
+    "received",
     "temporaries",
     "batch",
 )
@@ -119,6 +122,8 @@ class MemoryTracker(TorchDispatchMode):
             "_c10d_functional",
         ):
             category = "collectives"
+        elif moving() is not None:
+            category = "received"
         elif phase.current() in ("forward", "loss"):
             category = "activations"
         else:
