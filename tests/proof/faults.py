@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +78,20 @@ class Fault:
 
 def proof_of(fault: Fault) -> Proof | LedgerProof:
     """Plant the fault, and prove."""
-    with pytest.MonkeyPatch.context() as patch:
-        fault.plant(patch)
-        if fault.by_ledger:
-            return ledger_proof(subjects.setup(*fault.overrides))
+    if fault.by_ledger:
+        return ledger_proof(subjects.setup(*fault.overrides), lambda: planted(fault))
+    with planted(fault):
         if not fault.overrides:
             return prove_subject(fault.subject())
         return prove(subjects.setup(*fault.overrides), force=fault.force)
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Inside, ranks have the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault.plant(patch)
+        yield
 
 
 def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:

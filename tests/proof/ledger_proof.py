@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from parallelizer.configuration.setup import Setup
@@ -24,21 +26,25 @@ class LedgerProof:
         return self.divergence is None
 
 
-def ledger_proof(setup: Setup) -> LedgerProof:
-    """Plan a step, run two on real ranks, and compare the second one."""
-    planned = [traced(setup, rank).ledger for rank in (0, setup.mesh.world_size - 1)]
-    [real] = real_ledgers([setup])
-    for one, other in zip(planned, (real[0], real[-1]), strict=True):
-        found = _first(setup, one, other)
-        if found is not None:
-            return LedgerProof(found)
-    return LedgerProof(None)
+def ledger_proof(setup: Setup, fault: Callable[[], AbstractContextManager[object]]) -> LedgerProof:
+    """Plan a step, run two on real ranks inside `fault`, and compare the second one. The dry run has ranks too, so it comes
+    before the fault.
+    """
+    ends = (0, setup.mesh.world_size - 1)
+    planned = [traced(setup, rank).ledger for rank in ends]
+    with fault():
+        [real] = real_ledgers([setup])
+    found = (_first(setup, one, real[rank]) for rank, one in zip(ends, planned, strict=True))
+    return LedgerProof(next((one for one in found if one is not None), None))
 
 
 def _first(setup: Setup, planned: tuple[Collective, ...], real: tuple[Collective, ...]) -> Divergence | None:
-    """The first kind of collective of a module, in the order of the plan, that runs another number of times."""
+    """The first kind of collective of a module, in the order of the plan, that runs another number of times. Reductions of
+    gradients come before the gathers that go with them.
+    """
     counts = Counter(map(_key, planned)), Counter(map(_key, real))
-    for key in dict.fromkeys(map(_key, (*planned, *real))):
+    keys = list(dict.fromkeys(map(_key, (*planned, *real))))
+    for key in sorted(keys, key=lambda key: key[2] not in ("reduce_scatter", "all_reduce")):
         once, found = counts[0][key], counts[1][key]
         if once != found:
             phase, module, kind, axis = key
