@@ -119,6 +119,8 @@ def test_a_course_that_depends_on_values() -> None:
 def test_a_shape_that_depends_on_values_crosses_no_cut() -> None:
     found = refused(Choosing)
     assert found.code == "no-stages" and "whose shape depends on values" in found.message
+    assert found.span is not None and found.span.file.endswith("tests/compiler/pipeline/models.py")
+    assert [marked(BLOCKS, other.span) for other in found.related]
 
 
 def test_a_module_that_two_stages_of_one_rank_call() -> None:
