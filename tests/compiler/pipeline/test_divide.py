@@ -94,7 +94,7 @@ def test_the_balance_of_memory_counts_the_microbatches_that_a_stage_holds() -> N
         program = compiled(text, lambda: Plain(16), mesh_of(pp=4), workload=long, pipeline=pipeline)
         return sizes_of(program.require_stages())
 
-    first, second, third, last = sizes("1f1b")
+    first, second, third, _ = sizes("1f1b")
     assert first <= second < third and first < sizes("gpipe")[0]
     # A checkpointed block keeps next to nothing, and has as many parameters as the others.
     _, second, third, _ = sizes("1f1b", 'rules: {"blocks.*": [stage, checkpoint], "": fsdp}')
