@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import parallelizer as pz
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
+from parallelizer.report.rows.rehearsal import Compared
 from parallelizer.runtime.initialize import materialize
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.planned import differences, observing, of_the_step, plan_step
@@ -28,6 +31,8 @@ CASES = {
     "cp2_tp2": ("parallel=cp2_tp2",),
     "hsdp2x2 bf16": ("parallel=hsdp2x2", "train.dtype=bfloat16"),
     "tp4 checkpoint": ("parallel=tp4", CHECKPOINT.format("layers")),
+    "pp2": ("parallel=pp2",),
+    "pp2_fsdp2_tp2": ("parallel=pp2_fsdp2_tp2",),
 }
 
 
@@ -89,7 +94,47 @@ def test_the_last_of_many_ranks_has_finite_values_that_are_its_own() -> None:
 def test_compiled_layers_make_their_graph_in_the_first_step_alone() -> None:
     setup = llama("parallel=fsdp2", 'rules=["layers.*: {style: compile, backend: eager}"]')
     found = rehearsed(setup)
-    assert found.graphs == (1, 0) and found.ledger is None
+    assert found.graphs == (1, 0)
+
+
+@pytest.mark.parametrize("preset", ["fsdp2", pytest.param("tp2", marks=pytest.mark.slow)])
+def test_collectives_of_compiled_layers_are_compared_too(preset: str) -> None:
+    setup = llama(f"parallel={preset}", 'rules=["layers.*: {style: compile, backend: eager}"]')
+    model = setup.build_model()
+    planned = plan_step(setup.compile(model), model, setup.recipe())
+    compared = Compared(planned, rehearsed(setup))
+    assert compared.rehearsal.ledger and compared.rehearsal.compiled
+    assert compared.different == []
+    less = replace(compared.rehearsal, ledger=compared.rehearsal.ledger[1:])
+    assert len(replace(compared, rehearsal=less).different) == 1
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", pytest.param("interleaved-zero-bubble", marks=pytest.mark.slow)]
+)
+def test_every_rank_of_a_pipeline_has_the_memory_and_collectives_that_were_planned(schedule: str) -> None:
+    more = () if schedule == "1f1b" else ("parallel.pipeline.stages_per_rank=2",)
+    setup = llama("parallel=pp2", "model.n_layers=4", f"parallel.pipeline.schedule={schedule}", *more)
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    for rank in range(2):
+        planned = plan_step(program, model, recipe, rank)
+        found = rehearse(program, model, recipe, rank=rank, steps=1)
+        assert found.ledger and differences(planned.ledger, found.ledger) == []
+        assert found.peak.requested == planned.peak + RANDOM_STATE
+        assert torch.tensor([found.loss, found.grad_norm]).isfinite().all() and found.grad_norm > 0
+
+
+def test_a_step_without_finite_numbers_is_no_rehearsal() -> None:
+    setup = llama("parallel=tp2")
+    model = setup.build_model()
+    recipe = replace(setup.recipe(), loss=_infinite)
+    with pytest.raises(WorldError, match="not finite, and the optimizer did not run"):
+        rehearse(setup.compile(model), model, recipe, steps=1)
+
+
+def _infinite(output: torch.Tensor, batch: pz.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return output.sum() * float("inf"), torch.ones(())
 
 
 def test_a_host_read_is_told_by_its_line() -> None:
