@@ -10,7 +10,7 @@ from parallelizer.report.rows.rehearsal import UNSEEN, Compared
 
 
 def section(compared: Sequence[Compared]) -> Markup:
-    """A table for each rank, with the costliest kernels beside it, and what a rehearsal cannot show."""
+    """A table for each rank, with the costliest kernels below it, and what a rehearsal cannot show."""
     return join([_rank(one) for one in compared], tag("p", UNSEEN, class_="quiet"))
 
 
@@ -22,9 +22,7 @@ def _rank(one: Compared) -> Markup:
         for name, seconds in found.kernels.costliest.items()
         if total
     ]
-    return tag(
-        "div",
+    return join(
         table(f"Rank {found.rank:,} of {found.ranks:,} on {found.device}", ["what", "*rehearsed"], one.lines),
         table("The costliest kernels", ["kernel", "#share"], kernels, cards=False),
-        class_="columns",
     )
