@@ -167,13 +167,15 @@ def _train_step(
         finite, read, said = _finite_everywhere(model, mean, norm, words=words)
         if not all(finite):
             put_back()
-            return Step(*map(_unless, finite, read), Skipped(local, random), said)
+            loss_there, norm_there = map(_unless, finite, read)
+            return Step(loss_there, norm_there, Skipped(local, random), said)
+        mean, norm = read
     with phase("clip"):
         scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
     with phase("optimizer"):
         optimizer.step()
     restore_buffers(model)
-    return Step(*(read if skip_nonfinite else (mean, norm)), words=said)
+    return Step(mean, norm, words=said)
 
 
 def _finite_everywhere(
