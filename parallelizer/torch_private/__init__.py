@@ -17,6 +17,7 @@ from parallelizer.torch_private.attention import (
 from parallelizer.torch_private.attention import multi_head_attention_forward as multi_head_attention_forward
 from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
 from parallelizer.torch_private.backward import reduce_gradients as reduce_gradients
+from parallelizer.torch_private.backward import unsharded_gradients as unsharded_gradients
 from parallelizer.torch_private.compiling import COSTLY_OPERATORS as COSTLY_OPERATORS
 from parallelizer.torch_private.compiling import assert_all as assert_all
 from parallelizer.torch_private.compiling import compiled_graphs as compiled_graphs

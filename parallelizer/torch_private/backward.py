@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -11,6 +12,17 @@ from torch.distributed.fsdp import FSDPModule
 def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
     """The units of FSDP in a module, itself among them, from the outside in."""
     return [one for one in module.modules() if isinstance(one, FSDPModule)]
+
+
+def unsharded_gradients(units: Sequence[FSDPModule]) -> list[torch.Tensor]:
+    """The gradients of whole parameters that FSDP's units keep until they are reduced. There is no public way to them."""
+    found = []
+    for unit in units:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            for param in group.fsdp_params:
+                whole = getattr(param, "_unsharded_param", None)
+                found += [param.unsharded_accumulated_grad, None if whole is None else whole.grad]
+    return [gradient for gradient in found if gradient is not None]
 
 
 def reduce_gradients(units: Sequence[FSDPModule]) -> None:

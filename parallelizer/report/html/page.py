@@ -119,7 +119,8 @@ def page(
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))
     if program.stages is not None:
-        sections.append(("stages", "Stages", summary(program), stages.section(program, model)))
+        cuts = trace.cuts if trace is not None else ()
+        sections.append(("stages", "Stages", summary(program), stages.section(program, model, cuts)))
     if trace is not None:
         of_step = f"of rank {rank}, in one step"
         sections.append(("memory", "Memory", of_step, memory.section(trace, hardware)))
