@@ -28,9 +28,9 @@ import torch._dynamo
 from tests.silent.case import Case, Verdict, all_cases, load
 from tests.silent.judge import judge
 from tests.silent.table import table
-from tests.silent.tools import configured, validate, verify
+from tests.silent.tools import configured, static, validate, verify
 
-ASKED = ("judge", "validate", "verify")
+ASKED = ("judge", "static", "validate", "verify")
 LIMIT = 300.0
 """Seconds that a case may take; what takes longer is ended, and counts as neither accepted nor refused."""
 
@@ -97,8 +97,8 @@ def _record(case: Case, known: Any) -> dict[str, Any]:
     )
     sources = [inspect.getsource(inspect.getmodule(load(path))) for path in (case.model.target, case.loss)]
     digest = hashlib.sha256(repr((of, sources)).encode()).hexdigest()[:16]
-    fresh = {"verdict": None, "error": "", "validate": None, "verify": None, "seconds": {}}
-    kept = {k: known[k] for k in fresh} if known and known["digest"] == digest else fresh
+    fresh = {"verdict": None, "error": "", "static": None, "validate": None, "verify": None, "seconds": {}}
+    kept = {k: known.get(k, v) for k, v in fresh.items()} if known and known["digest"] == digest else fresh
     return {
         "name": case.name, "preset": case.preset, "expected": case.expected, "why": case.why, "digest": digest,
         **kept,
@@ -139,9 +139,9 @@ def _ask(case: Case, parts: Sequence[str], pipe: Connection) -> None:
         if "judge" in parts:
             judged = judge(case)
             found |= {"verdict": judged.verdict, "error": judged.said}
-        if {"validate", "verify"} & {*parts}:
+        if {*ASKED[1:]} & {*parts}:
             with configured(case) as setup:
-                for name, function in (("validate", validate), ("verify", verify)):
+                for name, function in (("static", static), ("validate", validate), ("verify", verify)):
                     if name in parts:
                         began = time.monotonic()
                         found[name] = asdict(function(setup))
