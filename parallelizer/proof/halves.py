@@ -111,8 +111,8 @@ def _differing_in_a_scene(subject: Subject, model: nn.Module, seed: int) -> tupl
     """What of two halves of a batch is not that of the whole one with values for which the forward decides otherwise."""
     start = [parameter.detach().clone() for parameter in model.parameters()]
     for scene in scenes_in_here(subject, seed):
-        batch = _batch_of(subject, seed, scene)
         with Float64(), PlainAttention(), default_dtype(torch.float64), _asking() as asked:
+            batch = _batch_of(subject, seed, scene)
             with torch.no_grad():
                 for parameter, value in zip(model.parameters(), start, strict=True):
                     parameter.copy_(value * scene.scale)

@@ -33,7 +33,7 @@ class NotFiniteError(PlanError):
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _DrawnLoss:
     """The mean loss of a batch, and the line that made a NaN."""
 
     loss: float
@@ -56,7 +56,7 @@ def not_finite(subject: Subject, seed: int = 0) -> Diagnostic | None:
     return Diagnostic("model-failed", message, span, HELP)
 
 
-def _try(subject: Subject, seed: int, between: bool) -> _Tried:
+def _try(subject: Subject, seed: int, between: bool) -> _DrawnLoss:
     batch: Batch = {
         name: (torch.sigmoid(tensor.double()) if between else tensor.double())
         if tensor.is_floating_point()
@@ -68,7 +68,7 @@ def _try(subject: Subject, seed: int, between: bool) -> _Tried:
         model = filled(subject, seed, torch.float64)
         with torch.no_grad(), Float64(), watch:
             total, weight = loss_sums(subject.loss, forward(model, batch), batch)
-    return _Tried(float(total) / float(weight) if float(weight) else math.nan, watch.span)
+    return _DrawnLoss(float(total) / float(weight) if float(weight) else math.nan, watch.span)
 
 
 class _FirstNan(TorchDispatchMode):

@@ -36,24 +36,24 @@ HALVINGS = 12
 
 
 @dataclass(frozen=True)
-class _Course:
+class _Executed:
     """What a forward and a loss did in a scene: operators with their lines, and which sides decisions took."""
 
     operators: tuple[tuple[str, Span | None], ...]
     sides: Mapping[tuple[Span, str], frozenset[bool]]
     reads: bool
 
-    def alike(self, other: _Course) -> bool:
+    def alike(self, other: _Executed) -> bool:
         """Whether both did the same operators, whatever their values."""
         return [name for name, _ in self.operators] == [name for name, _ in other.operators]
 
-    def parting(self, other: _Course) -> Span | None:
+    def parting(self, other: _Executed) -> Span | None:
         """The line where two courses part: the last one that decided before they did."""
         line = None
         for (name, at), (theirs, _) in zip(self.operators, other.operators, strict=False):
             if name != theirs:
                 break
-            line = at if name in _READS else line
+            line = Span(at.file, at.line) if at is not None and name in _READS else line
         return line
 
 
@@ -73,7 +73,7 @@ def scenes_of(subject: Subject, seed: int = 0) -> tuple[Scene, ...]:
 
 def scenes_in_here(subject: Subject, seed: int) -> tuple[Scene, ...]:
     """As `scenes_of`, in this process."""
-    with default_dtype(torch.float64):
+    with default_dtype(torch.float64), Float64(), PlainAttention():  # in which the proof draws values too
         return _chosen(_Stage(subject, seed), subject.loud)
 
 
@@ -123,7 +123,7 @@ def _turning(stage: _Stage, uneven: bool) -> list[Scene]:
     return min(found, key=lambda pair: pair[0])[1] if found else []
 
 
-def _add(taken: dict[tuple[Span, str], set[bool]], course: _Course) -> bool:
+def _add(taken: dict[tuple[Span, str], set[bool]], course: _Executed) -> bool:
     """Note the sides that a course took; whether there is a new one."""
     new = False
     for key, sides in course.sides.items():
@@ -141,27 +141,27 @@ class _Stage:
         self.batch = {k: v.double() if v.is_floating_point() else v for k, v in subject.batch(seed).items()}
         self.start = [(p, p.detach().clone()) for p in self.model.parameters()]
         self.buffers = [(b, b.detach().clone()) for b in self.model.buffers()]
-        self.courses: dict[Scene, _Course | None] = {}
+        self.courses: dict[Scene, _Executed | None] = {}
 
-    def course(self, scene: Scene) -> _Course | None:
+    def course(self, scene: Scene) -> _Executed | None:
         """What is done in a scene; None where it fails, or gives no finite loss."""
         if scene not in self.courses:
             self.courses[scene] = self._run(scene)
         return self.courses[scene]
 
     @torch.no_grad()
-    def _run(self, scene: Scene) -> _Course | None:
+    def _run(self, scene: Scene) -> _Executed | None:
         for param, value in self.start:
             param.copy_(value * scene.scale)
         for buffer, value in self.buffers:
             buffer.copy_(value)
         batch = scene.batch(self.batch, self.subject.workload, self.subject.rows)
         try:
-            with Float64(), PlainAttention(), Decisions(__file__, operators=True) as taken:
+            with Decisions(__file__, operators=True) as taken:
                 total, weight = loss_sums(self.subject.loss, forward(self.model, batch), batch)
         except Exception:  # whatever a forward raises for values that it never has
             return None
         if not math.isfinite(float(total) / (float(weight) or math.nan)):
             return None
         reads = any(name in _READS for name, _ in taken.operators)
-        return _Course(tuple(taken.operators), taken.sides(), reads)
+        return _Executed(tuple(taken.operators), taken.sides(), reads)
