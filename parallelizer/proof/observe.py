@@ -29,7 +29,7 @@ from parallelizer.proof.subject import Subject
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.pipeline.microbatches import has_rows
-from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.runtime.state import reshard, restore_buffers, state_of
 from parallelizer.runtime.state_dict import whole_tensor
 from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
@@ -215,6 +215,7 @@ def _played(
     flip: bool,
 ) -> SceneSeen:
     """A step from the initial parameters that the scene makes larger or smaller, and which updates nothing."""
+    reshard(model)  # an evaluation has left whole parameters
     params = trained_names(model)
     with torch.no_grad():
         for name, param in params.items():
