@@ -14,6 +14,7 @@ from parallelizer.proof.duration import why_not_within
 from parallelizer.proof.halves import unequal_halves
 from parallelizer.proof.not_equal import MixedRowsError, not_equal
 from parallelizer.proof.not_finite import NotFiniteError
+from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove_tiny
 from parallelizer.proof.tiny import TinyForm, tiny_form
 from parallelizer.runtime.launch.failures import LaunchError
@@ -76,7 +77,7 @@ def prove_quickly(
     again = f" again, since {' and '.join(found.changed)} changed," if found.changed else ""
     proven = f"proven{again} in {took:.0f} s"
     certificate = certificate_of(proof, setup, found.parts)
-    worst = f"worst error {certificate.worst:.2f} of its bound"
+    worst = f"worst error {certificate.worst:.2f} of its bound{_uncovered(proof)}"
     if folder is None:
         return Proven(f"{proven} ({worst})", passed=True)
     try:
@@ -85,6 +86,15 @@ def prove_quickly(
         return Proven(f"{proven} ({worst}); {_line(error)}", passed=True)
     line = f"{proven} (certificate {certificate.name}, {worst})"
     return Proven(line, passed=True, certificate=certificate.fingerprint)
+
+
+def _uncovered(proof: Proof) -> str:
+    """What a proof that passed does not cover, in words."""
+    left = sum(" left out, " in change for change in proof.changes)
+    parts = [f"{left} layers or rules are left out"] if left else []
+    if proof.one_sided:
+        parts.append(f"{len(proof.one_sided)} decisions by values took one side")
+    return f"; not covered, as `parallelizer verify` lists: {', '.join(parts)}" if parts else ""
 
 
 def unproven_difference(setup: Setup) -> Diagnostic | None:

@@ -12,6 +12,10 @@ from parallelizer.proof.unsure import doubted, settled
 from parallelizer.proof.validate import NOTHING, Looked
 from parallelizer.training.job.job import Job
 
+FAILED = "the proof of its small form failed"
+HALVES = "the loss of its small form is no number, or is another for halves of a batch"
+"""Why a run is refused, with a proof and without."""
+
 
 def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | None, tuple[Diagnostic, ...]]:
     """What is known about the proof of a run, in a line, the fingerprint of its certificate if there is one, and the findings,
@@ -32,7 +36,7 @@ def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | No
         raise PlanError([missing(known)])
     if settings.prove == "never" or not alone:
         if settings.prove != "never" and (wrong := unproven_difference(job.setup)) is not None:
-            raise _refused(wrong)
+            raise _refused(wrong, HALVES)
         why = "its ranks were started from outside; `parallelizer verify` proves it, with the same overrides"
         reason = " (train.prove=never)" if settings.prove == "never" else f": {why}"
         return f"{told(known)}{reason}", None, doubted(looked.found)
@@ -41,11 +45,11 @@ def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | No
     if looked.unsure and proven.made and not proven.passed:
         raise PlanError(looked.found)
     if proven.difference is not None:
-        raise _refused(proven.difference)
+        raise _refused(proven.difference, FAILED if proven.made else HALVES)
     return proven.line, proven.certificate, settled(looked.found) if proven.passed else doubted(looked.found)
 
 
-def _refused(wrong: Diagnostic) -> PlanError:
-    message = f"the run is refused, because its small form computes something else: {wrong.message}"
+def _refused(wrong: Diagnostic, why: str) -> PlanError:
+    message = f"the run is refused, because {why}: {wrong.message}"
     help_text = f"{wrong.help}. `parallelizer verify` shows the proof; train.prove=never trains without it"
     return PlanError([dataclasses.replace(wrong, message=message, help=help_text)])
