@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.proof.certificate import SHORT
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.step import Step
 from parallelizer.styles.application import Program
@@ -43,7 +44,8 @@ class Reporting:
     `Job.reporting` makes it.
 
     In each step call `begin`, `step` around the step itself, `measured`, and `tell`; after the last step
-    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text.
+    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text. `certificate` is the fingerprint
+    of the run's proof, which the panel shows.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class Reporting:
         checkpoints: RunCheckpoints,
         *,
         done: int,
+        certificate: str | None = None,
     ) -> None:
-        self.data, self.folder, self.device = data, folder, device
+        self.data, self.folder, self.device, self.certificate = data, folder, device, certificate
         self.forecast = forecast = forecast.of_devices(device, setup.mesh.world_size)
         self.checkpoints, self.first, self.number = checkpoints, done, done
         self.leads = dist.get_rank() == 0
@@ -74,7 +77,7 @@ class Reporting:
         self.stopped = 0
         planned = forecast.planned
         self.view = View(
-            f"{Path(setup.plan.name).stem} on {setup.mesh}",
+            f"{Path(setup.plan.name).stem} on {setup.mesh}{f', proven ({certificate[:SHORT]})' if certificate else ''}",
             settings.steps,
             data.unit,
             done,
