@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -11,6 +12,13 @@ from torch.distributed.fsdp import FSDPModule
 def fsdp_modules(module: nn.Module) -> list[FSDPModule]:
     """The units of FSDP in a module, itself among them, from the outside in."""
     return [one for one in module.modules() if isinstance(one, FSDPModule)]
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward on this thread: what a module computes then is computed again, for a checkpoint. Waits for
+    a public name.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def reduce_gradients(units: Sequence[FSDPModule]) -> None:

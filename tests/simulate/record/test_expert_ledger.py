@@ -10,7 +10,7 @@ import pytest
 
 from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.language.routing import Routing
+from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
 from tests.simulate.real_ledger import real_steps
@@ -24,6 +24,7 @@ MESHES = {
     4: (("dp_shard=4", "ep=4"), ("dp_shard=4", "ep=2"), ("dp_replicate=2", "dp_shard=2", "ep=2"), ("dp_shard=2", "tp=2", "ep=4")),
 }  # fmt: skip
 RECOMPUTED = 'rules=["model.layers.*: checkpoint"]'
+KEPT = 'rules=["model.layers.*: {style: checkpoint, mode: selective}"]'
 
 
 def cases(ranks: int) -> list[Setup]:
@@ -65,6 +66,24 @@ def test_the_entries_of_a_step_are_those_that_were_sent(tmp_path: Path) -> None:
 def test_the_entries_of_every_case_are_those_that_were_sent(ranks: int, tmp_path: Path) -> None:
     assert sum(len(cases(ranks)) for ranks in MESHES) == 16
     check(cases(ranks), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_entries_of_kept_results_are_those_that_were_sent(tmp_path: Path) -> None:
+    check([_mixture(KEPT)], tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "times"), [((), 6), ((KEPT,), 6), ((RECOMPUTED,), 14)])
+def test_a_selective_checkpoint_sends_no_row_twice(rule: tuple[str, ...], times: int) -> None:
+    """Of two layers: the last one's rows, weights and results, and the first one's; a full checkpoint repeats four of each."""
+    ledger, *_ = dry(_mixture(*rule), BALANCED)
+    assert sum(one.phase == "backward" and one.kind == "all_to_all" for one in ledger) == times
+
+
+def _mixture(*more: str) -> Setup:
+    model = "hf_qwen3_moe"
+    mesh = (f"parallel.mesh.{axis}" for axis in MESHES[2][0])
+    return setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *mesh, *more)
 
 
 def test_another_routing_sends_other_bytes(tmp_path: Path) -> None:
