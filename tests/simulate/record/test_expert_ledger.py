@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.trace import record
+from parallelizer.styles.experts import dispatch
 from tests.simulate.real_ledger import real_steps
 from tests.simulate.setups import MIXTURES, setup_of
 
@@ -78,6 +82,61 @@ def test_a_selective_checkpoint_sends_no_row_twice(rule: tuple[str, ...], times:
     """Of two layers: the last one's rows, weights and results, and the first one's; a full checkpoint repeats four of each."""
     ledger, *_ = dry(_mixture(*rule), BALANCED)
     assert sum(one.phase == "backward" and one.kind == "all_to_all" for one in ledger) == times
+
+
+def gathered_between(ledger: Sequence[Collective]) -> list[Collective]:
+    """What FSDP sends between the first and the last all-to-all of a module in a forward or a backward: ranks that reach these
+    at other times than each other would wait for ever.
+    """
+    found, spans = [], dict[tuple[str, str], list[int]]()
+    for at, one in enumerate(ledger):
+        if one.kind == "all_to_all":
+            spans.setdefault((one.phase, one.module), []).append(at)
+    for places in spans.values():
+        within = ledger[places[0] : places[-1]]
+        found += [
+            one
+            for one in within
+            if one.kind != "all_to_all" and {"dp_shard", "efsdp"} & {*one.axis.split("+")}
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [("dp_shard=4", "ep=2"), pytest.param(("dp_shard=4", "tp=2", "ep=4"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_fsdp_gathers_experts_before_tokens_travel(
+    mesh: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(
+        "model=hf_qwen3_moe",
+        *MIXTURES["hf_qwen3_moe"],
+        "train.seq_len=16",
+        *(f"parallel.mesh.{axis}" for axis in mesh),
+    )
+    ledger, *_ = dry(setup, BALANCED)
+    assert {one.axis for one in ledger if one.phase == "backward"} >= {"efsdp", "ep"}
+    assert gathered_between(ledger) == []
+    # As if the experts' own unit were gathered where they compute.
+    right = dispatch.share_out
+
+    def gathered_late(module: nn.Module, *args: Any, **options: Any) -> None:
+        inner = module.forward
+
+        def late(*given: Any, **named: Any) -> Any:
+            module.reshard()  # type: ignore[operator]
+            module.unshard()  # type: ignore[operator]
+            return inner(*given, **named)
+
+        late.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
+        module.forward = late  # type: ignore[method-assign]
+        right(module, *args, **options)
+
+    monkeypatch.setattr(dispatch, "share_out", gathered_late)
+    planted, *_ = dry(setup, BALANCED)
+    assert gathered_between(planted)
 
 
 def _mixture(*more: str) -> Setup:
