@@ -159,7 +159,7 @@ class CorrectedRouter(nn.Linear):
         with torch.no_grad():
             load = pz.sum_over_batch(F.one_hot(chosen, EXPERTS).to(x.dtype).sum((0, 1, 2)))
             self.correction += 0.05 * (load.mean() - load)
-        return torch.zeros_like(scores).scatter(-1, chosen, scores.gather(-1, chosen))
+        return torch.zeros_like(scores).scatter(-1, chosen, 0.25 + scores.gather(-1, chosen))
 
 
 def _made(*shape: int) -> nn.Parameter:
