@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.compiler.observe.calling import call
+from parallelizer.compiler.observe.calling import call, outcome
 from parallelizer.compiler.observe.phase import phase
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
@@ -117,7 +118,7 @@ def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Te
     for at, part in enumerate(parts):
         progress.tell((at, None))
         with phase("forward"):
-            output = forward(model, part)
+            output = outcome_for_loss(model, part)
         with taken_sharded(output):
             with phase("loss"), noted_loss(output):
                 total, weight = loss_sums(loss, output, part)
@@ -226,7 +227,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
             return _evaluate_stages(model, state, state.pipeline, batches, loss)
         totals: torch.Tensor | None = None
         for batch in batches:
-            output = forward(model, batch)
+            output = outcome_for_loss(model, batch)
             with taken_sharded(output), noted_loss(output):
                 total, weight = loss_sums(loss, output, batch)
             del output
@@ -276,6 +277,12 @@ def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
     """The groups whose ranks saw different tokens, for a parallel model; none for any other."""
     state = state_of(model)
     return () if state is None else state.data_groups
+
+
+def outcome_for_loss(model: nn.Module, batch: Batch) -> Any:
+    """What a loss is given: the logits, as `forward` has them, or a `Routed` around them."""
+    with redistribute(_redistribution(model)):
+        return outcome(model, batch)
 
 
 def _redistribution(model: nn.Module) -> str:

@@ -768,6 +768,16 @@ FAULTS = (
         subject=functools.partial(subjects.balanced, {"dp_shard": 2}),
     ),
     Fault(
+        "a router's bias changed by the load of one rank's tokens",
+        (),
+        replaced(sum_over_batch, "_reduced", _own_sum),
+        "router",
+        "forward",
+        "dp_shard",
+        "the output of router",
+        subject=functools.partial(subjects.corrected, {"dp_shard": 2}),
+    ),
+    Fault(
         "a bias of experts added tp times",
         (),
         nothing,

@@ -27,7 +27,7 @@ from parallelizer.training.data.source import Source
 from parallelizer.training.keep.checkpoints import RunCheckpoints, is_restart
 from parallelizer.training.settings import Settings
 from parallelizer.training.trackers import Trackers
-from parallelizer.training.watch.expert_load import ExpertLoad
+from parallelizer.training.watch.expert_load import ExpertLoad, StepLoad
 from parallelizer.training.watch.first_step import FirstStep
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.live import View
@@ -86,7 +86,7 @@ class Reporting:
         # Ranks that were started again have compared their first step before.
         compares = settings.compare and not is_restart()
         self.compared = FirstStep(forecast, program, mesh, device, leads=self.leads) if compares else None
-        self.load = ExpertLoad(program, device)
+        self.load, self.loaded = ExpertLoad(program, device), StepLoad()
         self.routing = Path(settings.write_routing) if settings.write_routing else None
         self.profiling = Profiling(settings.profile, folder, dist.get_rank(), device)
         self.progress = Progress(settings, self.view, quiet=not self.leads)
@@ -149,7 +149,8 @@ class Reporting:
             "lr": learning_rate,
             "tokens_per_second": self.units / (time.monotonic() - self._begun),
         }
-        values |= self.load.last
+        self.loaded = self.load.read()  # the loss has waited for the step
+        values |= self.loaded.scalars()
         self.profiling.after(self.number)
         if (mfu := self.forecast.mfu(self.units / values["tokens_per_second"])) is not None:
             values["mfu"] = mfu
@@ -167,10 +168,12 @@ class Reporting:
     def tell(self, measured: Mapping[str, float]) -> None:
         """Report the measurements of the step. The mapping may have more keys than `measured` returned."""
         if self.metrics:
-            self.metrics.write(**measured)  # type: ignore[arg-type]
-        self.trackers.write(self.number, {k: v for k, v in measured.items() if k != "step"})
+            by_module = {"experts": table} if (table := self.loaded.table()) else {}
+            self.metrics.write(**measured, **by_module)  # type: ignore[arg-type]
+        drawn = {k: v for k, v in measured.items() if k != "step"}
+        self.trackers.write(self.number, drawn | self.loaded.tracked())
         self.validation_loss = measured.get("validation_loss", self.validation_loss)
-        self.view.skipped = self.skipped
+        self.view.skipped, self.view.load = self.skipped, self.loaded.most()
         self.progress.step(dict(measured), memory(self.device) if self.leads else None)
         if self.compared is not None and self.number == self.first + 1:
             self.compared.tell(self.number)
