@@ -77,6 +77,16 @@ def weight_scales(largest: torch.Tensor) -> list[torch.Tensor]:
     return list(amax_to_scale(largest, torch.float8_e4m3fn).unbind())
 
 
+def scaled_to_float8(tensor: torch.Tensor, largest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of a tensor in float8, and their scales by the recipe rowwise: powers of two, in float32, in the shape of
+    `largest`, which has the largest values and which the tensor's shape broadcasts with.
+    """
+    from torchao.float8.float8_utils import amax_to_scale, to_fp8_saturated
+
+    scale = amax_to_scale(largest, torch.float8_e4m3fn, round_scales_to_power_of_2=True)
+    return to_fp8_saturated(tensor.to(torch.float32) * scale, torch.float8_e4m3fn), scale
+
+
 def float8_of(weight: torch.Tensor, scale: torch.Tensor, linear: Any) -> torch.Tensor:
     """The values of a linear's weight, or of a part of it, in float8."""
     from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
