@@ -81,7 +81,7 @@ class Products(TorchFunctionMode):
         if func is F.linear and self._is_expert(args[1]):
             x, weight, *more = args
             bias = more[0] if more else kwargs.get("bias")
-            made = self.product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
+            made = self.product(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.size(0))
             return made if bias is None else made + bias
         return func(*args, **kwargs)
 

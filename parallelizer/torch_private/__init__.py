@@ -56,6 +56,7 @@ from parallelizer.torch_private.process_groups import group_name as group_name
 from parallelizer.torch_private.process_groups import group_of as group_of
 from parallelizer.torch_private.process_groups import group_ranks as group_ranks
 from parallelizer.torch_private.process_groups import join_meshes as join_meshes
+from parallelizer.torch_private.process_groups import largest_of_ranks as largest_of_ranks
 from parallelizer.torch_private.process_groups import map_pending as map_pending
 from parallelizer.torch_private.process_groups import opened_group as opened_group
 from parallelizer.torch_private.process_groups import opened_work as opened_work

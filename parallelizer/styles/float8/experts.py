@@ -102,7 +102,7 @@ class ExpertProducts(TorchFunctionMode):
         """`linear` with the weight [N, K] of one expert: a product of one group."""
         rows = x.reshape(-1, x.shape[-1])
         ends = torch.full((1,), rows.size(0), dtype=torch.int32, device=x.device)
-        made = self.product(rows, weight.t().unsqueeze(0), ends).view(*x.shape[:-1], -1)
+        made = self.product(rows, weight.t().unsqueeze(0), ends).view(*x.shape[:-1], weight.size(0))
         return made if bias is None else made + bias
 
     def product(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from parallelizer.styles.float8.recipes import DIVISOR
-from parallelizer.styles.float8.torchao_private import scaled_to_float8
-from parallelizer.torch_private import scaled_grouped_mm
+from parallelizer.styles.float8.torchao_private import row_scales, scaled_to_float8
+from parallelizer.torch_private import largest_of_ranks, scaled_grouped_mm
 
 Tensor = torch.Tensor
 
@@ -59,12 +59,12 @@ class GroupedProduct(torch.autograd.Function):
         of_rows = of_weights = None
         if ctx.needs_input_grad[0]:
             transposed = weights.transpose(1, 2)
-            (of_gradient,) = agreed([largest_along(gradient, -1)], recipe.made)
-            if recipe.round_weight_gradient:
-                (of_columns,) = agreed([largest_along(transposed, 1)], recipe.made)
-            else:
-                whole = agreed([transposed.abs().amax(dim=(1, 2), keepdim=True)], recipe.made)
-                (of_columns,) = agreed(whole, recipe.summed)
+            of_columns = largest_along(transposed, 1)
+            if not recipe.round_weight_gradient:
+                of_columns = largest_along(of_columns, 2)
+            of_gradient, of_columns = agreed([largest_along(gradient, -1), of_columns], recipe.made)
+            if not recipe.round_weight_gradient:
+                (of_columns,) = agreed([of_columns], recipe.summed)
             low = Scaled.of(transposed, of_columns)
             of_rows = multiply_groups(Scaled.of(gradient, of_gradient), low, ends, recipe.emulate, fast=False)
         if ctx.needs_input_grad[1]:
@@ -89,7 +89,7 @@ def agreed(largest: Sequence[Tensor], groups: Sequence[dist.ProcessGroup]) -> li
     flat = torch.cat([t.flatten() for t in largest])
     flat = flat.to(torch.promote_types(flat.dtype, torch.float32))
     for group in groups:
-        dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=group)
+        flat = largest_of_ranks(flat, group)
     parts = flat.split([t.numel() for t in largest])
     return [part.view(t.shape) for part, t in zip(parts, largest, strict=True)]
 
@@ -105,7 +105,8 @@ class Scaled:
     @staticmethod
     def of(tensor: Tensor, largest: Tensor) -> Scaled:
         """The tensor in float8, by its largest values."""
-        return Scaled(*scaled_to_float8(tensor, largest), tensor.dtype)
+        scale = row_scales(largest)
+        return Scaled(scaled_to_float8(tensor, scale), scale, tensor.dtype)
 
     def rounded(self) -> Tensor:
         """The values that float8 has, in float32, or in float64 for a tensor that was float64."""
@@ -150,8 +151,9 @@ def by_group(tensor: Tensor, ends: Tensor) -> tuple[Scaled, Tensor]:
     # One more group, of the rows behind the last.
     largest = tensor.new_zeros(groups + 1, tensor.size(1))
     largest.scatter_reduce_(0, group.unsqueeze(1).expand_as(tensor), tensor.abs(), "amax")
-    low = Scaled.of(tensor, largest.index_select(0, group))
-    return low, scaled_to_float8(largest, largest)[1][:groups]
+    scales = row_scales(largest)
+    of_rows = scales.index_select(0, group)
+    return Scaled(scaled_to_float8(tensor, of_rows), of_rows, tensor.dtype), scales[:groups]
 
 
 def group_of_rows(ends: Tensor, rows: int) -> Tensor:
