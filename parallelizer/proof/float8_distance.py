@@ -14,13 +14,14 @@ from parallelizer.proof.rounding import relative_error
 @dataclass(frozen=True)
 class Distance:
     """Relative errors (Frobenius) of a module's output in the first step and of its weight's gradient, with what float8 has
-    changed before it; None where there is none. Of experts it is the largest error of a stacked parameter's gradient.
+    changed before it; None where there is none. `experts`: the module holds stacked experts, and the error is the largest of a parameter's gradient.
     """
 
     module: str
     recipe: str
     output: float | None
     gradient: float | None
+    experts: bool = False
 
 
 def distances(rounded: Observation, full: Observation, precision: LowPrecision) -> Iterator[Distance]:
@@ -39,4 +40,5 @@ def distances(rounded: Observation, full: Observation, precision: LowPrecision) 
             recipe,
             None if output is None else relative_error(rounded.outputs[0].get(module), output),
             max(errors, default=None),
+            module in precision.experts,
         )

@@ -20,7 +20,7 @@ from parallelizer.proof.float8_reference import RECIPES, Casts, round_product
 from parallelizer.proof.float8_tokens import LowPrecision, ScaleGroups, unproven
 from parallelizer.styles.float8.recipes import stacked_weights
 from parallelizer.styles.wrap_forward import wrap_forward
-from parallelizer.torch_private import GROUPED_MM, storage_key
+from parallelizer.torch_private import is_grouped_mm, storage_key
 
 Tensor = torch.Tensor
 Groups = Callable[[torch.Size], Tensor]
@@ -76,7 +76,7 @@ class Products(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in GROUPED_MM:
+        if is_grouped_mm(func):
             return self.grouped(*args, **kwargs)
         if func is F.linear and self._is_expert(args[1]):
             x, weight, *more = args

@@ -32,7 +32,7 @@ from parallelizer.torch_private.flex import FlexCalls as FlexCalls
 from parallelizer.torch_private.flex import of_compiled_flex as of_compiled_flex
 from parallelizer.torch_private.fsdp_gathers import GatherExtension as GatherExtension
 from parallelizer.torch_private.fsdp_gathers import extend_gathers as extend_gathers
-from parallelizer.torch_private.grouped import GROUPED_MM as GROUPED_MM
+from parallelizer.torch_private.grouped import is_grouped_mm as is_grouped_mm
 from parallelizer.torch_private.grouped import scaled_grouped_mm as scaled_grouped_mm
 from parallelizer.torch_private.memory import allocating as allocating
 from parallelizer.torch_private.memory import allocations as allocations

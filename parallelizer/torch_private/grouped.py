@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-GROUPED_MM: tuple[Callable[..., Any], ...] = tuple(
-    f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None
-)
-"""The functions that multiply groups of rows. Models for older versions of torch call the private one, which came first."""
+def is_grouped_mm(function: Any) -> bool:
+    """Whether a function multiplies groups of rows. Models for older versions of torch call the private one, which came first,
+    and the public one calls it.
+    """
+    return function is not None and function in (getattr(F, "grouped_mm", None), torch._grouped_mm)
 
 
 def scaled_grouped_mm(

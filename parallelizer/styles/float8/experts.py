@@ -20,13 +20,9 @@ from parallelizer.language.plan import EXPERT
 from parallelizer.styles.float8.grouped import GroupedProduct, GroupedRecipe
 from parallelizer.styles.float8.recipes import stacked_weights
 from parallelizer.styles.wrap_forward import wrap_forward
-from parallelizer.torch_private import GROUPED_MM, is_sharded, local_tensor, storage_key
+from parallelizer.torch_private import is_grouped_mm, is_sharded, local_tensor, storage_key
 
 Tensor = torch.Tensor
-
-
-class UnknownProductError(RuntimeError):
-    """Forward multiplies the weights of experts by something that float8 does not replace."""
 
 
 def run_experts_in_float8(
@@ -34,7 +30,7 @@ def run_experts_in_float8(
     recipe: str,
     *,
     emulate: bool = False,
-    error: Callable[[str], Exception] = UnknownProductError,
+    error: Callable[[str], Exception] = RuntimeError,
 ) -> None:
     """From now on the products of a module's stacked weights, [experts, ...], are in float8, forward and backward.
 
@@ -73,7 +69,7 @@ class ExpertProducts(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in GROUPED_MM:
+        if is_grouped_mm(func):
             return self.grouped(*args, **kwargs)
         if func is F.linear and self.name_of(weight := args[1] if len(args) > 1 else kwargs["weight"]):
             bias = args[2] if len(args) > 2 else kwargs.get("bias")
