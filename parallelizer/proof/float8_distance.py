@@ -14,7 +14,8 @@ from parallelizer.proof.rounding import relative_error
 @dataclass(frozen=True)
 class Distance:
     """Relative errors (Frobenius) of a module's output in the first step and of its weight's gradient, with what float8 has
-    changed before it; None where there is none. `experts`: the module holds stacked experts, and the error is the largest of a parameter's gradient.
+    changed before it; None where there is none. `experts`: the module holds stacked experts, and the error is the largest of a
+    parameter's gradient.
     """
 
     module: str

@@ -144,8 +144,8 @@ def unproven(why: str) -> PlanError:
 
 
 def joined_groups(groups: torch.Tensor, precision: LowPrecision, joined: int) -> torch.Tensor:
-    """Groups [data * microbatches * ranks, tokens] with those of so many neighbouring ranks of data and cp as one; a microbatch is
-    joined with those of the same number. Raises ValueError for 0, see `ExpertTokens`.
+    """Groups [data * microbatches * ranks, tokens] with those of so many neighbouring ranks of data and cp as one; a microbatch
+    is joined with those of the same number. Raises ValueError for 0, see `ExpertTokens`.
     """
     if joined == 1:
         return groups

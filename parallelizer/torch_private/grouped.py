@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+
 def is_grouped_mm(function: Any) -> bool:
     """Whether a function multiplies groups of rows. Models for older versions of torch call the private one, which came first,
     and the public one calls it.

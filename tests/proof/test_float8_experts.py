@@ -189,8 +189,6 @@ def test_ranks_that_share_experts_out_bring_their_tokens_together() -> None:
     alone = token_groups(torch.Size((8, 2)), low)
     assert alone.tolist() == [[2 * n, 2 * n + 1] for n in range(8)]
     rows = [(0, 2), (4, 6), (1, 3), (5, 7)]  # by microbatch, then by pair of ranks
-    assert joined_groups(alone, low, 2).tolist() == [
-        [2 * i, 2 * i + 1, 2 * j, 2 * j + 1] for i, j in rows
-    ]
+    assert joined_groups(alone, low, 2).tolist() == [[2 * i, 2 * i + 1, 2 * j, 2 * j + 1] for i, j in rows]
     with pytest.raises(ValueError, match="parts of the tokens of one rank"):
         joined_groups(alone, low, 0)

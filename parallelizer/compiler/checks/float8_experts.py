@@ -40,8 +40,8 @@ def _global(state: Compilation, applications: list[Application]) -> Iterator[Dia
             "precision-experts",
             f"the forward of {found[0].module} runs on DTensors, and float8 multiplies groups of local tensors{_more(found)}",
             found[0].rule.span,
-            "remove `input`, `output` and `local: false` from the rule that splits its parameters, and lay tensors out around the "
-            "module, with prepare-io; or leave these experts out of float8",
+            "remove `input`, `output` and `local: false` from the rule that splits its parameters, and lay tensors out around "
+            "the module, with prepare-io; or leave these experts out of float8",
         )
 
 

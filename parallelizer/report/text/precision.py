@@ -39,7 +39,9 @@ def write(
 
 def counted(modules: int, experts: int) -> str:
     """`8 linears and the experts of 2 modules`, of so many modules, among which so many hold stacked experts."""
-    parts = [f"{modules - experts} linear{'' if modules - experts == 1 else 's'}"] if modules > experts else []
+    parts = (
+        [f"{modules - experts} linear{'' if modules - experts == 1 else 's'}"] if modules > experts else []
+    )
     parts += [f"the experts of {experts} module{'' if experts == 1 else 's'}"] if experts else []
     return " and ".join(parts)
 

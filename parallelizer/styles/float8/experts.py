@@ -148,7 +148,9 @@ class ExpertProducts(TorchFunctionMode):
                 mesh = param.device_mesh
                 # An expert that lies on another rank of ep lies there whole.
                 if is_sharded(placement) and mesh.size(axis) > 1 and mesh.mesh_dim_names[axis] != EXPERT:
-                    found.setdefault(name, []).append((seen[name].stride(placement.dim), mesh.get_group(axis)))
+                    found.setdefault(name, []).append(
+                        (seen[name].stride(placement.dim), mesh.get_group(axis))
+                    )
         return found
 
     def check(self) -> None:

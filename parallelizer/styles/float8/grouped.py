@@ -208,8 +208,5 @@ def sum_products(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
         return F.grouped_mm(gradient.t(), rows, offs=ends)
     stops = ends.tolist()
     return torch.stack(
-        [
-            gradient[begin:end].t() @ rows[begin:end]
-            for begin, end in zip([0, *stops], stops, strict=False)
-        ]
+        [gradient[begin:end].t() @ rows[begin:end] for begin, end in zip([0, *stops], stops, strict=False)]
     )

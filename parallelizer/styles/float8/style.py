@@ -53,8 +53,8 @@ declare(
             ),
             "pad": OptionKind(
                 "bool",
-                "fill up the tokens to a multiple of 16 for the gradient of the weight, for experts that are linears of their own; "
-                "the rows of stacked experts are always filled up",
+                "fill up the tokens to a multiple of 16 for the gradient of the weight, for experts that are linears of their "
+                "own; the rows of stacked experts are always filled up",
             ),
         },
         defaults={"recipe": "tensorwise", "emulate": "on a CPU", "pad": "false"},
@@ -112,8 +112,8 @@ def _check_experts(target: Target) -> None:
     if target.options.get("recipe", "tensorwise") == "tensorwise":
         raise StyleError(
             "precision-experts",
-            f"the experts of {where} cannot be in float8 by the recipe tensorwise: kernels for grouped products take one scale for "
-            "each row, and gradients in the format of weights only",
+            f"the experts of {where} cannot be in float8 by the recipe tensorwise: kernels for grouped products take one scale "
+            "for each row, and gradients in the format of weights only",
             "write `recipe: rowwise`, or rowwise-gw-hp",
             "recipe" if "recipe" in target.options else None,
         )
@@ -139,7 +139,10 @@ def prepare(application: Application, module: nn.Module, live: Live) -> None:
         _check_device(recipe, application.rule.span)
     if application.stacked:
         run_experts_in_float8(
-            module, TORCHAO_NAMES[recipe], emulate=emulate, error=functools.partial(_unknown_product, application)
+            module,
+            TORCHAO_NAMES[recipe],
+            emulate=emulate,
+            error=functools.partial(_unknown_product, application),
         )
         return
     pad = bool(application.options.get("pad"))

@@ -10,7 +10,16 @@ from parallelizer.configuration.without_float8 import without_float8
 from parallelizer.report.rows.precision import Precision, precision
 from parallelizer.report.text.precision import write
 from tests.chosen import chosen
-from tests.simulate.setups import CAST, EXPERTS_IN_FLOAT8, GATHERED, MIXTURES, in_float8, llama, setup_of, traced
+from tests.simulate.setups import (
+    CAST,
+    EXPERTS_IN_FLOAT8,
+    GATHERED,
+    MIXTURES,
+    in_float8,
+    llama,
+    setup_of,
+    traced,
+)
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 

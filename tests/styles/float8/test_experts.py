@@ -215,7 +215,9 @@ def test_a_list_of_experts_computes_what_its_linears_do(recipe: str) -> None:
     x = torch.randn(10, INPUTS)
     ids = torch.arange(10).remainder(3).unsqueeze(-1)  # the last expert gets no row
     out = stacked(x, ids, torch.ones(10, 1))
-    expected = torch.stack([experts[n](row[None])[0] for n, row in zip(ids.flatten().tolist(), x, strict=True)])
+    expected = torch.stack(
+        [experts[n](row[None])[0] for n, row in zip(ids.flatten().tolist(), x, strict=True)]
+    )
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
     out.square().sum().backward()
     assert stacked.up_weight.grad is not None and not stacked.up_weight.grad[3].any()
