@@ -25,7 +25,7 @@ from parallelizer.proof.slices import (
     summed_over,
     wrong_ranks,
 )
-from parallelizer.styles.application import Program
+from parallelizer.styles.application import Application, Program
 from parallelizer.styles.packing import Packing
 
 
@@ -39,14 +39,11 @@ def outputs(case: Comparison, step: int, phase: str, when: str) -> Iterator[Dive
         if _in_experts(case.program, path):
             continue
         mine: Locals = [r.outputs[step].get(path) for r in case.ranks]
-        for over in _summed_behind(case, path):
+        for over in _summed_behind(case, path) or _summed_around(case, path, mine):
             mine = summed_over(mine, case.mesh, over)
         packing = _packing(case.program, path)
         wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, order=case.order)
-        summed = _is_term(case.program, path) and partial_axis(
-            whole, mine, case.mesh, 10 * case.bound, case.order
-        )
-        if wrong and summed not in TENSOR_AXES:
+        if wrong:
             axis, words = _difference(whole, mine, wrong, case, packing)
             yield found(case, f"{path}.", phase, axis, f"the output of {path}{when or at_step(step)} {words}")
 
@@ -102,14 +99,22 @@ def _summed_behind(case: Comparison, path: str) -> list[str]:
     return [axis for axis in above_one(case.mesh) if terms and axis in TENSOR_AXES]
 
 
-def _is_term(program: Program, path: str) -> bool:
-    """Whether a module's output may be a term of a sum over tp: a module around it takes what it makes as such."""
-    for a in program.of_slot("io"):
-        flows = a.options.get("output") or {}
-        terms = any(flow.arrives is not None and flow.arrives.kind == "partial" for flow in flows.values())
-        if terms and a.axis in TENSOR_AXES and path != a.module and within(path, a.module):
-            return True
-    return False
+def _summed_around(case: Comparison, path: str, mine: Locals) -> list[str]:
+    """The axes over which a module around this one sums its output: it takes what it makes as terms, as of experts that are split
+    over tp. An output that is the same on all ranks of an axis is no term.
+    """
+    taken = [
+        a.axis
+        for a in case.program.of_slot("io")
+        if path != a.module and within(path, a.module) and a.axis in TENSOR_AXES and _takes_terms(a)
+    ]
+    axes = [axis for axis in above_one(case.mesh) if axis in taken]
+    return [axis for axis in axes if not alike_over(mine, case.mesh, axis, case.bound)]
+
+
+def _takes_terms(application: Application) -> bool:
+    flows = (application.options.get("output") or {}).values()
+    return any(flow.arrives is not None and flow.arrives.kind == "partial" for flow in flows)
 
 
 def _of_no_row(case: Comparison, step: int, path: str) -> list[str]:
