@@ -19,7 +19,8 @@ from parallelizer.styles.float8.recipes import casts_inputs, recipe_of, weights_
 
 @dataclass(frozen=True)
 class Precision:
-    """`linears` are the modules in float8, folded, by recipe; `number` counts them; `full` are the linears that are not.
+    """`linears` are the modules in float8, folded, by recipe; `number` counts them, `experts` those that hold stacked experts;
+    `full` are the linears that are not.
 
     The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers;
     `inputs_gathered` and `inputs_gathers` are those of tensors that are gathered over tp.
@@ -39,6 +40,7 @@ class Precision:
     kept: int = 0
     products: int | None = None
     casts: int | None = None
+    experts: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The documented form."""
@@ -63,6 +65,7 @@ def precision(program: Program, model: nn.Module, trace: Trace | None) -> Precis
         {recipe: tuple(fold_paths(paths)) for recipe, paths in by_recipe.items()},
         tuple(fold_paths(full)),
         len(applications),
+        experts=sum(bool(a.stacked) for a in applications),
     )
     return found if trace is None else _of_step(found, program, model, trace, named)
 
@@ -94,6 +97,7 @@ def _of_step(
         max((point.by_category.get("activations", 0) for point in trace.memory.course), default=0),
         None if line is None else sum(o.kind == GEMM and o.dtype in EIGHT_BITS for o in line),
         None if line is None else sum(o.casts for o in line),
+        found.experts,
     )
 
 

@@ -86,7 +86,7 @@ class Prices:
         elif operator.kind == ATTENTION:
             found = self._attention(_alike(operator))
         if (
-            found is not None and operator.name == GROUPED
+            found is not None and operator.name in GROUPED
         ):  # groups of few rows are bound by their weights' bytes
             found = max(found, memory_seconds(operator, self.machine, self.constants))
         if found is not None and self.habits.early:
