@@ -40,15 +40,16 @@ def write(
     time: StepTime | None = None,
     full: StepTime | None = None,
     shared: Sharing | None = None,
+    plain: Trace | None = None,
 ) -> None:
-    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted, and `full` that of
-    the plan without float8. `shared` says how experts are shared out.
+    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted. `plain` is the
+    traced step of the plan without float8, and `full` its time. `shared` says how experts are shared out.
     """
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     show_stages.write(program, model, tables.console(sys.stdout))
     show_experts.write(shared, sys.stdout, int(setup.hardware.get("devices_per_node") or 0) or None)
-    show_precision.write(precision(program, model, step), sys.stdout, time, full)
+    show_precision.write(precision(program, model, step, plain), sys.stdout, time, full)
     if step is not None:
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
         if time is not None:

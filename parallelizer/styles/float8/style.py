@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
-from parallelizer.styles.float8.recipes import CAPABILITY, REFUSED, TORCHAO_NAMES, no_units
+from parallelizer.styles.float8.recipes import CAPABILITY, REFUSED, TORCHAO_NAMES, no_kernels
 from parallelizer.styles.registry import applies, exports, implements, prepares
 from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.target import Sharding, StyleError
@@ -105,8 +105,11 @@ def _check_device(recipe: str, span: Span) -> None:
     """Raises PlanError for a GPU that has no kernels for the recipe."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY[recipe]:
-        raise PlanError([no_units(torch.cuda.get_device_name(), span)])
+    if not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability()
+    if capability < CAPABILITY[recipe]:
+        raise PlanError([no_kernels(torch.cuda.get_device_name(), capability, recipe, span)])
 
 
 @prepares("float8")
