@@ -31,6 +31,8 @@ SHOWN = (
     "fsdp2_tp2 float8 tensorwise bf16",
     "tp2 float8 rowwise bf16",
     "fsdp3 float8 gathered bf16",
+    "2 stages float8 tensorwise bf16 first rank",
+    "2 stages float8 rowwise-gw-hp bf16 last rank",
 )
 BY_NAME = {case.name: case for case in cases()}
 
