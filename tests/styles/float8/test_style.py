@@ -110,7 +110,7 @@ def test_the_exported_code_casts_the_same_inputs() -> None:
     code = export(program, model, observe(model, setup.workload))
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
-    assert "gather=gather_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
+    assert "gather=gather_input_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])
