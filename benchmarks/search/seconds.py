@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -10,11 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.search.kept import Kept
 from benchmarks.search.tables import Table
+from parallelizer.commands.search import add_options
 from parallelizer.diagnostics.units import size
 from parallelizer.report.rows.time import duration
 
@@ -99,10 +102,25 @@ def _on_two(one: dict[str, Any]) -> float:
     return float(one["wall"]) if one["load"] < IDLE else alone
 
 
-def _measured(overrides: tuple[str, ...]) -> dict[str, Any]:
+@contextlib.contextmanager
+def search_words(words: Sequence[str]) -> Iterator[tuple[list[str], list[str], int | None]]:
+    """The overrides, the limits and the bytes of memory of a case, while the folder of its model is there."""
+    with _with_folder(words) as every:
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        asked = parser.parse_args(every)
+        yield asked.overrides, asked.within, asked.memory
+
+
+@contextlib.contextmanager
+def _with_folder(words: Sequence[str]) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN))
-        words = [word.replace("QWEN", folder) for word in overrides]
+        yield [word.replace("QWEN", folder) for word in words]
+
+
+def _measured(overrides: tuple[str, ...]) -> dict[str, Any]:
+    with _with_folder(overrides) as words:
         command = [sys.executable, "-m", "parallelizer", "search", "--json", *words]
         before, started = _processor_times(), time.monotonic()
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
