@@ -10,7 +10,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
 from parallelizer.commands.setup_options import add_setup_options
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 if TYPE_CHECKING:
     from parallelizer.propose.search.found import SearchResult
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 NAME = "search"
 DOC = "find the fastest mesh and options for a number of GPUs, as a preset"
+
+PRICE_KEY = "hardware.price_per_hour"
 
 MOST = 10
 """Candidates that fit and are dry-run."""
@@ -174,12 +176,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kinds(overrides: Sequence[str], *, several: bool) -> list[list[str]]:
-    """The overrides for each kind of hardware."""
-    given = next((one for one in overrides if one.startswith("hardware=")), None) if several else None
-    if given is None:
+    """The overrides for each kind of hardware, with its price where several are given. Raises PlanError."""
+    kinds = _values(overrides, "hardware") if several else []
+    if len(kinds) < 2:
         return [list(overrides)]
-    kinds = given.partition("=")[2].split(",")
-    return [[f"hardware={kind}" if one == given else one for one in overrides] for kind in kinds]
+    prices = _values(overrides, PRICE_KEY)
+    if len(prices) not in (0, 1, len(kinds)):
+        message = f"{PRICE_KEY} has {len(prices)} prices for {len(kinds)} kinds of hardware"
+        advice = f"give one for each, as in ++{PRICE_KEY}={','.join(['2.5'] * len(kinds))}"
+        raise PlanError([Diagnostic("search-price", message, None, advice)])
+    found = []
+    for at, kind in enumerate(kinds):
+        values = {"hardware": kind, **({PRICE_KEY: prices[at]} if len(prices) > 1 else {})}
+        found.append([_with(one, values) for one in overrides])
+    return found
+
+
+def _values(overrides: Sequence[str], key: str) -> list[str]:
+    """The values that are given of a key, with commas between them."""
+    given = next((one for one in overrides if one.lstrip("+").partition("=")[0] == key), "")
+    return given.partition("=")[2].split(",") if given else []
+
+
+def _with(override: str, values: Mapping[str, str]) -> str:
+    key = override.partition("=")[0]
+    return f"{key}={values[key.lstrip('+')]}" if key.lstrip("+") in values else override
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:

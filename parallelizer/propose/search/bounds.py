@@ -1,4 +1,6 @@
-"""Bounds that never exceed the truth: what a candidate holds and takes at least."""
+"""What a candidate holds and takes at least. `memory_bound` and `time_bound` never exceed a dry run; `no_slower` names candidates
+that the clock prices no higher.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.price_collectives import collective_seconds
 
 SURE = 1.1
-"""An estimated peak above the limit by so much is taken not to fit. Below it a dry run decides."""
+"""An estimated peak above the limit by so much is taken not to fit, and one below it by so much to fit. Between them a dry run
+decides. `python -m benchmarks.search --only exhaustive` compares estimates with dry runs.
+"""
 
 AGAIN = 0.5
 """The share of a layer's forward that a checkpoint computes again at least: all but what follows the last saved tensor."""

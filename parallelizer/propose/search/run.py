@@ -32,10 +32,12 @@ from parallelizer.propose.search.task import SearchTask
 from parallelizer.propose.search.truth import NotTraced, TracedWhole, effort, tracing_whole
 
 SLOWER = 1.3
-"""Candidates that take so many times as long as the last that may be dry-run are not priced."""
+"""Candidates whose least seconds by estimate are so many times those of the last that may be dry-run are not priced. The least is
+an estimate too, no bound of a dry run: `python -m benchmarks.search --only exhaustive` compares both.
+"""
 
 NEAR = 1.03
-"""Estimates of candidates that differ in recomputation or in cp alone err alike, up to this factor."""
+"""Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
 TEN = 10
 """So many of the best by estimate are refined."""
@@ -148,7 +150,9 @@ class Search:
         for one in some:
             # Estimates of recomputation err by a little; what cp adds is never less than nothing.
             if least(one) > (limit if one.cp == 1 else limit / NEAR):
-                self.found.pruned["slower than the best even without recomputation and split sequences"] += 1
+                self.found.pruned[
+                    "slower than the best by estimate, even without recomputation and split sequences"
+                ] += 1
                 continue
             whole = with_whole_sequences(one)
             if whole is not None and whole.trace_class in self.classes.traces:
@@ -156,13 +160,13 @@ class Search:
                     self.found.pruned["cp splits sequences that fit whole"] += 1
                     continue
                 if estimates.peak(whole, 1 / one.cp) > task.memory:
-                    self.found.pruned["too large even with every activation split over cp"] += 1
+                    self.found.pruned["too large by estimate, even with every activation split over cp"] += 1
                     continue
             left.append(one)
         return left
 
     def _least(self, estimates: Estimates, task: SearchTask) -> Callable[[Candidate], float]:
-        """The function that bounds the seconds of a candidate from below; it knows nothing before the first trace."""
+        """The least seconds of a candidate, by a bound or by the estimate of a simpler one; 0 before the first trace."""
         traces = self.classes.traces
         if not traces:
             return lambda _: 0.0
@@ -210,10 +214,10 @@ class Search:
                 pruned = sum(found.pruned.values())
                 self.tell(f"priced {len(found.priced):,} and pruned {pruned:,} of {found.total:,} candidates")
             if len(fastest) == wanted and least > SLOWER * fastest[-1]:
-                found.pruned["slower than the best by a bound of the pipeline"] += len(bounds) - at
+                found.pruned["slower than the best by estimate"] += len(bounds) - at
                 return
             if one.pp > 1 and len(fastest) == wanted and least > fastest[-1]:
-                found.pruned["slower than the best by a bound of the pipeline"] += 1
+                found.pruned["slower than the best by estimate"] += 1
                 continue
             price = estimates.of(one, task.memory)
             found.priced.append(price)
