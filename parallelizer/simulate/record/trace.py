@@ -253,7 +253,8 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         with FlexAttention(), attention_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
-            train_step(model, few if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
+            # One part makes the gradients and the optimizer's states, whatever their number.
+            train_step(model, parts[:1], loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
