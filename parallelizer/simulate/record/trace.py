@@ -251,6 +251,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
+        memory.dispatched = line.dispatch
         marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves), len(line.line)))
         # The memory's mode is the innermost: it looks at who holds a tensor.
         with (
