@@ -36,10 +36,12 @@ def main(arguments: list[str]) -> None:
     )
     options = parser.parse_args(arguments)
     rows = read(options.file)
-    reasons = {row.id: why for row in rows if (why := left_out(row)) is not None}
-    for name, why in reasons.items():
-        print(f"{name}: left out: {why}")
-    kept = [row for row in rows if row.id not in reasons]
+    kept = []
+    for row, why in _tried(rows, lambda row: row.id, left_out):
+        if why is None:
+            kept.append(row)
+        else:
+            print(f"{row.id}: left out: {why}")
     prepared = [
         found for _, found in _tried(kept, lambda row: row.id, lambda row: prepare(row, options.cache))
     ]

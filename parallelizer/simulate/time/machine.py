@@ -162,13 +162,19 @@ def this_machine(folder: Path | None = None) -> Machine:
 
     found = kept(folder)
     rates = found["rates"]
+    assumed = []
+    if "node" not in rates:
+        assumed.append(
+            assumption("links between devices were not measured, because there is one: 100 GB/s are assumed")
+        )
+    node = float(rates.get("node", 100e9))
     return Machine(
         str(found["name"]),
         parse_table(found),
         {},
         rates["memory"],
-        rates["node"],
-        rates["node"],
+        node,
+        node,
         1 << 30,
         streams=bool(found["streams"]),
         measured=True,
@@ -178,6 +184,7 @@ def this_machine(folder: Path | None = None) -> Machine:
         dtensor_seconds=rates["dtensor"],
         unit_seconds=rates["unit"],
         cores=int(found["cores"]),
+        assumed=tuple(assumed),
     )
 
 
