@@ -95,7 +95,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
     if kernels:
         try:
             table = load_table(str(kernels))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ImportError) as error:
             assumed.append(assumption(f"hardware.kernels={kernels} is no table of kernels: {error}"))
             kernels = None
     if not kernels:

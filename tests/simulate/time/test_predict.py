@@ -205,3 +205,11 @@ def test_eager_dtensors_bind_the_host_and_compiled_ones_do_not() -> None:
     assert of([eager]).waits["host"] == pytest.approx(10 * DTENSOR_SECONDS + HOST_SECONDS)
     compiled = of([dataclasses.replace(eager, compiled=True)])
     assert compiled.waits["host"] == pytest.approx(COMPILED_HOST * HOST_SECONDS)
+
+
+def test_operators_on_dtensors_are_counted_under_tp_alone() -> None:
+    sharded, whole = (
+        sum(m.dtensors for m in traced(llama(words)).line if isinstance(m, Operator))
+        for words in ("parallel=tp2", "parallel=single")
+    )
+    assert sharded > 100 and whole == 0
