@@ -27,9 +27,9 @@ class Composed:
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `flash_2`: attention is FlashAttention 2, torch's choice on Hopper before torch 2.11, instead of
     cuDNN's. `fused`: what `fused.py` says of Megatron's stack. `overlapped_tp`: collectives over tp run beside the products.
-    `small_gathers`: parameters are gathered in 8 bits. `rate` multiplies the rates of products and attention.
-    `kept_outputs` are bytes: torch's pipelines keep the outputs of
-    all microbatches until the step ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
+    `small_gathers`: parameters are gathered in 8 bits; `small_tp_gathers`: activations over tp are. `rate` multiplies the rates
+    of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
+    ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
     """
 
     overrides: tuple[str, ...]
@@ -42,6 +42,7 @@ class Composed:
     fused: bool = False
     overlapped_tp: bool = False
     small_gathers: bool = False
+    small_tp_gathers: bool = False
     rate: float = 1.0
     kept_outputs: int = 0
     loss_bytes: int = 0
@@ -123,6 +124,8 @@ def compose(row: Row) -> Composed:
         fused=library or "Korthikanti" in row.source,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
+        # torchao's tensor parallelism casts to 8 bits before it gathers, with one scale for a tensor alone.
+        small_tp_gathers=str(run["precision"]).startswith("fp8-tensorwise") and not library,
         rate=FIRST_YEAR
         if "foundry" in row.source and hardware == "h100"
         else 1.0,  # its H100 tables are of 2023

@@ -91,6 +91,7 @@ def habits_of(composed: Composed) -> Habits:
         flash_2=composed.flash_2,
         plain=composed.fused,
         payload=0.5 if composed.small_gathers else 1.0,
+        tp_payload=0.5 if composed.small_tp_gathers else 1.0,
         overlapped_tp=composed.overlapped_tp,
         rate=composed.rate,
     )

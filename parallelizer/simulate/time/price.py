@@ -24,10 +24,10 @@ class Habits:
 
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
     `flash_2` says that attention is FlashAttention 2, and `plain` that no DTensors are dispatched. `payload` is what the bytes of
-    FSDP's gathers are multiplied by. `overlapped_tp` says that collectives over tp run in pieces beside the products around
-    them. `rate` multiplies the rates of products and attention: libraries that are older than the table's. `pace` multiplies what
-    operators take on the device and on the host. `alone`: the rank runs without its peers, so that collectives take no time and
-    processors are not shared.
+    FSDP's gathers are multiplied by, and `tp_payload` those of gathers over tp. `overlapped_tp` says that collectives over tp run
+    in pieces beside the products around them. `rate` multiplies the rates of products and attention: libraries that are older
+    than the table's. `pace` multiplies what operators take on the device and on the host. `alone`: the rank runs without its
+    peers, so that collectives take no time and processors are not shared.
     """
 
     linear: str | None = None
@@ -35,6 +35,7 @@ class Habits:
     flash_2: bool = False
     plain: bool = False
     payload: float = 1.0
+    tp_payload: float = 1.0
     overlapped_tp: bool = False
     rate: float = 1.0
     pace: float = 1.0
@@ -117,8 +118,11 @@ class Prices:
         """The time on the links."""
         if self.habits.alone:
             return 0.0
-        gathers = issued.unit and issued.entry.kind == "all_gather"
-        seconds = self._collective(_of_no_module(issued), self.habits.payload if gathers else 1.0)
+        payload = 1.0
+        if issued.entry.kind == "all_gather":
+            of_tp = issued.entry.axis == "tp"
+            payload = self.habits.payload if issued.unit else self.habits.tp_payload if of_tp else 1.0
+        seconds = self._collective(_of_no_module(issued), payload)
         if not self.machine.cores:
             return seconds
         # It was measured with the processors for its own ranks alone.
