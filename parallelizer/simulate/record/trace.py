@@ -260,6 +260,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
+        memory.dispatched = line.dispatch
         marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves), len(line.line)))
 
         def began(mark: Any) -> None:

@@ -4,6 +4,7 @@ first step with the dry run.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,9 @@ from parallelizer.training.watch.profiling import Profiling
 from parallelizer.training.watch.progress import Progress
 from parallelizer.training.watch.result import Result
 from parallelizer.training.watch.summary import is_cross_entropy
+
+WARM, STEADY = 2, 3
+"""Steps that warm up, and those behind them whose time is compared with the predicted one."""
 
 
 class Reporting:
@@ -178,6 +182,9 @@ class Reporting:
         if self.compared is not None and self.number == self.first + 1:
             self.compared.tell(self.number)
             self.view.compared = self.compared.peaks
+        if self.compared is not None and self.number == self.first + WARM + STEADY:
+            seconds = [self.units / rate for rate in self.rates[WARM:]]
+            self.compared.tell_pace(self.number, statistics.median(seconds))
 
     def saved(self) -> None:
         """What has become of checkpoints is told too."""
@@ -217,4 +224,7 @@ class Reporting:
         )
         if result.speed is None:
             return result
-        return replace(result, mfu=self.forecast.mfu(self.units / result.speed[1]))
+        seconds = self.units / result.speed[1]
+        return replace(
+            result, mfu=self.forecast.mfu(seconds), causal_mfu=self.forecast.mfu(seconds, causal=True)
+        )
