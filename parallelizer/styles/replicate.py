@@ -25,10 +25,16 @@ declare(
                 "partial sums the gradients over the axis; replicate does not",
                 ("partial", "replicate"),
             ),
+            "value": OptionKind(
+                "choice",
+                "partial divides the value that forward reads by the number of ranks, so that a sum over the axis adds it once; "
+                "replicate leaves it",
+                ("partial", "replicate"),
+            ),
             "axis": AXIS,
         },
         takes_parameters=True,
-        defaults={"grad": "partial"},
+        defaults={"grad": "partial", "value": "replicate"},
     )
 )
 
@@ -36,7 +42,7 @@ declare(
 @implements("replicate")
 def replicate(target: Target) -> Sharding:
     """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
-    over the axis.
+    over the axis, `value` whether forward reads a rank's term of the value.
     """
     from torch.distributed.tensor import Partial, Replicate
 
@@ -58,4 +64,6 @@ def replicate(target: Target) -> Sharding:
         )
     params = {n: {target.axis: REPLICATE} for n in names}
     gradients = Replicate if target.options.get("grad") == "replicate" else Partial
-    return Sharding(ShardParams(params, axis=target.axis, gradients=gradients), (target.axis,), params)
+    terms = target.degree if target.options.get("value") == "partial" else 1
+    style = ShardParams(params, axis=target.axis, gradients=gradients, terms=terms)
+    return Sharding(style, (target.axis,), params)

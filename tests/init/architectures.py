@@ -230,7 +230,8 @@ NEXT: dict[str, dict[str, object]] = {
         "mamba_d_state": 8, "mamba_chunk_size": 8,
     },
     "recurrent_gemma": {
-        **SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "lru_width": 32, "attention_window_size": 16, "block_types": ["recurrent", "attention"],
+        **SMALL, "intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "lru_width": 32,
+        "attention_window_size": 16, "block_types": ["recurrent", "attention"],
     },
 }  # fmt: skip
 """45 more, which were listed before any change was made for them."""

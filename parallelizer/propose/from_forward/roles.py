@@ -20,7 +20,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     """What every module does, by what was seen."""
     finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
-    named = [name for region in regions for name in (*region.grouped, *region.carried)]
+    named = [name for region in regions for name in (*region.grouped, *region.carried, *region.once)]
     heads = finder.heads(regions)
     return Facts(
         regions,
@@ -35,6 +35,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         finder.tied(),
         frozenset(head for head in heads if finder.is_needed_whole(head)),
         experts(model, seen),
+        seen.written_out,
     )
 
 
@@ -123,13 +124,14 @@ class _RoleFinder:
                 self._say_of_the_input(projection, first[0])
         heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
         heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
-        found: list[SplitRegion] = []
+        found: list[tuple[int, SplitRegion]] = []
         used: set[str] = set()
-        for bond, sources in made.items():
+        # Heads come first: what makes latent queries could be split with what makes queries of them.
+        for at, (bond, sources) in sorted(enumerate(made.items()), key=lambda item: item[1][0] not in heads):
             consumers = taken.get(bond, [])
             names = {p.module for p in sources} | {p.module for p in consumers}
             if not consumers:
-                self._say(sources, bond, "no linear takes its output")
+                self._say(sources, bond, "its output is not the input of a linear")
                 continue
             if self._reason(bond):
                 self._say([*sources, *consumers], bond, "")
@@ -137,9 +139,9 @@ class _RoleFinder:
             if len({p.weight is None for p in (*sources, *consumers)}) > 1:
                 self._say([*sources, *consumers], None, "experts and linears both use it")
                 continue
-            added = [name for p in consumers for name in self._added(p)]
-            if added:
-                reason = f"{added[0]} would be added once by every rank"
+            met = [name for p in consumers for name in self._met(p) if name not in self.seen.added]
+            if met:
+                reason = f"{met[0]} is combined with the sum"
                 self._say([*sources, *consumers], None, reason)
                 continue
             if bond not in heads and self._slices(bond):
@@ -172,8 +174,8 @@ class _RoleFinder:
             region = self._region(kind, bond, sources, consumers, parts)
             if region.views and kind == "attention":
                 region = self._split_inside(heads - {bond}, sources, consumers) or region
-            found.append(region)
-        return found
+            found.append((at, region))
+        return [region for _, region in sorted(found, key=lambda item: item[0])]
 
     def _split_inside(
         self, heads: set[int], sources: Sequence[Projection], consumers: Sequence[Projection]
@@ -238,9 +240,11 @@ class _RoleFinder:
             tuple(dict.fromkeys(p.weight.owner for p in consumers if p.weight is not None)),
             carried,
             dict.fromkeys(normed, 2),
+            changed=frozenset(p.module for p in consumers if p.output in self.seen.changed),
+            once=tuple(dict.fromkeys(name for p in consumers for name in self._met(p))),
         )
 
-    def _added(self, consumer: Projection) -> list[str]:
+    def _met(self, consumer: Projection) -> list[str]:
         """The other parameters of a module of experts that meet what one of its parameters makes."""
         if consumer.weight is None:
             return []
@@ -493,7 +497,9 @@ class _RoleFinder:
         known |= {path for table in self.tables() for path in table.also}
         for path, module in self.modules.items():
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
-                why[path] = f"{type(module).__name__} is no linear"
+                why[path] = (
+                    f"it is a {type(module).__name__}, and `init` splits linears, embeddings and experts"
+                )
         return why
 
 

@@ -183,6 +183,8 @@ def _experts(region: SplitRegion) -> Iterator[ProposedRule]:
     for name, dim in region.grouped.items():
         style = _shard(dim, region.sources.get(name, ()))
         yield ProposedRule((name,), (style,), "up" if name in region.sources else "down: adds up over ranks")
+    for name in region.once:
+        yield ProposedRule((name,), ("{style: replicate, value: partial}",), "added once over all ranks")
 
 
 def _shard(dim: int, parts: tuple[int, ...]) -> str:
@@ -240,7 +242,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
         leaves = "replicate" if region.within else "stream"
         taken = region.taken.get(consumer, ())
         packed = f", packed: [{', '.join(map(str, taken))}]" if taken else ""
-        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}}}",), comment)
+        own = ", own: true" if consumer in region.changed and not taken else ""
+        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}{own}}}",), comment)
 
 
 def _sliced(slices: Mapping[str, int]) -> Iterator[str]:

@@ -74,9 +74,9 @@ def describe(
             f"{ranks_text(behind)} of {world} {are} behind, and {ranks_text(waiting)} {wait} in a collective"
         )
     elif len(waiting) == len(beats):
-        what = f"all of {world} ranks wait in collectives, which are then not the same"
+        what = f"all of {world} ranks wait in collectives, and not in the same one"
     else:
-        what = f"all of {world} ranks are at work, so this step is slow"
+        what = f"all of {world} ranks are computing, so this step is slow"
     lines = [f"no progress for {seconds:.0f} s: {what}"]
     stacks = looks[-1] if looks else {}
     for group in _alike(behind if behind and waiting else set(beats), stacks):

@@ -145,7 +145,7 @@ def join(
             reason = str(error).strip().partition("\n")[0]
             raise LaunchError(
                 f"rank {ranks.rank} did not meet the others at {ranks.address}:{ranks.port}: {reason}",
-                "MASTER_ADDR and MASTER_PORT, set alike for all ranks, name another place to meet"
+                "MASTER_ADDR and MASTER_PORT, set alike for all ranks, name another address to meet at"
                 if ranks.launcher == "slurm"
                 else None,
             ) from None

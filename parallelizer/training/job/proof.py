@@ -32,7 +32,7 @@ def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | No
     if settings.prove == "never" or not alone:
         if looked.unsure:
             raise PlanError(looked.found)
-        why = "its ranks were started from outside; `parallelizer verify` proves it, with the same overrides"
+        why = "another launcher started its ranks; `parallelizer verify` proves it, with the same overrides"
         reason = " (train.prove=never)" if settings.prove == "never" else f": {why}"
         return f"{told(known)}{reason}", None, looked.found
     folder = Path(settings.proofs)
