@@ -54,6 +54,9 @@ HUGGING_FACE: dict[str, dict[str, object]] = {
     "bloom": {"vocab_size": 256, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "mixtral": {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {**_SHARED_HEADS, "num_experts": 4, **_EXPERTS},
+    "llama4_text": {
+        **_SHARED_HEADS, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "pad_token_id": 0,
+    },
     "gpt_oss": {**_SHARED_HEADS, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "deepseek_v3": {
         **_GATED, **_LATENT, **_EXPERTS, "num_key_value_heads": 4, "n_routed_experts": 4,

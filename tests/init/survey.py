@@ -192,15 +192,12 @@ def _child(name: str, meshes: Sequence[str], seconds: float, queue: Any) -> None
     try:
         queue.put(survey(name, meshes, seconds))
     except BaseException as error:
-        queue.put(
-            {
-                "name": name,
-                "cells": dict.fromkeys(meshes, f"failed: {error}"),
-                "seconds": 0,
-                "plan": "",
-                "said": [],
-            }
-        )
+        cells = dict.fromkeys(meshes, f"failed: {error}")
+        queue.put({**_NOTHING, "name": name, "cells": cells})
+
+
+_NOTHING: dict[str, Any] = {"seconds": 0, "cpu": 0, "plan": "", "said": []}
+"""A row of an architecture that was not looked at."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -225,26 +222,26 @@ def main(argv: list[str] | None = None) -> int:
         nargs="+",
         choices=MESHES,
         default=list(MESHES),
-        help="meshes to prove on (all); rows are kept of all only",
+        help="meshes to prove on (all)",
     )
+    parser.add_argument("--kept", action="store_true", help="run nothing: what has no row there is `not run`")
     arguments = parser.parse_args(argv)
-    whole = len(arguments.mesh) == len(MESHES)
-    if arguments.write and not whole:
-        parser.error("--write takes every mesh")
     kept = Path(arguments.results)
-    rows = {r["name"]: r for r in json.loads(kept.read_text())} if whole and kept.exists() else {}
+    rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
     names = arguments.names or (UNSEEN if arguments.unseen else NEXT if arguments.next else NAMES)
     context = multiprocessing.get_context("spawn")
     for name in names:
-        if name in rows and not arguments.again:
+        if name in rows and set(arguments.mesh) <= set(rows[name]["cells"]) and not arguments.again:
+            continue
+        if arguments.kept:
+            rows.setdefault(name, {**_NOTHING, "name": name, "cells": dict.fromkeys(MESHES, "not run")})
             continue
         queue = context.Queue()
         child = context.Process(target=_child, args=(name, arguments.mesh, arguments.seconds, queue))
         child.start()
         rows[name] = queue.get()
         child.join()
-        if whole:
-            kept.write_text(json.dumps(list(rows.values()), indent=1))
+        kept.write_text(json.dumps(list(rows.values()), indent=1))
         print(f"{name}: {rows[name]['cells']} ({rows[name]['seconds']:.0f} s)", flush=True)
         for sentence in rows[name]["said"]:
             print(f"    {sentence}", flush=True)

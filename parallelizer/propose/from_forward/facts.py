@@ -80,7 +80,7 @@ class Facts:
     """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
     `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
     a loss that it computes. `experts` are the modules that compute tokens with some of their experts, with the style for each,
-    `written_out` the line of code with the first attention that is written out.
+    `written_out` the line of code with the first attention that is written out. `biases` are other names of a head's bias.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -96,3 +96,4 @@ class Facts:
     computed_with: frozenset[str] = frozenset()
     experts: Mapping[str, str] = field(default_factory=dict)
     written_out: str = ""
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -22,6 +22,8 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     regions = tuple(finder.regions())
     named = [name for region in regions for name in (*region.grouped, *region.carried, *region.once)]
     heads = finder.heads(regions)
+    biases = finder.biases(heads)
+    named += [name for names in biases.values() for name in names]
     return Facts(
         regions,
         tuple(finder.tables()),
@@ -36,6 +38,7 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         frozenset(head for head in heads if finder.is_needed_whole(head)),
         experts(model, seen),
         seen.written_out,
+        biases,
     )
 
 
@@ -459,6 +462,21 @@ class _RoleFinder:
             for path, module in self.model.named_modules(remove_duplicate=False)
             if path not in called and isinstance(module, nn.Embedding) and module.weight is weight
         )
+
+    def biases(self, heads: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """The names under which other modules hold a head's bias."""
+        found: dict[str, tuple[str, ...]] = {}
+        for head in heads:
+            bias = getattr(self.modules[head], "bias", None)
+            others = tuple(
+                f"{path}.{name}".lstrip(".")
+                for path, module in self.modules.items()
+                for name, parameter in module.named_parameters(recurse=False)
+                if parameter is bias and path != head
+            )
+            if others:
+                found[head] = others
+        return found
 
     def tied(self) -> bool:
         """Whether a table is the weight of a linear too."""

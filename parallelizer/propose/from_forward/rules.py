@@ -140,6 +140,8 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
             comment = "the loss takes its part of the logits" if sharded else "what the model returns"
             style = f"{{style: colwise, input: {arrives}, output: {leaves}}}"
             yield ProposedRule((head,), (style,), comment)
+            for name in facts.biases.get(head, ()):
+                yield ProposedRule((name,), (_shard(0, ()),), "the head's bias, by its other name")
     for module in facts.modules:
         if module in choice.random:
             yield ProposedRule((module,), ("local-random",), "each rank drops of its own part")

@@ -158,7 +158,7 @@ def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
 
 def _failing(found: Diagnostic) -> str:
     """The line of the user's code at which a step fails, where a refusal is of that."""
-    at = next((related.span for related in found.related if related.message == FAILS_HERE), None)
+    at = next((related.span for related in found.related if related.label == FAILS_HERE), None)
     if at is None or found.code != "does-not-run":
         return ""
     place = at.file if len(at.file) < 40 else Path(at.file).name
