@@ -27,8 +27,8 @@ declare(
             ),
             "value": OptionKind(
                 "choice",
-                "partial divides the value that forward reads by the number of ranks, so that a sum over the axis adds it once; "
-                "replicate leaves it",
+                "partial: forward reads the value divided by the number of ranks, so that a sum over the axis adds it once, and "
+                "every rank has the gradient of the sum; replicate: the value",
                 ("partial", "replicate"),
             ),
             "axis": AXIS,
@@ -63,7 +63,8 @@ def replicate(target: Target) -> Sharding:
             "write the rule for modules that have parameters",
         )
     params = {n: {target.axis: REPLICATE} for n in names}
-    gradients = Replicate if target.options.get("grad") == "replicate" else Partial
-    terms = target.degree if target.options.get("value") == "partial" else 1
+    partial = target.options.get("value") == "partial"  # of a sum, whose gradient every rank has
+    gradients = Replicate if partial or target.options.get("grad") == "replicate" else Partial
+    terms = target.degree if partial else 1
     style = ShardParams(params, axis=target.axis, gradients=gradients, terms=terms)
     return Sharding(style, (target.axis,), params)

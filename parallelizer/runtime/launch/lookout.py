@@ -83,7 +83,9 @@ def describe(
         stack = stacks.get(group[0])
         where = f"{_place(beats[group[0]])}, "
         if stack is None:
-            lines.append(f"  {ranks_text(group)}: {where}gives no stack: it is stopped, or blocked in a system call")
+            lines.append(
+                f"  {ranks_text(group)}: {where}gives no stack: it is stopped, or blocked in a system call"
+            )
         else:
             lines.append(f"  {ranks_text(group)}: {where}most recent call first")
             lines += [f"  {line}" for line in str(stack).splitlines()]

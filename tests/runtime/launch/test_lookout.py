@@ -109,7 +109,10 @@ def test_a_rank_that_was_once_in_a_collective_is_not_blamed() -> None:
 
 def test_a_rank_that_gives_no_stack_is_said_to(tmp_path: Path) -> None:
     lines = describe(1, 2, {0: None, 1: at(1)}, [{1: WAITS}] * 2).splitlines()
-    assert lines[1] == "  rank 0: before its first step, gives no stack: it is stopped, or blocked in a system call"
+    assert (
+        lines[1]
+        == "  rank 0: before its first step, gives no stack: it is stopped, or blocked in a system call"
+    )
 
 
 def test_a_line_that_waits_waits(tmp_path: Path) -> None:

@@ -83,6 +83,13 @@ def proven(own: Own, plan: str, axis: str) -> bool:
     return True
 
 
+def in_groups(x: Tensor) -> Tensor:
+    """Rows in the order of their kinds, and back: as tokens go to experts."""
+    rows = x.flatten(0, 1)
+    order = rows.argmax(-1).sort().indices
+    return rows[order].sin()[order.argsort()].view(x.shape)
+
+
 def only_looked_at(x: Tensor) -> Tensor:
     assert x.mean(-1).shape == x.shape[:-1]
     assert x.cumsum(1).shape == x.shape
@@ -127,6 +134,7 @@ RIGHT: dict[str, tuple[str, Own]] = {
         lambda x: ((h := heads(x).transpose(1, 2)) @ h.mT).softmax(-1).matmul(h).transpose(1, 2).flatten(2),
     ),
     "what is only looked at of tokens": ("cp", only_looked_at),
+    "tokens grouped by a whole number": ("cp", in_groups),
     "a norm of features, tokens split": ("cp", lambda x: F.layer_norm(x, (16,))),
     "tokens in a row": ("cp", lambda x: F.layer_norm(x.flatten(0, 1), (16,)).view(x.shape)),
     "a mixture of features": ("cp", lambda x: x.softmax(-1) * x.flip(-1).cumsum(-1)),
