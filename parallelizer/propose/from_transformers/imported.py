@@ -47,7 +47,7 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     proposal = propose(model, called=called)
     first = _imported(proposal, model, command)
     summed, found = follow(setup, model, first.plan)
-    seen = _seen(setup, model) if any(d.code == "does-not-run" for d in found) else _Seen()
+    seen = _seen(setup, model) if any(d.code == "does-not-run" for d in found) else _ShownByForward()
     if seen.split or seen.changed:
         proposal = propose(model, summed, called, seen.split, seen.changed)
         first = _imported(proposal, model, command)
@@ -60,7 +60,7 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ShownByForward:
     """What a forward shows: the parameters that meet heads or features which can be split, with the dimension along which, and
     the linears whose output it changes in place.
     """
@@ -69,24 +69,24 @@ class _Seen:
     changed: frozenset[str] = frozenset()
 
 
-def _seen(setup: Setup, model: nn.Module) -> _Seen:
+def _seen(setup: Setup, model: nn.Module) -> _ShownByForward:
     from parallelizer.child.children import WorldError, in_children
 
     try:
         (found,) = in_children([(_watched, model, setup.workload)])
     except WorldError:  # it cannot be watched
-        return _Seen()
+        return _ShownByForward()
     return found  # type: ignore[no-any-return]
 
 
-def _watched(model: nn.Module, workload: Workload) -> _Seen:
+def _watched(model: nn.Module, workload: Workload) -> _ShownByForward:
     """Uses this process's model up."""
     from parallelizer.propose.from_forward.observe import watch
     from parallelizer.propose.from_forward.roles import roles
 
     regions = roles(model, watch(model, workload)).regions
     met = {name: dim for region in regions for name, (dim, parts) in region.carried.items() if not parts}
-    return _Seen(met, frozenset().union(*(region.changed for region in regions)))
+    return _ShownByForward(met, frozenset().union(*(region.changed for region in regions)))
 
 
 def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:

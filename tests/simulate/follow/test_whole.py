@@ -124,6 +124,7 @@ WRONG: dict[str, tuple[str, Own]] = {
     ),
 }
 RIGHT: dict[str, tuple[str, Own]] = {
+    "tokens grouped by a whole number": ("cp", in_groups),
     "nothing": ("tp", lambda x: x),
     "elementwise": ("tp", F.silu),
     "a norm of each head": ("tp", lambda x: F.rms_norm(heads(x), (4,)).flatten(2)),
@@ -134,7 +135,6 @@ RIGHT: dict[str, tuple[str, Own]] = {
         lambda x: ((h := heads(x).transpose(1, 2)) @ h.mT).softmax(-1).matmul(h).transpose(1, 2).flatten(2),
     ),
     "what is only looked at of tokens": ("cp", only_looked_at),
-    "tokens grouped by a whole number": ("cp", in_groups),
     "a norm of features, tokens split": ("cp", lambda x: F.layer_norm(x, (16,))),
     "tokens in a row": ("cp", lambda x: F.layer_norm(x.flatten(0, 1), (16,)).view(x.shape)),
     "a mixture of features": ("cp", lambda x: x.softmax(-1) * x.flip(-1).cumsum(-1)),
