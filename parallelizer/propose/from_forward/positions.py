@@ -37,7 +37,7 @@ def carriers(
 ) -> Carriers:
     """Runs `model`, which is on meta and is used up, on fake tensors. An argument takes positions if forward uses it and
     `small`, a small one of the kind on meta, gives the same when it is told the positions that tokens have anyway; without
-    `small`, if forward counts fewer positions itself then. `whole` builds `small` with values, if it cannot fill itself.
+    `small`, if forward makes fewer positions of its own then. `whole` builds `small` with values, if it cannot fill itself.
     """
     accepts = _same_told(small, workload, whole) if small is not None else None
     fake = torch_private.FakeTensors()
@@ -48,13 +48,13 @@ def carriers(
     if length is None:
         return Carriers()
     sources = _sources(model, workload, length, fake, None)
-    counted = _counted(sources)
+    counts = any(s.kind in ("made", "parameter") for s in sources or ())
     chosen = None
-    for name in _optional(model, workload) if counted else ():
+    for name in _optional(model, workload) if counts else ():
         found = _sources(model, workload, length, fake, name)
         if found is None or not any(s.kind == "given" for s in found):
             continue
-        if accepts(name) if accepts is not None else _counted(found) < counted:
+        if accepts(name) if accepts is not None else _made(found) < _made(sources):
             chosen, sources = name, found
             break
     buffers = {s.name: s.dim for s in sources or () if s.kind == "buffer" and s.dim is not None}
@@ -90,10 +90,8 @@ def _same_told(
     return accepts
 
 
-def _counted(sources: list[PositionSource] | None) -> int:
-    """How often forward counts positions itself: it makes them, or takes the first rows of a table of parameters."""
-    told = any(s.kind == "given" for s in sources or ())
-    return sum(s.kind == "made" or (s.kind == "parameter" and not told) for s in sources or ())
+def _made(sources: list[PositionSource] | None) -> int:
+    return sum(s.kind == "made" for s in sources or ())
 
 
 def _sources(
