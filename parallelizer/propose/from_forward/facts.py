@@ -25,7 +25,9 @@ class SplitRegion:
     `sums` those whose output is a term of a sum. `carried` are other parameters that are split with the features that they
     meet: the dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the
     dimension of their input, `once` the parameters that are added to a term of the sum, and count once in it,
-    `changed` the consumers whose output the forward changes in place.
+    `changed` the consumers whose output the forward changes in place. `latent` are the modules whose parameters stay whole
+    between the one gate and the sources, as what makes latents that heads are made of; `matrices` then are the parameters of
+    the sources.
     """
 
     kind: str
@@ -46,6 +48,8 @@ class SplitRegion:
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     once: tuple[str, ...] = ()
     changed: frozenset[str] = frozenset()
+    latent: tuple[str, ...] = ()
+    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

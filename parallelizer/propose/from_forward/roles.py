@@ -215,6 +215,11 @@ class _RoleFinder:
             else:
                 gates.setdefault(gate[0], {})[gate[1]] = None
         own = {p.module for p in (*sources, *consumers)}
+        around = self._around_latents(sources, consumers) if kind == "attention" and bare else None
+        latent: tuple[str, ...] = ()
+        if around is not None:
+            gates, bare = {around[0]: {around[1]: None}}, []
+            latent = tuple(path for path in self._with_parameters_in(around[0]) if path not in own)
         normed = {module for module, atom in self.seen.normed if id(atom.group()) == bond}
         carried = self._carried(bond, {*own, *normed})
         inside: dict[str, None] = {}
@@ -243,6 +248,13 @@ class _RoleFinder:
             tuple(dict.fromkeys(p.weight.owner for p in consumers if p.weight is not None)),
             carried,
             dict.fromkeys(normed, 2),
+            latent=latent,
+            matrices={
+                p.module: tuple(n for n, _ in self.modules[p.module].named_parameters(recurse=False))
+                for p in sources
+            }
+            if latent
+            else {},
             changed=frozenset(p.module for p in consumers if p.output in self.seen.changed),
             once=tuple(dict.fromkeys(name for p in consumers for name in self._met(p))),
         )
@@ -351,6 +363,41 @@ class _RoleFinder:
             if name is not None:
                 return passage.module, name
         return None
+
+    def _around_latents(
+        self, sources: Sequence[Projection], consumers: Sequence[Projection]
+    ) -> tuple[str, str] | None:
+        """The innermost module around all of these linears that takes the stream, and the argument with it, where other linears
+        inside of it make what the sources take; None for a block, and where there is none.
+        """
+        every = (*sources, *consumers)
+        own = {p.module for p in every}
+        for passage in reversed(self.seen.calls):
+            if passage.module in ("", *self.blocks, *own):
+                continue
+            if not all(passage.begun < p.order < passage.ended for p in every):
+                continue
+            name = next((n for n, t in passage.given.items() if len(self.seen.shapes.get(t, ())) == 3), None)
+            before = max(p.order for p in sources)
+            others = [
+                p
+                for p in self.seen.projections
+                if p.module not in own
+                and _is_inside(p.module, passage.module)
+                and passage.begun < p.order < before
+            ]
+            return (passage.module, name) if name is not None and others else None
+        return None
+
+    def _with_parameters_in(self, outer: str) -> list[str]:
+        """The modules inside of another that have parameters of their own."""
+        return [
+            path
+            for path, module in self.modules.items()
+            if path != outer
+            and _is_inside(path, outer)
+            and any(True for _ in module.parameters(recurse=False))
+        ]
 
     def _within(self, sources: Sequence[Projection]) -> str:
         """The innermost module that takes the stream, of three dimensions, where all of these linears take rows of two; none

@@ -213,7 +213,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
         slices = region.slices.get(gate, {})
         inputs = ", ".join((*(f"{name}: stream -> replicate" for name in names), *_sliced(slices)))
         local = ", local: true" if plain or slices else ""
-        style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
+        partial = ", local: true, grad: partial" if region.latent else local
+        style = f"{{style: prepare-input, input: {{{inputs}}}{partial}}}"
         comment = "takes the whole stream" + (f", and {', '.join(slices)} of its heads" if slices else "")
         yield ProposedRule((gate,), (style,), comment)
     for module, slices in region.slices.items():
@@ -221,7 +222,16 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             style = f"{{style: prepare-input, input: {{{', '.join(_sliced(slices))}}}, local: true}}"
             yield ProposedRule((module,), (style,), f"takes {', '.join(slices)} of a rank's heads")
     divided = region.divide if choice.divided else {}
+    for module in region.latent:
+        if module not in region.inside:
+            yield ProposedRule((module,), ("replicate",), "whole, for a rank's heads: gradients are summed")
     for source, parts in region.sources.items():
+        if region.latent:
+            placed = ", ".join(f"{name}: shard(0)" for name in region.matrices[source])
+            packed = f", packed: [{', '.join(map(str, parts))}]" if parts else ""
+            style = f"{{style: shard-params, params: {{{placed}}}{packed}}}"
+            yield ProposedRule((source,), (style,), "makes heads of latents")
+            continue
         options = ["style: colwise"]
         if source in region.bare:
             options.append("input: stream")

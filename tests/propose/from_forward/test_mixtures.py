@@ -52,9 +52,18 @@ def test_a_bias_of_each_expert_is_added_once() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "ernie4_5_moe"])
+@pytest.mark.parametrize("name", ["qwen3_moe", "ernie4_5_moe", "llama4_text"])
 def test_other_mixtures_are_split(name: str) -> None:
     assert share(name) > 0.95
+
+
+@pytest.mark.slow
+def test_heads_that_are_made_of_latents_are_split_and_the_latents_are_whole() -> None:
+    assert share("deepseek_v3") > 0.9
+    attention = next(r for r in facts("deepseek_v3").regions if r.kind == "attention")
+    assert {name.rpartition(".")[2] for name in attention.sources} == {"q_b_proj", "kv_b_proj"}
+    latent = {name.rpartition(".")[2] for name in attention.latent}
+    assert latent == {"q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm"}
 
 
 def test_attention_that_is_written_out_for_a_cap_is_seen() -> None:
