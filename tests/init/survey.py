@@ -183,15 +183,16 @@ def table(rows: list[dict[str, Any]], option: str = "") -> str:
     """The page's part that is made."""
     command = f"`python -m tests.init.survey{option}`"
     text = [f"Of {len(rows)} architectures, these are proven: {counts(rows)}, by {command}.", ""]
+    labels = [label for label in MESHES if any(label in row["cells"] for row in rows)]
     text.append(
-        f"| architecture | split over tp | {' | '.join(MESHES)} | seconds (CPU) | left alone, in `init`'s words |"
+        f"| architecture | split over tp | {' | '.join(labels)} | seconds (CPU) | left alone, in `init`'s words |"
     )
-    text.append("|---|---:|" + "---|" * len(MESHES) + "---:|---|")
+    text.append("|---|---:|" + "---|" * len(labels) + "---:|---|")
     for row in rows:
         said = "<br>".join(s.replace("|", "\\|").replace("<", "&lt;") for s in row["said"])
         share = f"{row['share']:.0%}" if "share" in row else ""
-        cells = " | ".join(row["cells"].get(label, "") for label in MESHES)
-        took = f"{row['seconds']:.0f} ({row.get('cpu', 0):.0f})"
+        cells = " | ".join(row["cells"].get(label, "") for label in labels)
+        took = f"{row['seconds']:.0f} ({row['cpu']:.0f})" if row["seconds"] else ""
         text.append(f"| {row['name']} | {share} | {cells} | {took} | {said} |")
     return "\n".join(text)
 
@@ -224,7 +225,11 @@ def main(argv: list[str] | None = None) -> int:
         default=SECONDS,
         help=f"the seconds that `init` has ({SECONDS:g}, its own default)",
     )
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"put the table into {PAGE}; of names that are given, into a table of its own",
+    )
     parser.add_argument(
         "--mesh",
         nargs="+",
@@ -262,10 +267,12 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [rows[name] for name in names]
     if arguments.write:
         part = "unseen" if arguments.unseen else "next" if arguments.next else "survey"
+        part = "again" if arguments.names else part
         page = PAGE.read_text()
         begin, finish = BEGIN.format(part), END.format(part)
         start, end = page.index(begin) + len(begin), page.index(finish)
-        made = table(chosen, "" if part == "survey" else f" --{part}")
+        asked = {"survey": "", "again": f" {' '.join(names)}"}.get(part, f" --{part}")
+        made = table(chosen, f"{asked}{' --unproven' * arguments.unproven}")
         PAGE.write_text(f"{page[:start]}\n{made}\n{page[end:]}")
     print(f"{sum(map(passed, chosen))} of {len(chosen)}; proven: {counts(chosen)}")
     return 0 if all(map(passed, chosen)) else 1
