@@ -39,7 +39,7 @@ def run_on_views(module: nn.Module, views: Mapping[str, View]) -> None:
     wrap_forward(module, around)
 
 
-class _Term(torch.autograd.Function):
+class TermOfSum(torch.autograd.Function):
     """One of so many equal terms of a sum. Its gradient is that of the sum, which every rank has."""
 
     @staticmethod
@@ -64,7 +64,7 @@ def run_on_local_parameters(
     def local(placements: Sequence[Placement]) -> View:
         def view(param: torch.Tensor) -> torch.Tensor:
             part = param.to_local(grad_placements=placements) if isinstance(param, DTensor) else param
-            return part if terms == 1 else _Term.apply(part, terms)
+            return part if terms == 1 else TermOfSum.apply(part, terms)
 
         return view
 
