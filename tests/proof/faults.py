@@ -634,7 +634,7 @@ FAULTS = (
         "tok_embeddings",
         "optimizer",
         None,
-        "the optimizer's step is another",
+        "the optimizer's step differs",
     ),
     Fault(
         "every gradient halved",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from parallelizer.styles.application import Application, Exporting, Live
     from parallelizer.styles.target import Target
 
-INSTALL = "pip install 'torch-parallelizer[float8]'"
+INSTALL = "pip install 'path/to/parallelizer[float8]', in which the path is that of a clone"
 
 declare(
     StyleDeclaration(

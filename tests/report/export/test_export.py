@@ -269,6 +269,14 @@ CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
         {},
     ),
     "replicas only": ({"dp_replicate": 4}, ['"": fsdp'], {}),
+    "a copied output, a term of a value": (
+        {"tp": 2},
+        [
+            "layers.*.down: {style: rowwise, input: replicate, own: true}",
+            "layers.*.norm: {style: replicate, value: partial}",
+        ],
+        {},
+    ),
 }
 
 
