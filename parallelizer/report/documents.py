@@ -44,10 +44,11 @@ def plan_document(
     time: StepTime | None = None,
     full: StepTime | None = None,
     shared: Sharing | None = None,
+    plain: Trace | None = None,
 ) -> dict[str, Any]:
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
-    trace, and no time where nothing is known of the hardware. `full` is the time of the plan without float8,
-    and `shared` says how experts are shared out.
+    trace, and no time where nothing is known of the hardware. `plain` is the traced step of the plan without
+    float8 and `full` its time, and `shared` says how experts are shared out.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
@@ -55,7 +56,7 @@ def plan_document(
     from parallelizer.report.rows.precision import precision
     from parallelizer.report.rows.stages import stage_rows
 
-    in_float8 = precision(program, model, trace)
+    in_float8 = precision(program, model, trace, plain)
     return {
         "world_size": program.mesh.world_size,
         "mesh": program.mesh.every,

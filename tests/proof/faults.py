@@ -39,7 +39,7 @@ from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.experts import dispatch
 from parallelizer.styles.experts.stream import Stream
-from parallelizer.styles.float8 import gathers, inputs, linear
+from parallelizer.styles.float8 import experts, gathers, grouped, inputs, linear
 from parallelizer.styles.packing import Packing
 from tests.proof import subjects
 from tests.proof.ledger_proof import LedgerProof, ledger_proof
@@ -385,6 +385,12 @@ def _cast_alone(right: Faulty, x: Any, module: Any) -> Any:
     return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False)
 
 
+def _scale_of_another_expert(right: Faulty, largest: torch.Tensor) -> torch.Tensor:
+    """Stacked weights, each with the largest values of the expert before."""
+    scales: torch.Tensor = right(largest.roll(1, 0) if largest.ndim == 3 else largest)
+    return scales
+
+
 def _round_head(model: nn.Module) -> None:
     """What a glob that matches too much would do."""
     linear.run_in_float8(model.get_submodule("output"), "rowwise", emulate=True)
@@ -402,6 +408,7 @@ MIXTURE = (
     "model.config.num_key_value_heads=2", "model.config.moe_intermediate_size=32",
 )  # fmt: skip
 OVER_TP = ("parallel.mesh.tp=2", "parallel.mesh.ep=2")
+EXPERTS_IN_FLOAT8 = 'rules=["model.layers.*.mlp.experts: {style: float8, recipe: rowwise}"]'
 BIAS_IN_EVERY_TERM = """
 rules:
   experts:
@@ -627,7 +634,7 @@ FAULTS = (
         "tok_embeddings",
         "optimizer",
         None,
-        "the optimizer's step is another",
+        "the optimizer's step differs",
     ),
     Fault(
         "every gradient halved",
@@ -768,6 +775,16 @@ FAULTS = (
         subject=functools.partial(subjects.balanced, {"dp_shard": 2}),
     ),
     Fault(
+        "a router's bias changed by the load of one rank's tokens",
+        (),
+        replaced(sum_over_batch, "_reduced", _own_sum),
+        "router",
+        "forward",
+        "dp_shard",
+        "the output of router",
+        subject=functools.partial(subjects.corrected, {"dp_shard": 2}),
+    ),
+    Fault(
         "a bias of experts added tp times",
         (),
         nothing,
@@ -839,6 +856,33 @@ FAULTS = (
         "forward",
         "tp",
         "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "the largest value of a part of a row, of stacked experts",
+        (*MIXTURE, "parallel=tp2", EXPERTS_IN_FLOAT8),
+        replaced(grouped, "agreed", lambda right, largest, groups: right(largest, ())),
+        "model.layers.1.mlp.experts",  # a scale that is another power of two changes only the smallest values
+        "forward",
+        "tp",
+        "the output of model.layers.1.mlp.experts",
+    ),
+    Fault(
+        "weights scaled as those of another expert",
+        (*MIXTURE, "parallel=fsdp2_ep2", EXPERTS_IN_FLOAT8),
+        replaced(grouped, "row_scales", _scale_of_another_expert),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "dp_shard",
+        "the output of model.layers.0.mlp.experts",
+    ),
+    Fault(
+        "stacked experts that stay in their own dtype",
+        (*MIXTURE, "parallel=fsdp2_ep2", EXPERTS_IN_FLOAT8),
+        replaced(experts, "run_experts_in_float8", nothing),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "dp_shard",
+        "the output of model.layers.0.mlp.experts",
     ),
 )
 

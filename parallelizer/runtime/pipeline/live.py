@@ -30,7 +30,8 @@ class LivePipeline:
     actions of a training step of all ranks. `groups` has the process group of each of its channels, `world` the world's
     rank of each rank on `pp`. `whole` is the model as it was before it was cut, on meta. `forms` are the forms that each
     stage was told, by the key of the batch. With a `sample` only these microbatches of each part are run, in the order in
-    which all would be; a dry run does so.
+    which all would be; a dry run does so. `elsewhere` is what a rank without the last stage adds to the sums of the losses
+    and of what they weigh: nothing, except in a rehearsal, where no peer adds to them.
     """
 
     stages: Stages
@@ -44,6 +45,7 @@ class LivePipeline:
     whole: nn.Module
     shared: tuple[SharedParameter, ...] = ()
     sample: tuple[int, ...] | None = None
+    elsewhere: float = 0.0
     forms: dict[tuple[Key, int], Forms] = field(default_factory=dict)
     _traffic: list[tuple[Order, Traffic]] = field(default_factory=list)
 

@@ -74,7 +74,7 @@ def train_passes(
     for at, part in enumerate(parts):
         cut, order = pipeline.training(part, plan)
         Execution(pipeline, order, cut, head, sequence, part=at, reduces=at == len(parts) - 1).run()
-    return head.sums
+    return head.sums if pipeline.is_last else head.sums + pipeline.elsewhere
 
 
 def evaluate_passes(

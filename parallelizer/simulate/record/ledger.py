@@ -151,8 +151,6 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(torch_private.is_made_of_tensors, types)):
-            if self.operators is not None:
-                self.operators.dispatch()
             return NotImplemented
         kwargs = kwargs or {}
         if func in OPERATORS:  # of compiled code: its collectives are inside

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -95,6 +95,8 @@ class MemoryTracker(TorchDispatchMode):
         self.resizable: dict[int, tuple[Any, _Tracked]] = {}
         self.scratch = Scratch()
         self.reached = Reached()
+        self.dispatched: Callable[[], None] = lambda: None
+        """Called for each operator on tensors that are made of others, DTensors say. Modes around this one do not see it."""
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
@@ -104,6 +106,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(torch_private.is_made_of_tensors, types)):
+            self.dispatched()
             return NotImplemented
         self._poll()
         kwargs = kwargs or {}

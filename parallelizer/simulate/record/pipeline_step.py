@@ -169,7 +169,7 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
     for part in range(parts):
         messages = RankMessages(moving, pipeline.ranks)
         stands = stand_in(part, parts, recorded)
-        number = _occurrences(actions)
+        number = occurrences(actions)
         for action, (at, count) in zip(actions, number, strict=True):
             own = action.stage + shift[action.stage]
             those = pieces.actions[stands, action.kind, own]
@@ -185,7 +185,7 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
     return result
 
 
-def _occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
+def occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
     """Of each action, which of its kind and stage it is, and how many there are."""
     counts: dict[tuple[Any, int], int] = {}
     places = []

@@ -45,7 +45,7 @@ from parallelizer.simulate.record.memory import (
     settled,
     usage,
 )
-from parallelizer.simulate.record.operators import Moment
+from parallelizer.simulate.record.operators import Moment, Operator
 from parallelizer.simulate.record.pipeline_step import (
     Marks,
     alike,
@@ -119,6 +119,11 @@ class Trace:
     lines: RankLines | None = None
     pipeline: PipelineLines | None = None
     cuts: tuple[CutTraffic, ...] = ()
+
+    def operators(self) -> Iterator[tuple[Operator, int]]:
+        """The operators of the rank's step, each with how often it comes."""
+        moments = self.lines.counted() if self.lines is not None else ((moment, 1) for moment in self.line)
+        return ((moment, times) for moment, times in moments if isinstance(moment, Operator))
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -248,12 +253,14 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         with FlexAttention(), attention_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
-            train_step(model, few if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
+            # One part makes the gradients and the optimizer's states, whatever their number.
+            train_step(model, parts[:1], loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
+        memory.dispatched = line.dispatch
         marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves), len(line.line)))
 
         def began(mark: Any) -> None:
@@ -286,7 +293,8 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         *lists, places = every_part([*lists, places], marks.of(0, 1, 2, 3, since=start), len(parts))
         moments = tuple(line.moments(ledger.entries, places))
     else:
-        lines = rank_lines(line, ledger.entries, marks.of(3))
+        schedule = pipeline.order[pipeline.rank]
+        lines = rank_lines(line, ledger.entries, marks.of(3), schedule, len(parts))
         pieces = pieces_of(lists, marks.of(0, 1, 2, since=start))
         lists = whole_step(pieces, pipeline, len(parts))
         for other in like:

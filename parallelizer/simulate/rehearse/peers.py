@@ -3,7 +3,8 @@
 torch's `fake` backend makes groups of any size in one process, and its collectives leave some results unwritten: a received
 tensor always, and in torch 2.11 what an all-to-all or a reduce-scatter gives. Here every result is written, in one kernel, from
 the tensors of this rank: a sum is this rank's term, a gather is this rank's part as often as there are ranks, what is received is
-what was sent last in the group, or zeros. So values are finite, shapes and bytes are those of the real run, and nothing waits.
+what was sent last in the group, or small numbers where nothing was. So values are finite, shapes and bytes are those of the real
+run, and nothing waits.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def _recv(tensors: Tensors, group: Any, *rest: Any) -> Any:
         if sent is not None and sent.dtype == tensor.dtype:
             _filled(tensor, sent)
         else:
-            tensor.zero_()
+            tensor.fill_(0.01 if tensor.is_floating_point() else 0)
     return torch_private.finished_work()
 
 
