@@ -106,7 +106,9 @@ def updates(case: Comparison, step: int) -> Iterator[Divergence]:
                 text = f"{name} is as it was before step {step} on {ranks}: no optimizer step was made there"
                 yield found(case, name, "optimizer", separating_axis(still, case.mesh), text)
             words = describe(mine, whole, case.mesh)
-            text = f"{name} after step {step} {words}, and its gradient is right: the optimizer's step is another"
+            text = (
+                f"{name} after step {step} {words}, and its gradient is right: the optimizer's step differs"
+            )
             yield found(case, name, "optimizer", None, text)
     for key, (a, b) in unequal(case.ranks, step + 1).items():
         name = key.split(" ")[0]

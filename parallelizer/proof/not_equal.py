@@ -58,7 +58,7 @@ def not_equal(proof: Proof) -> Diagnostic:
     governed = (
         f"this rule governs {found.module or 'the model'} there"
         if span
-        else "no rule of the plan stands there: give it one, or mend the style"
+        else "no rule of the plan applies there: add one, or correct the style"
     )
     help_text = f"the first difference in order of execution is in the {where}; {governed}"
     return Diagnostic(CODE, f"{_axes(proof)}{found.description}", span, help_text)
@@ -73,7 +73,7 @@ def _axes(proof: Proof) -> str:
     if proof.broken_axes is None:
         return ""
     if not proof.broken_axes:
-        return "every axis alone is proven, only together they are not: "
+        return "every axis is proven alone, but their combination is not: "
     return f"with {' or '.join(proof.broken_axes)} alone, every other axis at 1: "
 
 

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
+from parallelizer.proof.float8_experts import round_experts
 from parallelizer.proof.float8_reference import round_linears
 from parallelizer.proof.float8_tokens import LowPrecision, dealt_out
 from parallelizer.proof.recording import Tensors, local_part, recording
@@ -105,6 +106,7 @@ def unsharded(
         model = filled(subject, seed, dtype)
         if precision is not None:
             round_linears(model, precision)
+            round_experts(model, precision)
         if not decisions:
             return _observe(model, subject, seed, None, flip, nudge, precision)
         with Decisions(__file__) as taken:

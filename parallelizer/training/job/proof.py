@@ -37,7 +37,7 @@ def prove_first(job: Job, looked: Looked, *, alone: bool) -> tuple[str, str | No
     if settings.prove == "never" or not alone:
         if settings.prove != "never" and (wrong := unproven_difference(job.setup)) is not None:
             raise _refused(wrong, HALVES)
-        why = "its ranks were started from outside; `parallelizer verify` proves it, with the same overrides"
+        why = "another launcher started its ranks; `parallelizer verify` proves it, with the same overrides"
         reason = " (train.prove=never)" if settings.prove == "never" else f": {why}"
         return f"{told(known)}{reason}", None, doubted(looked.found)
     folder = Path(settings.proofs)

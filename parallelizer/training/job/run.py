@@ -157,7 +157,7 @@ def run(
         outcome.tidy(folder)
         summary(result, folder)
         if config.train.save is not None and not result.stopped:
-            before = "" if settings.save is not None else ", by the run that ended before"
+            before = "" if settings.save is not None else ", by an earlier run"
             print(f"model saved in {config.train.save}{before}")
     if result.stopped:
         sys.exit(settings.requeue_code)

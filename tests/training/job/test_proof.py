@@ -114,7 +114,7 @@ def test_ranks_that_others_started_only_look(
 ) -> None:
     monkeypatch.setattr(quick, "prove_tiny", never_called)
     line, name, _ = asked(tp2, tmp_path, alone=False)
-    assert line.startswith("not proven: its ranks were started from outside") and name is None
+    assert line.startswith("not proven: another launcher started its ranks") and name is None
 
 
 def test_what_takes_long_is_not_proven_first(
