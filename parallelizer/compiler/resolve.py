@@ -20,6 +20,7 @@ from parallelizer.language.plan import (
     AXES,
     EXPERT,
     EXPERT_SHARDS,
+    REPLICATE,
     SLOTS,
     TENSOR_AXES,
     Flow,
@@ -218,6 +219,7 @@ def _unit(
     """One FSDP unit, over the data axes or over what `ep` leaves of a replica; None if it has nothing to do."""
     mesh, options = state.mesh, winner.options
     over = (EXPERT_SHARDS,) if experts else mesh.fsdp_axes
+    shared = [a.module for a in state.applications if a.slot == "experts"]
     axes = tuple(a for a in ("dp_replicate", *over) if mesh.size_of(a) > 1)
     if not axes and not fsdp.changes_precision_or_place(options, [state.parameters[n] for n in names]):
         return None
@@ -226,6 +228,9 @@ def _unit(
     for name in names:
         relative = name[len(path) + 1 :] if path else name
         assigned = assign(state.parameters[name], options, tensor.get(name, {}), mesh.size(*over))
+        if not experts and any(fsdp.is_in(name, one) for one in shared):
+            # A gather there would lie between the two ways of the tokens.
+            assigned = fsdp.Assignment(REPLICATE, "inside of experts")
         params[relative] = {EXPERT_SHARDS if experts else folded_name(mesh): assigned.placement}
         if assigned.reason:
             reasons[relative] = assigned.reason
