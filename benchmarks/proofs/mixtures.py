@@ -86,8 +86,8 @@ DRAWN = {
 
 
 def architectures(asked: Callable[[str], bool] = lambda kind: True) -> dict[str, str]:
-    """The `model_type` of every configuration with an `ep_plan`, of those asked for, in alphabetical order, with the reason why
-    it makes no causal language model, or cannot be proven; an empty text where it can. Each is imported, which takes seconds
+    """The `model_type` of every configuration with an `ep_plan`, of those asked for, in alphabetical order, with the reason
+    why it makes no causal language model, or cannot be proven; an empty text where it can. Each is imported, which takes seconds
     for all.
     """
     import transformers

@@ -18,6 +18,7 @@ from parallelizer.torch_private.attention import multi_head_attention_forward as
 from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
 from parallelizer.torch_private.backward import in_backward as in_backward
 from parallelizer.torch_private.backward import reduce_gradients as reduce_gradients
+from parallelizer.torch_private.backward import unsharded_gradients as unsharded_gradients
 from parallelizer.torch_private.compiling import COSTLY_OPERATORS as COSTLY_OPERATORS
 from parallelizer.torch_private.compiling import assert_all as assert_all
 from parallelizer.torch_private.compiling import compiled_graphs as compiled_graphs
@@ -33,6 +34,8 @@ from parallelizer.torch_private.flex import FlexCalls as FlexCalls
 from parallelizer.torch_private.flex import of_compiled_flex as of_compiled_flex
 from parallelizer.torch_private.fsdp_gathers import GatherExtension as GatherExtension
 from parallelizer.torch_private.fsdp_gathers import extend_gathers as extend_gathers
+from parallelizer.torch_private.grouped import is_grouped_mm as is_grouped_mm
+from parallelizer.torch_private.grouped import scaled_grouped_mm as scaled_grouped_mm
 from parallelizer.torch_private.memory import allocating as allocating
 from parallelizer.torch_private.memory import allocations as allocations
 from parallelizer.torch_private.memory import memory_history as memory_history
@@ -56,6 +59,7 @@ from parallelizer.torch_private.process_groups import group_name as group_name
 from parallelizer.torch_private.process_groups import group_of as group_of
 from parallelizer.torch_private.process_groups import group_ranks as group_ranks
 from parallelizer.torch_private.process_groups import join_meshes as join_meshes
+from parallelizer.torch_private.process_groups import largest_of_ranks as largest_of_ranks
 from parallelizer.torch_private.process_groups import map_pending as map_pending
 from parallelizer.torch_private.process_groups import opened_group as opened_group
 from parallelizer.torch_private.process_groups import opened_work as opened_work

@@ -124,6 +124,17 @@ def group_of(name: str) -> torch.distributed.ProcessGroup:
     return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
+def largest_of_ranks(tensor: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """The largest values that the ranks of a group have, element by element. The functional all-reduce, which DTensor uses for
+    the same, names its operation, so that a dry run can tell it from a sum: to one who watches operators,
+    `torch.distributed.all_reduce` hands an object that cannot be read. Waits for a public functional collective.
+    """
+    from torch.distributed._functional_collectives import all_reduce, wait_tensor
+
+    largest: torch.Tensor = wait_tensor(all_reduce(tensor, "max", group))
+    return largest
+
+
 def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:
     """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits
     for a public name. Making a new DeviceMesh instead would make all its process groups anew.

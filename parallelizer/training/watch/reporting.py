@@ -4,6 +4,7 @@ first step with the dry run.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.proof.certificate import SHORT
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.step import Step
 from parallelizer.styles.application import Program
@@ -37,13 +39,17 @@ from parallelizer.training.watch.progress import Progress
 from parallelizer.training.watch.result import Result
 from parallelizer.training.watch.summary import is_cross_entropy
 
+WARM, STEADY = 2, 3
+"""Steps that warm up, and those behind them whose time is compared with the predicted one."""
+
 
 class Reporting:
     """A rank's reports of its steps, as a context around them; ranks other than 0 report only profiles.
     `Job.reporting` makes it.
 
     In each step call `begin`, `step` around the step itself, `measured`, and `tell`; after the last step
-    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text.
+    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text. `certificate` is the fingerprint
+    of the run's proof, which the panel shows.
     """
 
     def __init__(
@@ -60,8 +66,9 @@ class Reporting:
         checkpoints: RunCheckpoints,
         *,
         done: int,
+        certificate: str | None = None,
     ) -> None:
-        self.data, self.folder, self.device = data, folder, device
+        self.data, self.folder, self.device, self.certificate = data, folder, device, certificate
         self.forecast = forecast = forecast.of_devices(device, setup.mesh.world_size)
         self.checkpoints, self.first, self.number = checkpoints, done, done
         self.leads = dist.get_rank() == 0
@@ -74,7 +81,7 @@ class Reporting:
         self.stopped = 0
         planned = forecast.planned
         self.view = View(
-            f"{Path(setup.plan.name).stem} on {setup.mesh}",
+            f"{Path(setup.plan.name).stem} on {setup.mesh}{f', proven ({certificate[:SHORT]})' if certificate else ''}",
             settings.steps,
             data.unit,
             done,
@@ -175,6 +182,9 @@ class Reporting:
         if self.compared is not None and self.number == self.first + 1:
             self.compared.tell(self.number)
             self.view.compared = self.compared.peaks
+        if self.compared is not None and self.number == self.first + WARM + STEADY:
+            seconds = [self.units / rate for rate in self.rates[WARM:]]
+            self.compared.tell_pace(self.number, statistics.median(seconds))
 
     def saved(self) -> None:
         """What has become of checkpoints is told too."""
@@ -214,4 +224,7 @@ class Reporting:
         )
         if result.speed is None:
             return result
-        return replace(result, mfu=self.forecast.mfu(self.units / result.speed[1]))
+        seconds = self.units / result.speed[1]
+        return replace(
+            result, mfu=self.forecast.mfu(seconds), causal_mfu=self.forecast.mfu(seconds, causal=True)
+        )

@@ -20,7 +20,7 @@ from parallelizer.simulate.record.trace import record
 from parallelizer.styles.experts import dispatch
 from tests.simulate.allocator import measured_peaks, predicted_peaks
 from tests.simulate.real_ledger import real_steps
-from tests.simulate.setups import MIXTURES, setup_of
+from tests.simulate.setups import EXPERTS_IN_FLOAT8, MIXTURES, setup_of, traced
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 pytestmark = pytest.mark.ranks
@@ -190,3 +190,39 @@ def test_the_entries_of_gathered_tokens_are_those_that_were_sent(
     axes = (f"parallel.mesh.{axis}" for axis in mesh)
     model = "hf_qwen3_moe"
     check([setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *axes, rule)], tmp_path)
+
+
+def in_float8(recipe: str, *axes: str) -> Setup:
+    model = "hf_qwen3_moe"
+    sizes = (f"parallel.mesh.{axis}" for axis in axes)
+    rule = EXPERTS_IN_FLOAT8.format(recipe)
+    return setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *sizes, rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [("tp=2",), ("dp_shard=2", "ep=2"), ("tp=2", "ep=2")])
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise-gw-hp"])
+def test_the_entries_of_experts_in_float8_are_those_that_were_sent(
+    recipe: str, axes: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    setup = in_float8(recipe, *axes)
+    ((real, routing),) = real_steps([setup], tmp_path)
+    assert dry(setup, routing) == real
+    assert any(e.module.endswith("experts") and e.kind == "all_reduce" for e in real[0]) == (
+        "ep=2" not in axes
+    )
+
+
+def test_ranks_of_tp_agree_on_the_largest_values_of_rows() -> None:
+    """Forward for the way down, whose inputs are split; backward for the way up, whose outputs are."""
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    tokens, chosen, experts, width = 8 * 16, 2, 8, 64
+    for recipe, columns in (("rowwise", width), ("rowwise-gw-hp", 1)):
+        ledger = traced(in_float8(recipe, "tp=2")).ledger
+        found = [(e.phase, e.payload_bytes, e.largest) for e in ledger if e.module.endswith("0.mlp.experts")]
+        rows = tokens * chosen + experts * width
+        back = [("backward", 4 * (tokens * chosen + experts * columns), True)]
+        # One scale for an expert: the way down has its weights on both ranks too.
+        more = [("backward", 4 * experts, True)] if recipe == "rowwise-gw-hp" else []
+        assert found == [("forward", 4 * rows, True), *more, *back]
