@@ -71,6 +71,18 @@ def test_a_norm_inside_lies_whole_and_the_unit_around_sums_its_gradients() -> No
         assert root.params[name] == {"dp_shard": REPLICATE} and root.reasons[name] == "inside of experts"
 
 
+@pytest.mark.parametrize(
+    ("rule", "found"), [("", True), ("replicate", False), ("{style: replicate, grad: replicate}", True)]
+)
+def test_a_norm_inside_needs_a_sum_over_tp(rule: str, found: bool) -> None:
+    more = f"\n  inner.experts.norm: {rule}" if rule else ""
+    lines = f"rules:\n  inner.experts: {{style: experts, whole: [norm]}}{more}"
+    said = findings(lines, around(normed), mesh_of(tp=2, ep=2))
+    sums = [one for one in said if one.code == "unreduced-gradients"]
+    assert bool(sums) == found
+    assert all("of inner.experts.norm over tp=2" in one.message for one in sums)
+
+
 def test_a_norm_inside_is_named_and_there() -> None:
     found = finding(text(PLAIN), around(normed), mesh_of(dp_shard=2, ep=2))
     assert found.code == "experts-module" and "write whole: [norm]" in (found.help or "")
