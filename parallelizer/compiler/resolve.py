@@ -72,6 +72,10 @@ def resolve(state: Compilation) -> None:
         if slot == "fsdp":
             continue
         options = {k: _resolved(v, state, use) for k, v in winner.options.items()}
+        if use.style == "replicate" and state.mesh.ep > 1 and _inside_of_experts(state, winner.path):
+            options["grad"] = (
+                "partial"  # each rank has other rows there, also where the plan without ep has the same
+            )
         axis = options.get("axis") or STYLES[use.style].axis
         application = Application(
             winner.path,
@@ -98,6 +102,18 @@ def resolve(state: Compilation) -> None:
     for first, *others in failures.values():
         message = f"{first.message} ({len(others)} more like it)" if others else first.message
         state.diagnostics.append(dataclasses.replace(first, message=message))
+
+
+def _inside_of_experts(state: Compilation, path: str) -> bool:
+    """Whether a module is one that experts around it leave whole."""
+    segments = path.split(".")
+    for at in range(1, len(segments)):
+        around, inner = ".".join(segments[:at]), ".".join(segments[at:])
+        _, use = state.winners.get(around, {}).get(("experts", None), (None, None))
+        whole = use.options.get("whole") if use is not None else None
+        if whole is not None and any(inner == one or inner.startswith(f"{one}.") for one in whole.value):
+            return True
+    return False
 
 
 def _on_axis(state: Compilation, application: Application, axis: str, param: str | None) -> Application:

@@ -72,7 +72,7 @@ def test_a_norm_inside_lies_whole_and_the_unit_around_sums_its_gradients() -> No
 
 
 @pytest.mark.parametrize(
-    ("rule", "found"), [("", True), ("replicate", False), ("{style: replicate, grad: replicate}", True)]
+    ("rule", "found"), [("", True), ("replicate", False), ("{style: replicate, grad: replicate}", False)]
 )
 def test_a_norm_inside_needs_a_sum_over_tp(rule: str, found: bool) -> None:
     more = f"\n  inner.experts.norm: {rule}" if rule else ""
