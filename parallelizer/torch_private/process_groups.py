@@ -40,6 +40,27 @@ def arrived(pending: torch.Tensor) -> torch.Tensor:
     return plain.view_as(plain)
 
 
+def exchanged(
+    rows: torch.Tensor, receive: list[int], send: list[int], group: torch.distributed.ProcessGroup
+) -> torch.Tensor:
+    """What an all-to-all brings, in a new tensor: `send[r]` rows go to rank r, `receive[r]` come from it. The public
+    `all_to_all_single` writes into an argument, and a selective checkpoint cannot keep what such operators write. Waits for
+    functional collectives to be public.
+    """
+    operators = torch.ops._c10d_functional
+    made = operators.all_to_all_single(rows, receive, send, group.group_name)
+    arrived: torch.Tensor = operators.wait_tensor(made)
+    return arrived
+
+
+def own_sum(terms: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """This rank's part of the sum over all ranks, in a new tensor. See `exchanged`."""
+    operators = torch.ops._c10d_functional
+    made = operators.reduce_scatter_tensor(terms, "sum", group.size(), group.group_name)
+    summed: torch.Tensor = operators.wait_tensor(made)
+    return summed
+
+
 def fake_store() -> Any:
     """A store for the `fake` backend, and the backend itself, which importing its module registers. It is
     documented for dry runs and kept under `torch.testing._internal`; waits for a public place.

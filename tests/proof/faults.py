@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
@@ -28,6 +30,7 @@ from parallelizer.proof.prove import prove, prove_subject
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime import gradients, initialize, step, sum_over_batch
 from parallelizer.runtime.pipeline import live
+from parallelizer.runtime.pipeline.execute import Execution
 from parallelizer.runtime.pipeline.passes import LossHead
 from parallelizer.runtime.pipeline.stage_model import StageModel
 from parallelizer.runtime.state import state_of
@@ -39,6 +42,7 @@ from parallelizer.styles.experts.stream import Stream
 from parallelizer.styles.float8 import experts, gathers, grouped, inputs, linear
 from parallelizer.styles.packing import Packing
 from tests.proof import subjects
+from tests.proof.ledger_proof import LedgerProof, ledger_proof
 from tests.simulate.setups import CAST, GATHERED, in_float8
 
 Patch = pytest.MonkeyPatch
@@ -51,7 +55,8 @@ SMALL = functools.partial(subjects.mlp, {"tp": 2})
 @dataclass(frozen=True)
 class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
-    overrides: the `subject`, without one the small model.
+    overrides: the `subject`, without one the small model. `by_ledger`: every value stays right, and the ranks' ledger is
+    compared with the planned one.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Fault:
     words: str
     force: bool = False
     subject: Callable[[], Subject] = SMALL
+    by_ledger: bool = False
 
     @property
     def needs_torchao(self) -> bool:
@@ -70,16 +76,25 @@ class Fault:
         return any("float8" in override for override in self.overrides)
 
 
-def proof_of(fault: Fault) -> Proof:
+def proof_of(fault: Fault) -> Proof | LedgerProof:
     """Plant the fault, and prove."""
-    with pytest.MonkeyPatch.context() as patch:
-        fault.plant(patch)
+    if fault.by_ledger:
+        return ledger_proof(subjects.setup(*fault.overrides), lambda: planted(fault))
+    with planted(fault):
         if not fault.overrides:
             return prove_subject(fault.subject())
         return prove(subjects.setup(*fault.overrides), force=fault.force)
 
 
-def found_rightly(fault: Fault, proof: Proof) -> bool:
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Inside, ranks have the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault.plant(patch)
+        yield
+
+
+def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:
     """Whether the proof fails, and says of the fault what is true."""
     found = proof.divergence
     return (
@@ -309,6 +324,27 @@ def _swap_stages(model: nn.Module) -> None:
     for at, inside, other in zip((1, 2), lists, reversed(layers), strict=True):
         inside.add_module(str(at), other)
         models[at].watch()
+
+
+def _root_left_out(patch: Patch) -> None:
+    """The modules of a stage are units, and the stage itself is none. So FSDP has no root that is told which backward is the
+    last one, as in torch's own schedules.
+    """
+
+    def wrap(right: Faulty, module: nn.Module, **options: Any) -> Any:
+        if not isinstance(module, StageModel):
+            return right(module, **options)
+        for inside in reversed(list(module.modules())):
+            if any(not isinstance(p, DTensor) for p in inside.parameters(recurse=False)):
+                right(inside, **options)
+        return module
+
+    def prepare(right: Faulty, execution: Any, action: Any, stage: StageModel, final: bool) -> None:
+        if isinstance(stage, FSDPModule):
+            right(execution, action, stage, final)
+
+    on_ranks(patch, torch.distributed.fsdp, "fully_shard", wrap)
+    on_ranks(patch, Execution, "_prepare_backward", prepare)
 
 
 def _scale_of_a_shard(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -598,7 +634,7 @@ FAULTS = (
         "tok_embeddings",
         "optimizer",
         None,
-        "the optimizer's step is another",
+        "the optimizer's step differs",
     ),
     Fault(
         "every gradient halved",
@@ -653,6 +689,16 @@ FAULTS = (
         "forward",
         "pp",
         "the output of layers.1.attention_norm differs",
+    ),
+    Fault(
+        "a root that is not wrapped",
+        ("parallel=pp2_fsdp2",),
+        _root_left_out,
+        "layers.0",
+        "backward",
+        "dp_shard",
+        "it runs once a microbatch and not once a step",
+        by_ledger=True,
     ),
     Fault(
         "the encoder's output of another microbatch",
@@ -727,6 +773,16 @@ FAULTS = (
         "dp_shard",
         "the gradient of the output of router differs",
         subject=functools.partial(subjects.balanced, {"dp_shard": 2}),
+    ),
+    Fault(
+        "a router's bias changed by the load of one rank's tokens",
+        (),
+        replaced(sum_over_batch, "_reduced", _own_sum),
+        "router",
+        "forward",
+        "dp_shard",
+        "the output of router",
+        subject=functools.partial(subjects.corrected, {"dp_shard": 2}),
     ),
     Fault(
         "a bias of experts added tp times",

@@ -12,7 +12,7 @@ from parallelizer.language.fold import fold_paths
 from parallelizer.language.glob import parse_glob
 from parallelizer.language.plan import BATCH_AXES, Placement, full_name
 from parallelizer.styles.application import Application, tensor_placements
-from parallelizer.styles.float8.recipes import DIVISOR
+from parallelizer.styles.float8.recipes import DIVISOR, rows_matter
 from parallelizer.styles.placed_parameters import ShardParams
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _caught(state: Compilation, applications: list[Application]) -> Iterator[Dia
     for alternative in rule.glob.alternatives:
         found = parse_glob(alternative).select(paths)
         for what, special in (
-            ("outside of the repeated layers", [p for p in found if not _is_repeated(p)]),
+            ("outside of the repeated layers", [p for p in found if not _is_repeated(state.modules, p)]),
             ("a router, which scores experts", [p for p in found if _is_router(state.modules, p)]),
         ):
             if not special or len(special) == len(found):
@@ -58,8 +58,21 @@ def _caught(state: Compilation, applications: list[Application]) -> Iterator[Dia
             )
 
 
-def _is_repeated(path: str) -> bool:
-    return any(segment.isdigit() for segment in path.split("."))
+def _is_repeated(modules: Mapping[str, nn.Module], path: str) -> bool:
+    """Whether a module is in a list of layers, or in one of several equal blocks of an `nn.Sequential`. A head may be an
+    `nn.Sequential` too, of a few linears and activations.
+    """
+    segments = path.split(".")
+    for at, segment in enumerate(segments):
+        if not segment.isdigit():
+            continue
+        parent = modules.get(".".join(segments[:at]))
+        if not isinstance(parent, nn.Sequential):
+            return True
+        kind = type(parent[int(segment)])
+        if kind is not nn.Linear and sum(type(m) is kind for m in parent) > 1:
+            return True
+    return False
 
 
 def _is_router(modules: Mapping[str, nn.Module], path: str) -> bool:
@@ -136,10 +149,13 @@ def _local(
 
 
 def _tokens(state: Compilation, applications: list[Application]) -> Iterator[Diagnostic]:
-    """The tokens are a dimension of the product that gives the weight's gradient."""
+    """The tokens are a dimension of the product that gives the weight's gradient. Where all entries of the batch are of one
+    sequence, their number is known before a step is traced.
+    """
     work, application = state.workload, applications[0]
-    in_float8 = application.options.get("recipe") != "rowwise-gw-hp"
-    if work is None or not work.has_sequence() or not in_float8 or application.options.get("pad"):
+    if work is None or not rows_matter(application):
+        return
+    if any(entry.sequence_dim() is None for entry in work.entries.values()):
         return
     parts = state.mesh.size(*BATCH_AXES) * work.accumulate
     if state.pipeline is not None and state.stages is not None:

@@ -64,8 +64,8 @@ def _lines(found: Precision) -> Iterator[tuple[str, str]]:
     if found.inputs_gathered:
         yield "tp", f"gathers {size(found.inputs_gathered)} of {size(found.inputs_gathers)} in float8"
     if found.kept:
-        kept = "at most; the inputs of linears among them are kept in their own dtype"
-        yield "activations", f"{size(found.kept)} {kept}"
+        beside = f", {size(found.kept_without)} without float8" if found.kept_without is not None else ""
+        yield "activations", f"{size(found.kept)} at most{beside}"
 
 
 def _gain(time: StepTime | None, full: StepTime | None) -> Iterator[tuple[str, str]]:

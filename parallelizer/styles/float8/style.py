@@ -18,7 +18,7 @@ from parallelizer.styles.float8.recipes import (
     CAPABILITY,
     REFUSED,
     TORCHAO_NAMES,
-    no_units,
+    no_kernels,
     recipe_of,
     stacked_weights,
 )
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from parallelizer.styles.application import Application, Exporting, Live
     from parallelizer.styles.target import Target
 
-INSTALL = "pip install 'torch-parallelizer[float8]'"
+INSTALL = "pip install 'path/to/parallelizer[float8]', in which the path is that of a clone"
 
 declare(
     StyleDeclaration(
@@ -123,8 +123,11 @@ def _check_device(recipe: str, span: Span) -> None:
     """Raises PlanError for a GPU that has no kernels for the recipe."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY[recipe]:
-        raise PlanError([no_units(torch.cuda.get_device_name(), span)])
+    if not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability()
+    if capability < CAPABILITY[recipe]:
+        raise PlanError([no_kernels(torch.cuda.get_device_name(), capability, recipe, span)])
 
 
 @prepares("float8")

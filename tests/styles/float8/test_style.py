@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from parallelizer.compiler.observe.module_calls import observe
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.export.export import export
+from parallelizer.styles.float8.linear import computes_in_float8
+from parallelizer.styles.float8.style import prepare
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
 from tests.simulate.setups import CAST, EXPERTS_IN_FLOAT8, GATHERED, MIXTURES, in_float8, llama, setup_of
@@ -115,7 +121,7 @@ def test_the_exported_code_casts_the_same_inputs() -> None:
     code = export(program, model, observe(model, setup.workload))
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
-    assert "gather=gather_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
+    assert "gather=gather_input_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
 
 
 @pytest.mark.slow
@@ -145,3 +151,35 @@ def test_the_exported_code_places_and_sends_the_same(preset: str) -> None:
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
     assert 'run_in_float8(layer.attention.wq, "rowwise", emulate=mesh.device_type == "cpu")' in code
+
+
+@pytest.mark.parametrize(
+    ("capability", "recipe", "message"),
+    [
+        ((8, 0), "tensorwise", "Mocked has no units for float8"),
+        ((8, 9), "tensorwise", None),
+        ((8, 9), "rowwise", "Mocked has compute capability 8.9, and kernels for the recipe rowwise need 9.0"),
+        ((8, 9), "rowwise-gw-hp", "kernels for the recipe rowwise-gw-hp need 9.0"),
+        ((9, 0), "rowwise", None),
+        ((12, 1), "rowwise-gw-hp", None),
+    ],
+)
+def test_a_rank_refuses_a_gpu_without_kernels_for_its_recipe(
+    capability: tuple[int, int], recipe: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is mocked, and what a rank would do with its linear is run: without emulation it asks for the device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Mocked")
+    text = f"rules: {{inner: {{style: float8, recipe: {recipe}}}}}"
+    [application] = compiled(text, around(nn.Linear, 32, 32)).applications
+    linear = nn.Linear(32, 32)
+    live = cast(Any, SimpleNamespace(mesh=SimpleNamespace(device_type="cuda")))
+    if message is None:
+        prepare(application, linear, live)
+        assert computes_in_float8(linear)
+        return
+    with pytest.raises(PlanError, match=re.escape(message)) as raised:
+        prepare(application, linear, live)
+    assert marked(text, raised.value.diagnostics[0]) == "inner"
+    assert not computes_in_float8(linear)
