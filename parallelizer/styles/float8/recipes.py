@@ -72,13 +72,11 @@ def stacked_weights(module: nn.Module) -> tuple[str, ...]:
 
 
 def rows_matter(application: Application) -> bool:
-    """Whether kernels ask for a number of rows: they are what the product for the gradient of the weight is summed over. The
-    rows of stacked experts are always filled up.
+    """Whether kernels ask for a number of rows: they are what the product for the gradient of the weight is summed over. Groups
+    of stacked experts are filled up in any case.
     """
-    options = application.options
-    if application.stacked or recipe_of(application) == "rowwise-gw-hp":
-        return False
-    return not options.get("pad") and not options.get("emulate")
+    options, in_float8 = application.options, recipe_of(application) != "rowwise-gw-hp"
+    return in_float8 and not (application.stacked or options.get("pad") or options.get("emulate"))
 
 
 def weights_in_float8(unit: Application, program: Program) -> list[str]:
