@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.report.lock import read_lock
     from parallelizer.report.targets import check_targets
     from parallelizer.report.text import dry_run
+    from parallelizer.simulate.time.machine import without_time
 
     if arguments.diff:
         return _diff(arguments)
@@ -91,6 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     full = step_time(without_float8(setup), plain) if time is not None else None
     if time is not None:
         found = in_order((*found, *time.assumed))
+    elif (note := without_time(setup.hardware)) is not None:
+        found = in_order((*found, note))
     if arguments.html:
         from parallelizer.report.html import page as show_html
 

@@ -52,6 +52,7 @@ def plan_document(
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
+    from parallelizer.report.rows.messages import message_rows
     from parallelizer.report.rows.precision import precision
     from parallelizer.report.rows.stages import stage_rows
 
@@ -95,6 +96,9 @@ def plan_document(
         "experts": shared.as_json() if shared else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
         "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
+        "messages": [row.as_json() for row in message_rows(program, trace.cuts)]
+        if trace and program.stages
+        else [],
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -28,6 +28,9 @@ def float8_linears(state: Compilation) -> Iterator[Diagnostic]:
             by_rule.setdefault(application.rule.span, []).append(application)
     for applications in by_rule.values():
         yield from _caught(state, applications)
+        applications = [a for a in applications if not a.stacked]
+        if not applications:
+            continue
         yield from _split_scales(state, applications)
         if not applications[0].options.get("emulate"):
             yield from _sizes(state, applications)
@@ -74,7 +77,10 @@ def _is_repeated(modules: Mapping[str, nn.Module], path: str) -> bool:
 
 def _is_router(modules: Mapping[str, nn.Module], path: str) -> bool:
     """Whether a linear has as many outputs as there are experts beside it."""
-    outputs = cast(nn.Linear, modules[path]).out_features
+    linear = modules[path]
+    if not isinstance(linear, nn.Linear):
+        return False
+    outputs = linear.out_features
     parent = path.rpartition(".")[0]
     beside = [m for p, m in modules.items() if p != path and p.rpartition(".")[0] == parent and p != parent]
     for module in beside:

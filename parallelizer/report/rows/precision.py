@@ -20,7 +20,8 @@ from parallelizer.styles.float8.recipes import casts_inputs, recipe_of, weights_
 
 @dataclass(frozen=True)
 class Precision:
-    """`linears` are the modules in float8, folded, by recipe; `number` counts them; `full` are the linears that are not.
+    """`linears` are the modules in float8, folded, by recipe; `number` counts them, `experts` those that hold stacked experts;
+    `full` are the linears that are not.
 
     The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers;
     `inputs_gathered` and `inputs_gathers` are those of tensors that are gathered over tp.
@@ -42,6 +43,7 @@ class Precision:
     kept_without: int | None = None
     products: int | None = None
     casts: int | None = None
+    experts: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The documented form."""
@@ -70,6 +72,7 @@ def precision(
         {recipe: tuple(fold_paths(paths)) for recipe, paths in by_recipe.items()},
         tuple(fold_paths(full)),
         len(applications),
+        experts=sum(bool(a.stacked) for a in applications),
     )
     if trace is None:
         return found
@@ -104,6 +107,7 @@ def _of_step(
         _kept(trace),
         products=sum(times for o, times in operators if o.kind == GEMM and o.dtype in EIGHT_BITS),
         casts=sum(o.casts * times for o, times in operators),
+        experts=found.experts,
     )
 
 

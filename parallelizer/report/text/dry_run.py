@@ -52,6 +52,7 @@ def write(
     show_experts.write(shared, sys.stdout, int(setup.hardware.get("devices_per_node") or 0) or None)
     show_precision.write(precision(program, model, step, plain), sys.stdout, time, full)
     if step is not None:
+        show_stages.write_messages(program, step.cuts, tables.console(sys.stdout))
         show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware, dtype=_dtype(model))
         if time is not None:
             show_time.write(time, sys.stdout, device=setup.device)

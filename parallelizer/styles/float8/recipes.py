@@ -8,6 +8,8 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from parallelizer.styles.application import Application, Program
 
 TORCHAO_NAMES = {
@@ -60,6 +62,13 @@ def recipe_of(application: Application) -> str:
     """The recipe of an application of `float8`."""
     recipe: str = application.options.get("recipe", "tensorwise")
     return recipe
+
+
+def stacked_weights(module: nn.Module) -> tuple[str, ...]:
+    """The parameters of a module that are the weights of many experts, [experts, ...]."""
+    if type(module).__module__.startswith("torch.nn."):  # a convolution's weight has three dims too
+        return ()
+    return tuple(name for name, param in module.named_parameters(recurse=False) if param.ndim == 3)
 
 
 def rows_matter(application: Application) -> bool:

@@ -43,6 +43,7 @@ from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.trace import local_parts
 from parallelizer.styles.application import Program
+from parallelizer.torch_private import FakeTensors
 from tests import findings
 from tests.chosen import marks_at
 from tests.ranks import run_ranks
@@ -268,6 +269,14 @@ CASES: dict[str, tuple[dict[str, int], Sequence[str], dict[str, Any]]] = {
         {},
     ),
     "replicas only": ({"dp_replicate": 4}, ['"": fsdp'], {}),
+    "a copied output, a term of a value": (
+        {"tp": 2},
+        [
+            "layers.*.down: {style: rowwise, input: replicate, own: true}",
+            "layers.*.norm: {style: replicate, value: partial}",
+        ],
+        {},
+    ),
 }
 
 
@@ -482,12 +491,10 @@ def _importing(program: Program) -> Callable[..., Any]:
 def _recorded(
     program: Program, model: nn.Module, mesh: Any, make: Callable[..., Any], workload: Workload, loss: Any
 ) -> Result:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     make(program, model, mesh)
     ledger = Ledger(program, mesh, Running(model))
     ledger.label(model)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensors():
         model.to_empty(device="cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
         parts = local_parts(workload, program, mesh)

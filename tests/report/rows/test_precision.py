@@ -11,7 +11,16 @@ from parallelizer.diagnostics.units import size
 from parallelizer.report.rows.precision import Precision, precision
 from parallelizer.report.text.precision import write
 from tests.chosen import chosen
-from tests.simulate.setups import CAST, GATHERED, in_float8, llama, traced
+from tests.simulate.setups import (
+    CAST,
+    EXPERTS_IN_FLOAT8,
+    GATHERED,
+    MIXTURES,
+    in_float8,
+    llama,
+    setup_of,
+    traced,
+)
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -67,6 +76,24 @@ def test_inputs_that_are_cast_are_gathered_as_bytes_and_cast_once() -> None:
     # Of five linears the inputs, each in forward and for the weight's gradient, are cast in two places.
     assert plain.casts is not None and cast.casts == plain.casts - 2 * 5 + 2
     assert cast.kept < plain.kept
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise-gw-hp"])
+def test_products_and_casts_of_stacked_experts_are_counted(recipe: str) -> None:
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    model = "hf_qwen3_moe"
+    rule = EXPERTS_IN_FLOAT8.format(recipe)
+    setup = setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", "device=cuda", rule)
+    built = setup.build_model()
+    made = precision(setup.compile(built), built, traced(setup))
+    assert made is not None
+    layers, products = 2, 2  # the way up, of gate and up at once, and the way down
+    assert (made.number, made.experts) == (layers, layers)
+    assert made.casts == CASTS[recipe] * products * layers
+    assert made.products == CASTS[recipe] // 2 * products * layers
+    stream = io.StringIO()
+    write(made, stream)
+    assert stream.getvalue().splitlines()[0] == "precision  the experts of 2 modules in float8"
 
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(5, marks=pytest.mark.slow)])

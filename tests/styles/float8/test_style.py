@@ -18,7 +18,7 @@ from parallelizer.styles.float8.linear import computes_in_float8
 from parallelizer.styles.float8.style import prepare
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
-from tests.simulate.setups import CAST, GATHERED, in_float8, llama
+from tests.simulate.setups import CAST, EXPERTS_IN_FLOAT8, GATHERED, MIXTURES, in_float8, llama, setup_of
 from tests.styles.experts.models import Stacked
 from tests.styles.models import around
 
@@ -64,10 +64,21 @@ def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
     )
 
 
-def test_experts_in_one_parameter_are_refused_with_the_reason() -> None:
-    code, message, _ = refused("rules: {inner: float8}", lambda: Stacked())
+def test_stacked_experts_have_scales_of_rows() -> None:
+    code, message, advice = refused("rules: {inner: float8}", lambda: Stacked())
     assert code == "precision-experts"
-    assert message.startswith("inner is a Stacked with the weights of many experts in one parameter: torchao")
+    assert message.startswith("the experts of inner cannot be in float8 by the recipe tensorwise: kernels")
+    assert advice == "write `recipe: rowwise`, or rowwise-gw-hp"
+    text = "rules: {inner: {style: float8, recipe: tensorwise}}"
+    assert marked(text, finding(text, around(Stacked), mesh_of(tp=2))) == "recipe"
+    text = "rules: {inner: {style: float8, recipe: rowwise, emulate: true}}"
+    (application,) = compiled(text, around(Stacked), mesh_of(tp=2)).of_slot("precision")
+    assert application.stacked == ("up", "down")  # the bias is no weight
+
+
+def test_a_convolution_holds_no_experts() -> None:
+    code, message, _ = refused("rules: {inner: float8}", lambda: nn.Conv1d(4, 4, 3))
+    assert (code, message) == ("precision-module", "float8 is for nn.Linear, and inner is a Conv1d")
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
@@ -111,6 +122,21 @@ def test_the_exported_code_casts_the_same_inputs() -> None:
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
     assert "gather=gather_input_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
+
+
+def test_the_exported_code_multiplies_experts_the_same() -> None:
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    rule = EXPERTS_IN_FLOAT8.format("rowwise")
+    # A file that stands alone makes no masks for a stream that is split.
+    whole = ("parallel=tp2", "++parallel.layouts.stream=replicate")
+    setup = setup_of("model=hf_qwen3_moe", *MIXTURES["hf_qwen3_moe"], "train.seq_len=16", *whole, rule)
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    ours, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == ours
+    assert 'run_experts_in_float8(layer.mlp.experts, "rowwise", emulate=mesh.device_type == "cpu")' in code
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])
