@@ -74,7 +74,7 @@ def test_a_pipeline_that_accumulates_takes_what_is_estimated() -> None:
     assert found.results and {one.candidate.accumulate for one in found.results} == {2}
     prices = {one.candidate: one.seconds for one in found.priced}
     for one in found.results:
-        assert one.seconds == pytest.approx(prices[one.candidate], rel=0.1)
+        assert one.seconds == pytest.approx(prices[one.candidate], rel=0.2)  # one part would be half of it
 
 
 @pytest.mark.slow
