@@ -89,7 +89,7 @@ def best_rate(machine: Machine, *, float8: bool = False) -> float:
     if found is not None:
         grid, scale = found
         best = max(max(max(row) for row in plane) for plane in grid.tflops)
-        reached = 1.0 if machine.measured else FITTED.gemm * machine.power**FITTED.power
+        reached = 1.0 if machine.measured else FITTED.sustained * machine.power**FITTED.power
         rates.append(best * scale * reached)
     for known in machine.table.attention.values():
         rates.append(max(known) * machine.scale)
