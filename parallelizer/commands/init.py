@@ -117,10 +117,7 @@ def propose(
         said.append(f"its forward could not be watched ({failure}): nothing but fsdp is proposed")
     context = bool(facts.attentions) and any(v != "positions" for v in batch.values())
     if not context and not failure:
-        said.append(
-            "there is no context parallelism: "
-            + ("no entry of the batch has a sequence" if facts.attentions else "no attention call was seen")
-        )
+        said.append(f"there is no context parallelism: {_no_context(facts)}")
     full = Choice(
         units=frozenset(units(facts)),
         context=context,
@@ -138,6 +135,7 @@ def propose(
     said += _left(facts, settled.choice)
     if settled.doubt:
         said.append(f"not proven: {settled.doubt}")
+    said = _together(said)
     for sentence in said:
         _tell(sentence)
     return Proposed(write_plan(facts, settled.choice, title, said), settled.doubt)
@@ -155,6 +153,26 @@ def _title(model: nn.Module, overrides: Sequence[str], width: int) -> str:
         if len(title) <= width:
             break
     return title
+
+
+def _no_context(facts: Facts) -> str:
+    if facts.attentions:
+        return "no entry of the batch has a sequence"
+    if facts.written_out:
+        return (
+            f"attention is written out, at {facts.written_out}; context parallelism takes calls of "
+            "scaled_dot_product_attention and flex_attention"
+        )
+    return "the forward has no attention"
+
+
+def _together(sentences: Sequence[str]) -> list[str]:
+    """Sentences of one reason as one: each is `what: why`."""
+    by_reason: dict[str, list[str]] = {}
+    for sentence in sentences:
+        what, _, why = sentence.partition(": ")
+        by_reason.setdefault(why or what, []).append(what)
+    return [f"{'; '.join(what)}: {why}" if what != [why] else why for why, what in by_reason.items()]
 
 
 def _left(facts: Facts, choice: Choice) -> list[str]:

@@ -129,7 +129,7 @@ def _read(file: str | Path) -> list[str]:
                     "lock-unreadable",
                     message,
                     Span(str(file), 1, 1, len(first) + 1) if other else None,
-                    f"write it anew with --lock {file}" if other else "name a file that --lock wrote",
+                    f"write it again with --lock {file}" if other else "name a file that --lock wrote",
                 )
             ]
         )
@@ -166,7 +166,7 @@ def _malformed(file: str, number: int, line: str) -> PlanError:
                 "lock-unreadable",
                 "this line of the lock cannot be read",
                 Span(file, number, 1, len(line) + 1),
-                f"write it anew with --lock {file}",
+                f"write it again with --lock {file}",
             )
         ]
     )
@@ -228,4 +228,4 @@ def report(file: str | Path, found: Iterable[str]) -> str:
     written = next((line.split()[-1] for line in _read(file)[:3] if line.startswith("# torch ")), None)
     if written != _torch():
         lines.append(f"  (locked with torch {written}, this is {_torch()})")
-    return "\n".join([*lines, f"if this is meant, write it anew with --lock {file}"])
+    return "\n".join([*lines, f"if this is meant, write it again with --lock {file}"])

@@ -155,14 +155,16 @@ def told(model: nn.Module, chosen: str | None) -> tuple[Diagnostic, ...]:
     held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     if lacking:
         kinds = sorted({type(model.get_submodule(path)).__name__ for path in lacking})
-        why = f"{', '.join(fold_paths(lacking)[:3]) or 'the root'} ({', '.join(kinds[:3])}) cannot fill what they hold"
-        advice = "give them a method reset_parameters(), or say `initialize: whole` in the model config, which is this"
+        which = f"{', '.join(fold_paths(lacking)[:3]) or 'the root'} ({', '.join(kinds[:3])})"
+        why = f"no method initializes the parameters of {which}"
+        advice = "add reset_parameters() to these modules, or accept this with `initialize: whole` in the model config"
     else:
         why = f"its constructor fills parameters itself ({place})"
         advice = (
-            "say `initialize: whole` in the model config, which is this, or `modules`, which leaves that out"
+            "accept this with `initialize: whole` in the model config; `initialize: modules` ignores what the "
+            "constructor does"
         )
-    message = f"every rank builds the model whole, {size(held)}, to take its slices of the values: {why}"
+    message = f"every rank builds the whole model, {size(held)}, and keeps its part of the values: {why}"
     return (Diagnostic("built-whole", message, None, advice, "warning"),)
 
 

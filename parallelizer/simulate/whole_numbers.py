@@ -23,6 +23,8 @@ from parallelizer.styles.attributes import read
 
 _LIST = re.compile(r"\[(-?\d+(?:, -?\d+)*)\]")
 _SIZES = re.compile(r"shape|size|split|unpack|view|dim|expand")
+IN_PLACE = "is a view and is being modified inplace"
+"""What autograd says of the plain form of a DTensor, which torch hands on as a view: its sizes do not matter."""
 _TORCH = str(Path(torch.__file__).parent)
 QUOTED_ROOT = '""'
 
@@ -47,7 +49,7 @@ def whole_numbers_of(
 
     What fails in a module of torch's own was said by the module around it.
     """
-    if degree < 2 or not _SIZES.search(str(error)):
+    if degree < 2 or not _SIZES.search(str(error)) or IN_PLACE in str(error):
         return None
     for frame, line in reversed(list(_frames(error))):
         module, code = frame.f_locals.get("self"), frame.f_code

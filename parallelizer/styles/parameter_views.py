@@ -39,17 +39,34 @@ def run_on_views(module: nn.Module, views: Mapping[str, View]) -> None:
     wrap_forward(module, around)
 
 
-def run_on_local_parameters(module: nn.Module, gradients: Mapping[str, Sequence[Placement]]) -> None:
-    """Let forward see the local shards of DTensor parameters.
+class TermOfSum(torch.autograd.Function):
+    """One of so many equal terms of a sum. Its gradient is that of the sum, which every rank has."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, terms: int) -> torch.Tensor:
+        return whole / terms
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+def run_on_local_parameters(
+    module: nn.Module, gradients: Mapping[str, Sequence[Placement]], *, terms: int = 1
+) -> None:
+    """Let forward see the local shards of DTensor parameters, divided by `terms`.
 
     `gradients` says how the local gradient of each lies on the parameter's mesh: partial where every rank of an axis
-    contributes a part, replicate where all compute the same.
+    contributes a part, replicate where all compute the same. With `terms`, each rank adds its term to a sum over the ranks, and
+    has the gradient of the sum.
     """
 
     def local(placements: Sequence[Placement]) -> View:
-        return lambda param: (
-            param.to_local(grad_placements=placements) if isinstance(param, DTensor) else param
-        )
+        def view(param: torch.Tensor) -> torch.Tensor:
+            part = param.to_local(grad_placements=placements) if isinstance(param, DTensor) else param
+            return part if terms == 1 else TermOfSum.apply(part, terms)
+
+        return view
 
     run_on_views(module, {name: local(placements) for name, placements in gradients.items()})
 

@@ -61,7 +61,7 @@ class ShardParams(ParallelStyle):
     state dicts and initializers; forward sees its rank's slices. `gradients` says how a replicated parameter's local
     gradient lies in the second case. `divide_sizes` are dimensions of arguments, by name, whose sizes forward reads divided.
     `heads`, with the dimensions `head_dims` of parameters that count their features: each rank computes one of so many
-    heads, which are fewer than the ranks.
+    heads, which are fewer than the ranks. In the second case forward reads the values divided by `terms`.
     """
 
     def __init__(
@@ -77,13 +77,14 @@ class ShardParams(ParallelStyle):
         gradients: type[Placement] = Partial,
         heads: int | None = None,
         head_dims: Mapping[str, int] | None = None,
+        terms: int = 1,
     ) -> None:
         super().__init__()
         self.params, self.axis, self.packed = params, axis, packed or {}
         self.buffers = buffers or {}
         self.divide, self.layouts, self.gradients = divide or {}, layouts, gradients
         self.divide_sizes = divide_sizes or {}
-        self.heads, self.head_dims = heads, head_dims or {}
+        self.heads, self.head_dims, self.terms = heads, head_dims or {}, terms
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         names = device_mesh.mesh_dim_names or (self.axis,)
@@ -99,7 +100,7 @@ class ShardParams(ParallelStyle):
         if self.layouts is not None:
             lay_out(module, device_mesh, **self.layouts.on(names, self.axis))
         elif self.params:
-            run_on_local_parameters(module, self._local_gradients(names))
+            run_on_local_parameters(module, self._local_gradients(names), terms=self.terms)
         if self.heads is not None:
             run_on_head(module, device_mesh, self.head_dims, heads=self.heads)
         return module
@@ -124,7 +125,8 @@ class ShardParams(ParallelStyle):
         if self.layouts is not None:
             yield lay_out_statement(self.layouts, axes, self.axis, mesh)
         elif self.params:
-            yield calls(run_on_local_parameters, by_name_text(self._local_gradients(axes)))
+            terms = () if self.terms == 1 else (f"terms={self.terms}",)
+            yield calls(run_on_local_parameters, by_name_text(self._local_gradients(axes)), *terms)
         if self.heads is not None:
             dims = dict_text({n: str(d) for n, d in self.head_dims.items()})
             yield calls(run_on_head, mesh, dims, f"heads={self.heads}")

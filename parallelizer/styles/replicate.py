@@ -25,10 +25,16 @@ declare(
                 "partial sums the gradients over the axis; replicate does not",
                 ("partial", "replicate"),
             ),
+            "value": OptionKind(
+                "choice",
+                "partial: forward reads the value divided by the number of ranks, so that a sum over the axis adds it once, and "
+                "every rank has the gradient of the sum; replicate: the value",
+                ("partial", "replicate"),
+            ),
             "axis": AXIS,
         },
         takes_parameters=True,
-        defaults={"grad": "partial"},
+        defaults={"grad": "partial", "value": "replicate"},
     )
 )
 
@@ -36,7 +42,7 @@ declare(
 @implements("replicate")
 def replicate(target: Target) -> Sharding:
     """Parameters as replicated DTensors, forward on plain tensors; `grad` says whether gradients are summed
-    over the axis.
+    over the axis, `value` whether forward reads a rank's term of the value.
     """
     from torch.distributed.tensor import Partial, Replicate
 
@@ -57,5 +63,8 @@ def replicate(target: Target) -> Sharding:
             "write the rule for modules that have parameters",
         )
     params = {n: {target.axis: REPLICATE} for n in names}
-    gradients = Replicate if target.options.get("grad") == "replicate" else Partial
-    return Sharding(ShardParams(params, axis=target.axis, gradients=gradients), (target.axis,), params)
+    partial = target.options.get("value") == "partial"  # of a sum, whose gradient every rank has
+    gradients = Replicate if partial or target.options.get("grad") == "replicate" else Partial
+    terms = target.degree if partial else 1
+    style = ShardParams(params, axis=target.axis, gradients=gradients, terms=terms)
+    return Sharding(style, (target.axis,), params)

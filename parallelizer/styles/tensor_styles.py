@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from parallelizer.styles.application import Application, Exporting, Live
 from parallelizer.styles.context_parallel.split_sequence import SplitSequence
 from parallelizer.styles.layouts import PrepareIO, lay_out_statement
+from parallelizer.styles.own_output import OwnedRowwise, copy_output
 from parallelizer.styles.own_rows import RowwiseEmbedding, look_up_own_rows
 from parallelizer.styles.placed_parameters import ShardParams
 from parallelizer.styles.statements import Statement, calls
@@ -37,7 +38,8 @@ def tensor_style_statements(application: Application, exporting: Exporting) -> S
         return ()
     native = native_statement(act)
     if native is not None:
-        return [native] if type(act) is not RowwiseEmbedding else [native, calls(look_up_own_rows)]
+        then = {RowwiseEmbedding: look_up_own_rows, OwnedRowwise: copy_output}.get(type(act))
+        return [native] if then is None else [native, calls(then)]
     if type(act) is SplitSequence:
         return [act.statement()]
     if type(act) is PrepareIO:

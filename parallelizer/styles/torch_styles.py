@@ -18,17 +18,18 @@ from parallelizer.language.placement import to_torch
 from parallelizer.language.plan import REPLICATE, Flow
 from parallelizer.styles.application import ModuleCall
 from parallelizer.styles.layouts import Layouts, makes_partial
+from parallelizer.styles.own_output import OwnedRowwise
 from parallelizer.styles.own_rows import RowwiseEmbedding
 from parallelizer.styles.statements import Statement, dict_text, placement_text, tuple_text
 
 
 def native_statement(act: ParallelStyle) -> Statement | None:
     """The call that makes one of torch's three styles; None for any other, and for a class of the user's that builds on
-    them. For a RowwiseEmbedding it is the call of torch's class.
+    them. For a class of ours that builds on RowwiseParallel it is the call of torch's class.
     """
     if type(act) is ColwiseParallel:
         return _features_statement("ColwiseParallel", act, (Replicate(), Shard(-1), True))
-    if type(act) is RowwiseParallel or type(act) is RowwiseEmbedding:
+    if type(act) in (RowwiseParallel, RowwiseEmbedding, OwnedRowwise):
         return _features_statement("RowwiseParallel", act, (Shard(-1), Replicate(), True))
     if type(act) is SequenceParallel:
         (sharding,) = act.sequence_sharding

@@ -114,11 +114,11 @@ class Guards:
         found = find_nonfinite(self.model, parts, self.loss, done.skipped)
         finding = nonfinite(step, done, found)
         if self.settings.on_nonfinite == "skip" and self.in_a_row < MOST_SKIPPED:
-            self._warn(replace(finding, severity="warning", help="the step is left out; the run goes on"))
+            self._warn(replace(finding, severity="warning", help="the step is skipped; the run continues"))
             return
         if self.settings.on_nonfinite == "skip":
-            message = f"{finding.message}; it is the {MOST_SKIPPED}th step in a row that is left out"
-            help_text = "go on from an earlier checkpoint, with a lower optim.lr"
+            message = f"{finding.message}; it is the {MOST_SKIPPED}th step in a row that is skipped"
+            help_text = "resume from an earlier checkpoint, with a lower optim.lr"
             finding = replace(finding, message=message, help=help_text)
         raise PlanError([finding])
 

@@ -99,7 +99,7 @@ def read_steps(value: Any) -> Steps | None:
         raise ValueError("it is a step, or the first and the last one: 3 or 3:5")
     first, last = int(found[1]), int(found[2] or found[1])
     if not 1 <= first <= last:
-        raise ValueError("steps count from 1, and the first is not behind the last")
+        raise ValueError("steps count from 1, and the first must not be after the last")
     return first, last
 
 

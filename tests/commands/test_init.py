@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ def test_a_plan_that_the_model_config_names_and_that_is_not_there_is_written_and
     assert capsys.readouterr().out == ""
     assert "packed: [1, 1]" in target.read_text()
     assert main(["validate", "--no-proof", *CONF, "model=qwen_like", f"plan={target}", "parallel=tp2"]) == 0
+    answer = capsys.readouterr()
+    assert re.findall(r"^(?:error|warning|note)\[.*", answer.out + answer.err, re.MULTILINE) == []
 
 
 def test_a_file_that_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,9 +47,7 @@ def test_a_person_can_kill_a_run_and_start_it_again_under_another_preset(tmp_pat
     assert run.wait() == -signal.SIGKILL and 40 not in steps_in(folder)
     again = command(*shlex.split(SECOND)[1:], *small, cwd=tmp_path)
     assert again.status == 0, again.err
-    behind = re.search(
-        r"going on behind step (\d+) from runs/a/checkpoints/step_\1, saved on tp=2", again.out
-    )
+    behind = re.search(r"resuming after step (\d+) from runs/a/checkpoints/step_\1, saved on tp=2", again.out)
     assert behind is not None and int(behind[1]) >= 20
     assert [m["step"] for m in metrics(tmp_path / "runs/a")] == list(range(1, 41))
     assert steps_in(folder) == [20, 30, 40] and not list(folder.glob("*.*"))

@@ -26,6 +26,12 @@ CONFIGS = {
     "gemma3_text": ["model=hf_gemma3_text"],
     "deepseek_v3": ["model=hf_deepseek_v3"],
     "glm4": ["model=hf", f"model.config={{model_type: glm4, head_dim: 8, {SIZES}}}"],
+    "llama4_text": [
+        "model=hf",
+        "model.config={model_type: llama4_text, head_dim: 8, num_local_experts: 4, num_experts_per_tok: 1, "
+        f"intermediate_size_mlp: 48, {SIZES}}}",
+    ],
+    "command r+": ["model=hf", f"model.config={{model_type: cohere, use_qk_norm: true, {SIZES}}}"],
     "olmo2": ["model=hf", f"model.config={{model_type: olmo2, {SIZES}}}"],
     "granite_swa": [
         "model=hf",

@@ -1,8 +1,8 @@
 """How many architectures `init` writes a plan for that is proven as it stands: `python -m tests.init.survey`, and
-`python -m tests.init.survey --unseen` for architectures that nothing was tuned to.
+`--unseen` and `--next` for architectures that nothing was tuned to.
 
-For each architecture, in a process of its own: `init` proposes a plan, and `verify` proves it, untouched, on every mesh
-below in float64. A mesh whose axis the plan leaves out, and says why, has that reason instead.
+For each architecture, in a process of its own: `init` proposes a plan in its usual time, and `verify` proves it, untouched, on
+every mesh below in float64. A mesh whose axis the plan leaves out, and says why, has "left out" instead.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import io
 import json
 import multiprocessing
+import resource
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.init.architectures import CONF, NAMES, UNSEEN, overrides
+from tests.init.architectures import CONF, NAMES, NEXT, UNSEEN, overrides
 
 MESHES: dict[str, dict[str, int]] = {
     "tp2": {"tp": 2},
@@ -29,44 +30,53 @@ MESHES: dict[str, dict[str, int]] = {
     "fsdp2_tp2": {"dp_shard": 2, "tp": 2},
     "pp2": {"pp": 2},
 }
+SECONDS = 60.0
+"""The default of `init --seconds`."""
 PAGE = Path("docs/init.md")
 BEGIN, END = "<!-- {}:begin -->", "<!-- {}:end -->"
 
 
-def survey(name: str, meshes: Sequence[str] = tuple(MESHES)) -> dict[str, Any]:
-    """One architecture: the plan, what was said of it, and how it went on these meshes.
-
-    What `init --unproven` writes is proven here. Where that fails, what `init` writes is: it runs such a proof itself, and
-    takes back what fails there.
+def survey(
+    name: str, meshes: Sequence[str] = tuple(MESHES), seconds: float = SECONDS, unproven: bool = False
+) -> dict[str, Any]:
+    """One architecture: the plan that `init` writes in so many seconds, what was said of it, and how it went on these meshes.
+    With `unproven` it is that of `init --unproven`, or of `init` if a proof of that one fails here.
     """
-    references: dict[tuple[int, int], Any] = {}
-    row: dict[str, Any] = {}
-    for unproven in (True, False):
-        started = time.perf_counter()
-        text = _proposed(name, unproven)
-        row = {
-            "name": name,
-            "seconds": time.perf_counter() - started,
-            "unproven": unproven,
-            "plan": text,
-            "said": _said(text),
-            "share": _share(name, text),
-            "cells": _cells(name, text, references, meshes),
-        }
-        if passed(row):
-            break
-    return row
+    before, began = _cpu(), time.perf_counter()
+    text = _proposed(name, seconds, unproven)
+    row = {
+        "name": name,
+        "seconds": time.perf_counter() - began,
+        "cpu": _cpu() - before,
+        "plan": text,
+        "said": _said(text),
+        "share": share(name, text),
+        "unproven": unproven,
+        "cells": _cells(name, text, meshes),
+    }
+    return survey(name, meshes, seconds) if unproven and not passed(row) else row
 
 
-def _proposed(name: str, unproven: bool) -> str:
+def _cpu() -> float:
+    """The CPU seconds of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _proposed(name: str, seconds: float, unproven: bool) -> str:
     from parallelizer.commands import init as command
 
     given = overrides(name)
     arguments = argparse.Namespace(
-        overrides=given, unproven=unproven, output=None, force=False, seconds=600.0
+        overrides=given, unproven=unproven, output=None, force=False, seconds=seconds
     )
     with contextlib.redirect_stderr(io.StringIO()):
         return command.propose(lambda more: _setup([*given, *more]), arguments).text
+
+
+def configured(name: str, plan: Path) -> Any:
+    """The setup of an architecture under a plan."""
+    return _setup([*overrides(name), f"plan={plan}"])
 
 
 def _setup(given: list[str]) -> Any:
@@ -76,17 +86,16 @@ def _setup(given: list[str]) -> Any:
     return from_config(*compose_config(given, CONF))
 
 
-def _cells(
-    name: str, text: str, references: dict[tuple[int, int], Any], meshes: Sequence[str]
-) -> dict[str, str]:
+def _cells(name: str, text: str, meshes: Sequence[str]) -> dict[str, str]:
     from parallelizer.diagnostics.diagnostic import PlanError
     from parallelizer.language.plan import Mesh
 
     cells: dict[str, str] = {}
+    references: dict[tuple[int, int], Any] = {}
     with tempfile.TemporaryDirectory(prefix="init-") as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(text)
-        setup = _setup([*overrides(name), f"plan={path}"])
+        setup = configured(name, path)
         for label, mesh in ((label, MESHES[label]) for label in meshes):
             if not set(mesh) <= {"dp_shard", *_axes(text)}:
                 cells[label] = "left out"
@@ -115,7 +124,7 @@ def _passes(setup: Any, references: dict[tuple[int, int], Any]) -> bool:
     return prove_with(subject, references[key]).passed
 
 
-def _share(name: str, text: str) -> float:
+def share(name: str, text: str) -> float:
     """The share of all matrices' elements, embeddings included, that the plan splits over tp."""
     from parallelizer.compiler.compile import compile as compile_plan
     from parallelizer.language.plan import Mesh
@@ -126,7 +135,7 @@ def _share(name: str, text: str) -> float:
     with tempfile.TemporaryDirectory(prefix="init-") as folder:
         path = Path(folder) / "plan.yaml"
         path.write_text(text)
-        setup = _setup([*overrides(name), f"plan={path}"])
+        setup = configured(name, path)
     model = setup.build_model()
     program = compile_plan(setup.plan, model, Mesh({"tp": 2}), workload=setup.workload)
     placed = tensor_placements(program.applications)
@@ -155,40 +164,49 @@ def _said(text: str) -> list[str]:
 
 
 def passed(row: dict[str, Any]) -> bool:
-    """Whether nothing failed, and something was proven."""
-    cells = row["cells"].values()
-    return all(c in ("proven", "left out") for c in cells) and "proven" in cells
+    """Whether nothing failed, and the plan splits something over tp that is proven. Of other meshes alone, anything proven."""
+    cells = row["cells"]
+    return all(c in ("proven", "left out") for c in cells.values()) and (
+        cells["tp2"] == "proven" if "tp2" in cells else "proven" in cells.values()
+    )
+
+
+def counts(rows: list[dict[str, Any]]) -> str:
+    """On how many meshes of each kind the plans are proven."""
+    labels = [label for label in MESHES if any(label in row["cells"] for row in rows)]
+    return ", ".join(
+        f"{sum(row['cells'].get(label) == 'proven' for row in rows)} on {label}" for label in labels
+    )
 
 
 def table(rows: list[dict[str, Any]], option: str = "") -> str:
     """The page's part that is made."""
-    good = sum(map(passed, rows))
-    alone = sum(passed(r) and r["cells"]["tp2"] == r["cells"]["cp2"] == "left out" for r in rows)
-    how = f", {alone} of them with fsdp alone" if alone else ""
     command = f"`python -m tests.init.survey{option}`"
-    text = [f"{good} of {len(rows)} architectures verify untouched{how}, by {command}.", ""]
-    text.append(f"| architecture | split over tp | {' | '.join(MESHES)} | left alone, in `init`'s words |")
-    text.append("|---|---:|" + "---|" * (len(MESHES) + 1))
+    text = [f"Of {len(rows)} architectures, these are proven: {counts(rows)}, by {command}.", ""]
+    labels = [label for label in MESHES if any(label in row["cells"] for row in rows)]
+    text.append(
+        f"| architecture | split over tp | {' | '.join(labels)} | seconds (CPU) | left alone, in `init`'s words |"
+    )
+    text.append("|---|---:|" + "---|" * len(labels) + "---:|---|")
     for row in rows:
         said = "<br>".join(s.replace("|", "\\|").replace("<", "&lt;") for s in row["said"])
         share = f"{row['share']:.0%}" if "share" in row else ""
-        text.append(f"| {row['name']} | {share} | {' | '.join(row['cells'].values())} | {said} |")
+        cells = " | ".join(row["cells"].get(label, "") for label in labels)
+        took = f"{row['seconds']:.0f} ({row['cpu']:.0f})" if row["seconds"] else ""
+        text.append(f"| {row['name']} | {share} | {cells} | {took} | {said} |")
     return "\n".join(text)
 
 
-def _child(name: str, meshes: Sequence[str], queue: Any) -> None:
+def _child(name: str, meshes: Sequence[str], seconds: float, unproven: bool, queue: Any) -> None:
     try:
-        queue.put(survey(name, meshes))
+        queue.put(survey(name, meshes, seconds, unproven))
     except BaseException as error:
-        queue.put(
-            {
-                "name": name,
-                "cells": dict.fromkeys(meshes, f"failed: {error}"),
-                "seconds": 0,
-                "plan": "",
-                "said": [],
-            }
-        )
+        cells = dict.fromkeys(meshes, f"failed: {error}")
+        queue.put({**_NOTHING, "name": name, "cells": cells})
+
+
+_NOTHING: dict[str, Any] = {"seconds": 0, "cpu": 0, "plan": "", "said": []}
+"""A row of an architecture that was not looked at."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -200,43 +218,63 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--again", action="store_true", help="do not take rows from there")
     parser.add_argument("--unseen", action="store_true", help="the architectures that nothing was tuned to")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    parser.add_argument("--next", action="store_true", help="the 45 that were listed after those")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help=f"the seconds that `init` has ({SECONDS:g}, its own default)",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"put the table into {PAGE}; of names that are given, into a table of its own",
+    )
     parser.add_argument(
         "--mesh",
         nargs="+",
         choices=MESHES,
         default=list(MESHES),
-        help="meshes to prove on (all); rows are kept of all only",
+        help="meshes to prove on (all)",
     )
+    parser.add_argument(
+        "--unproven",
+        action="store_true",
+        help="the plans of `init --unproven`, whose proofs are those here; of `init` where one fails: half the work",
+    )
+    parser.add_argument("--kept", action="store_true", help="run nothing: what has no row there is `not run`")
     arguments = parser.parse_args(argv)
-    whole = len(arguments.mesh) == len(MESHES)
-    if arguments.write and not whole:
-        parser.error("--write takes every mesh")
     kept = Path(arguments.results)
-    rows = {r["name"]: r for r in json.loads(kept.read_text())} if whole and kept.exists() else {}
-    names = arguments.names or (UNSEEN if arguments.unseen else NAMES)
+    rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
+    names = arguments.names or (UNSEEN if arguments.unseen else NEXT if arguments.next else NAMES)
     context = multiprocessing.get_context("spawn")
     for name in names:
-        if name in rows and not arguments.again:
+        if name in rows and set(arguments.mesh) <= set(rows[name]["cells"]) and not arguments.again:
+            continue
+        if arguments.kept:
+            rows.setdefault(name, {**_NOTHING, "name": name, "cells": dict.fromkeys(MESHES, "not run")})
             continue
         queue = context.Queue()
-        child = context.Process(target=_child, args=(name, arguments.mesh, queue))
+        given = (name, arguments.mesh, arguments.seconds, arguments.unproven, queue)
+        child = context.Process(target=_child, args=given)
         child.start()
         rows[name] = queue.get()
         child.join()
-        if whole:
-            kept.write_text(json.dumps(list(rows.values()), indent=1))
+        kept.write_text(json.dumps(list(rows.values()), indent=1))
         print(f"{name}: {rows[name]['cells']} ({rows[name]['seconds']:.0f} s)", flush=True)
         for sentence in rows[name]["said"]:
             print(f"    {sentence}", flush=True)
     chosen = [rows[name] for name in names]
     if arguments.write:
-        page, part = PAGE.read_text(), "unseen" if arguments.unseen else "survey"
+        part = "unseen" if arguments.unseen else "next" if arguments.next else "survey"
+        part = "again" if arguments.names else part
+        page = PAGE.read_text()
         begin, finish = BEGIN.format(part), END.format(part)
         start, end = page.index(begin) + len(begin), page.index(finish)
-        made = table(chosen, " --unseen" if arguments.unseen else "")
+        asked = {"survey": "", "again": f" {' '.join(names)}"}.get(part, f" --{part}")
+        made = table(chosen, f"{asked}{' --unproven' * arguments.unproven}")
         PAGE.write_text(f"{page[:start]}\n{made}\n{page[end:]}")
-    print(f"{sum(map(passed, chosen))} of {len(chosen)}")
+    print(f"{sum(map(passed, chosen))} of {len(chosen)}; proven: {counts(chosen)}")
     return 0 if all(map(passed, chosen)) else 1
 
 

@@ -152,7 +152,7 @@ def test_a_terminated_run_saves_itself_says_how_to_go_on_and_leaves_no_rank(tmp_
     assert ended.status == 75  # what tells a scheduler to queue it again
     assert "Traceback" not in ended.out
     assert in_session(run.pid) == []
-    said = re.search(r"stopped by SIGTERM behind step (\d+), saved in (\S+): the same command", ended.out)
+    said = re.search(r"stopped by SIGTERM after step (\d+), saved in (\S+): the same command", ended.out)
     assert said is not None
     [folder] = tmp_path.glob("outputs/*/*")
     assert tmp_path / said[2] == folder / "checkpoints" / f"step_{said[1]}"

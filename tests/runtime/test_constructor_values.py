@@ -179,7 +179,8 @@ def test_modules_that_hold_something_and_cannot_fill_it_are_named() -> None:
     [found] = told(model, "modules")
     assert (found.code, found.severity) == ("built-whole", "warning")
     assert found.message == (
-        "every rank builds the model whole, 152 B, to take its slices of the values: {1,3} (Bare) cannot fill what they hold"
+        "every rank builds the whole model, 152 B, and keeps its part of the values: "
+        "no method initializes the parameters of {1,3} (Bare)"
     )
     assert told(model, "whole") == ()
 

@@ -63,6 +63,19 @@ def test_a_bound_that_the_forward_asserts_is_not_told() -> None:
     assert [(Path(r.span.file).name, r.label) for r in error.related[:1]] == [("reading.py", "it fails here")]
 
 
+def test_a_change_in_place_is_not_about_sizes() -> None:
+    class Adding(nn.Module):
+        size = 16
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.reshape(-1, self.size)
+            raise RuntimeError(f"Output 0 of _ToTorchTensor is a view and is being modified inplace {y.ndim}")
+
+    with pytest.raises(RuntimeError) as caught:
+        Adding()(torch.zeros(2, 16))
+    assert whole_numbers_of(caught.value, 2, lambda _: "layers.0") is None
+
+
 def test_of_sizes_that_no_number_has_to_do_with_nothing_is_told() -> None:
     assert told("other") is None
 

@@ -81,7 +81,7 @@ def test_a_job_that_is_preempted_goes_on_from_its_checkpoint(slurm: Slurm, tmp_p
     assert [m["step"] for m in measured] == list(range(1, STEPS + 1))
     assert [m["loss"] for m in measured] == pytest.approx(alone(tmp_path / "alone", STEPS), rel=1e-5)
     log = (tmp_path / "sweep" / ".submitit" / job / f"{job}_0_log.out").read_text()
-    assert log.count("going on behind step") == 1
+    assert log.count("resuming after step") == 1
 
 
 def test_a_job_that_fails_says_where_it_is_told_why(slurm: Slurm, tmp_path: Path) -> None:

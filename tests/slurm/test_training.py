@@ -74,4 +74,4 @@ def test_a_batch_job_that_is_asked_to_stop_saves_is_requeued_and_goes_on(
     assert [m["step"] for m in measured] == list(range(1, STEPS + 1))
     assert [m["loss"] for m in measured] == pytest.approx(alone(tmp_path / "alone", STEPS), rel=1e-5)
     out = (tmp_path / "out").read_text()
-    assert out.count("going on behind step") == 1 and "Abort" not in out
+    assert out.count("resuming after step") == 1 and "Abort" not in out

@@ -49,6 +49,33 @@ class Mlp(nn.Module):
         return y
 
 
+class AddingMlp(Mlp):
+    """Changes what its last linear returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y += x
+        return y
+
+
+class BiasBehind(nn.Module):
+    """Two matrices that are parameters, and a bias behind the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(WIDTH, 12))
+        self.down = nn.Parameter(torch.empty(12, WIDTH))
+        self.bias = nn.Parameter(torch.empty(WIDTH))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.up) @ self.down + self.bias
+
+
 class FusedMlp(nn.Module):
     """Gate and up projection in one linear, of `gate_size` and `up_size` features, or equal halves in
     `fused_down`.

@@ -13,18 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import parallelizer as pz
+from parallelizer.language.plan import Mesh
 from parallelizer.styles.compiled_forward import compile_forward, mark_compiled, seen_from_outside
 from tests.chosen import a_fifth
 from tests.findings import findings, mesh_of
-from tests.parity import VOCAB, Case, Errors, asked_for, assert_exact, compare, plan
+from tests.parity import VOCAB, Case, Errors, asked_for, assert_exact, compare, plan, token_batch, token_loss
+from tests.ranks import run_ranks
 from tests.runtime.test_step import llama
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = False) -> None:
         super().__init__()
         self.norm, self.second = nn.LayerNorm(24), nn.LayerNorm(24)
-        self.q, self.k, self.v, self.o = (nn.Linear(24, 24, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.o = (nn.Linear(24, 24, bias=bias) for _ in range(4))
         self.up, self.down = nn.Linear(24, 40), nn.Linear(40, 24)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,10 +41,10 @@ class Block(nn.Module):
 class Small(nn.Module):
     """Tokens to logits, by two blocks that are compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = False) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(VOCAB, 24), nn.Linear(24, VOCAB)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block(bias) for _ in range(2))
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed(input_ids)
@@ -75,6 +78,7 @@ TENSOR = """
 """
 CASES = [
     Case("tp2 around all styles", plan(f"rules:\n  blocks.*: {COMPILE}{TENSOR}"), {"tp": 2}, Small),
+    Case("tp2 around q, k and v with biases", plan(f"rules:\n  blocks.*: {COMPILE}{TENSOR}"), {"tp": 2}, lambda: Small(True)),
     Case(
         "tp2 around the starter's packed projection",
         plan(f"extends: {STARTER / 'conf/plans/my_gpt.yaml'}\nrules: {{blocks.*: {COMPILE}}}"),
@@ -110,6 +114,30 @@ def test_a_compiled_step_computes_what_one_process_does(
     name: str, on_2_ranks: dict[str, Errors | str]
 ) -> None:
     assert_exact(on_2_ranks[name])
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_evaluate_runs_what_a_step_has_compiled_and_what_it_has_not() -> None:
+    """Separate projections with biases, whose code for a forward without gradients is another one."""
+    case = next(case for case in CASES if "biases" in case.name)
+    batch = token_batch()
+    with torch.device("meta"):
+        plain = case.model().double()
+    pz.materialize(plain, device="cpu", seed=5)
+    expected = F.cross_entropy(plain(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten()).item()
+
+    def worker() -> list[float]:
+        with torch.device("meta"):
+            model = case.model().double()
+        mesh = pz.build_mesh(Mesh(case.mesh), "cpu")
+        pz.materialize(pz.apply(pz.compile(case.plan, model, mesh), model, mesh), device="cpu", seed=5)
+        first = pz.evaluate(model, [batch], token_loss).item()
+        pz.train_step(model, [batch], token_loss, torch.optim.SGD(model.parameters(), lr=0.0))
+        return [first, pz.evaluate(model, [batch], token_loss).item()]
+
+    for found in run_ranks(worker, 2):
+        assert found == pytest.approx([expected, expected], rel=1e-11)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from tests.chosen import chosen
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
 from tests.styles.models import (
+    AddingMlp,
     Alibi,
+    BiasBehind,
     ConfiguredAttention,
     Conv1DMlp,
     Experts,
@@ -118,6 +120,13 @@ OF_2 = [
     )),
     ("experts on local shards", Experts, rules(
         f"inner: [{{style: shard-params, params: {{up: shard(0), down: shard(0)}}}}, {REPLICATED_INPUT}]",
+    )),
+    ("a bias added to each rank's term of a sum", BiasBehind, rules(
+        f"inner: [{{style: shard-params, params: {{up: shard(1), down: shard(0)}}}}, {REPLICATED_INPUT}]",
+        "inner.bias: {style: replicate, value: partial}",
+    )),
+    ("an output that is changed in place", AddingMlp, rules(
+        "inner.up: colwise", "inner.down: {style: rowwise, own: true}",
     )),
     ("the sequence", NormedMlp, rules(
         "before: {style: rowwise, output: shard(1)}", "inner.norm: sequence",

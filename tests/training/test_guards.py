@@ -129,7 +129,7 @@ def test_steps_are_skipped_on_demand_with_a_warning_each_and_not_forever(ranks: 
     assert "step 1: " in written and "step 3: " in written and ranks[1]["skips"][1] == ""
     code, message, step = ranks[0]["gives up"]
     assert (code, step) == ("nonfinite", 4 + MOST_SKIPPED) and message.endswith(
-        "10th step in a row that is left out"
+        "10th step in a row that is skipped"
     )
 
 

@@ -41,8 +41,10 @@ class Installed:
         return {**kept, "PATH": path, "COLUMNS": "100", **variables}
 
 
-def build(folder: Path) -> Path:
-    """The wheel, from a copy of what git does not ignore, so that no build before gets into it, and none is left."""
+def build(folder: Path, *, isolated: bool = False) -> Path:
+    """The wheel, from a copy of what git does not ignore, so that no build before gets into it, and none is left. `isolated`:
+    in an environment that pip makes for the build, from a package index.
+    """
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(git, cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
@@ -50,8 +52,9 @@ def build(folder: Path) -> Path:
         if os.path.lexists(source):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", folder, folder / "source"], check=True, capture_output=True)
+    how = [] if isolated else ["--no-build-isolation"]
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *how, "--wheel-dir", folder]
+    subprocess.run([*pip, folder / "source"], check=True, capture_output=True)
     [wheel] = folder.glob("*.whl")
     return wheel
 

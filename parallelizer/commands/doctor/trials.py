@@ -61,7 +61,7 @@ def all_trials() -> Iterator[Trial]:
             "torch.compile", "absent", "no C++ compiler", "apt install g++; only style compile wants it"
         )
     else:
-        yield attempt("torch.compile", _compiles, 180, "do without style compile, or mend the C++ compiler")
+        yield attempt("torch.compile", _compiles, 180, "use no style `compile`, or repair the C++ compiler")
     yield _cuda()
 
 

@@ -24,7 +24,10 @@ class SplitRegion:
     that is split of each; `terms` are the modules that compute with a rank's part, with their arguments that have a gradient,
     `sums` those whose output is a term of a sum. `carried` are other parameters that are split with the features that they
     meet: the dimension, and the sizes of a fused dimension's parts. `normed` are the norms over all that is split, with the
-    dimension of their input.
+    dimension of their input, `once` the parameters that are added to a term of the sum, and count once in it,
+    `changed` the consumers whose output the forward changes in place. `latent` are the modules whose parameters stay whole
+    between the one gate and the sources, as what makes latents that heads are made of; `matrices` then are the parameters of
+    the sources.
     """
 
     kind: str
@@ -43,6 +46,10 @@ class SplitRegion:
     carried: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     normed: Mapping[str, int] = field(default_factory=dict)
     taken: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    once: tuple[str, ...] = ()
+    changed: frozenset[str] = frozenset()
+    latent: tuple[str, ...] = ()
+    matrices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class CalledModule:
 class Facts:
     """Everything that a plan can be written from. `left` says of linears that no region has why, by path,
     `tied` that a head is an embedding's table, `computed_with` are the heads whose whole rows the forward itself needs, as for
-    a loss that it computes. `experts` are the modules that compute tokens with some of their experts, with the style for each.
+    a loss that it computes. `experts` are the modules that compute tokens with some of their experts, with the style for each,
+    `written_out` the line of code with the first attention that is written out. `biases` are other names of a head's bias.
     """
 
     regions: tuple[SplitRegion, ...] = ()
@@ -91,3 +99,5 @@ class Facts:
     tied: bool = False
     computed_with: frozenset[str] = frozenset()
     experts: Mapping[str, str] = field(default_factory=dict)
+    written_out: str = ""
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

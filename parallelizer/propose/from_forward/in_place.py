@@ -7,14 +7,12 @@ import linecache
 from pathlib import Path
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Span
-
-_IN_PLACE = "is a view and is being modified inplace"
-"""What autograd says of the plain form of a DTensor, which torch hands on as a view."""
+from parallelizer.simulate.whole_numbers import IN_PLACE
 
 
 def changed_in_place(found: Diagnostic) -> str | None:
     """The refusal in words, with the line and what to write instead; None where the step fails of something else."""
-    if _IN_PLACE not in found.message:
+    if IN_PLACE not in found.message:
         return None
     at = found.related[0].span if found.related else None
     place = "" if at is None else f", at {at.file if len(at.file) < 40 else Path(at.file).name}:{at.line}"

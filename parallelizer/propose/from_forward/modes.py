@@ -14,7 +14,7 @@ from parallelizer.compiler.observe.flex_attention import fused
 from parallelizer.compiler.observe.made_up_counts import made_up, without_masks
 from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.propose.from_forward import operators
-from parallelizer.propose.from_forward.atoms import FEATURE, PARAMETER, WHOLE, fresh, leaves, refuse
+from parallelizer.propose.from_forward.atoms import ARGUMENT, FEATURE, PARAMETER, WHOLE, fresh, leaves, refuse
 from parallelizer.propose.from_forward.seen import Dims, Fixed, Seen, Written
 from parallelizer.propose.from_forward.stated import Stated, names_in
 from parallelizer.styles.divided_sizes import SHAPE, asked_by
@@ -70,6 +70,7 @@ _PIECES = (
 
 
 _MADE = (torch.zeros, torch.ones, torch.empty, torch.full)
+_MADE_LIKE = (torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_empty, torch.Tensor.new_full)
 
 
 class Operators(TorchDispatchMode):
@@ -128,6 +129,8 @@ class Functions(TorchFunctionMode):
         result = func(*args, **kwargs)
         if func in _MADE and names_in([*args, *kwargs.values()]):
             self._note_made(result, args, kwargs)
+        if func in _MADE_LIKE and names_in([*args[1:], *kwargs.values()]):
+            self._note_made(result, args[1:], kwargs, ARGUMENT)
         if func is torch.Tensor.size or func == SHAPE:
             return self._stated_size(result, args, kwargs)
         if func in _VIEWS:
@@ -156,12 +159,15 @@ class Functions(TorchFunctionMode):
         self.watcher.attention(result, call.query, call.key, call.value, [])
         return answer
 
-    def _note_made(self, result: torch.Tensor, args: Any, kwargs: Any) -> None:
-        """A tensor of one value, of sizes that are numbers of attributes: split where these are divided."""
+    def _note_made(self, result: torch.Tensor, args: Any, kwargs: Any, others: str = WHOLE) -> None:
+        """A tensor of one value, of sizes that are numbers of attributes: split where these are divided. The dimensions of
+        other sizes are of the kind `others`.
+        """
         sizes = args[0] if args and isinstance(args[0], list | tuple) else kwargs.get("size", args)
         if not isinstance(sizes, list | tuple) or len(sizes) < result.ndim:
             return
-        dims: Dims = [fresh(n, PARAMETER if isinstance(n, Stated) else WHOLE) for n in sizes[: result.ndim]]
+        kinds = [PARAMETER if isinstance(n, Stated) else others for n in sizes[: result.ndim]]
+        dims: Dims = [fresh(n, kind) for n, kind in zip(sizes, kinds, strict=False)]
         self.watcher.note(result, dims)
         for size, dim in zip(sizes, dims, strict=False):
             if isinstance(size, Stated):

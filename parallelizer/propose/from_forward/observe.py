@@ -51,6 +51,7 @@ from parallelizer.propose.from_forward.seen import (
 from parallelizer.propose.from_forward.stated import stated
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.step import forward
+from parallelizer.styles.context_parallel.intercept import asking
 from parallelizer.styles.target import forward_names
 from parallelizer.torch_private import tree_leaves
 
@@ -97,6 +98,9 @@ class _Watcher:
         self.transposed: dict[int, int] = {}
         self.slices: dict[int, tuple[int, tuple[int | None, ...]]] = {}
         self.derived: dict[int, tuple[str, str]] = {}
+        self.picked: dict[
+            int, tuple[str, str]
+        ] = {}  # rows of a parameter, as the bias of each token's expert
         self.batch: set[int] = set()
         self.running = Running(model)
         self.hooks: list[Any] = []
@@ -127,13 +131,18 @@ class _Watcher:
                 module.register_forward_hook(self._leave, always_call=True),
             ]
         functions = Functions(self)
-        with torch.no_grad(), Operators(self), functions:
+        with torch.no_grad(), Operators(self), functions, asking(self._written_out):
             output = forward(self.model, batch)
         for each, names in self.owners.items():
             if each in self.seen.dims:
                 self.seen.parameters[".".join(names[0]).lstrip(".")] = self.seen.dims[each]
         self.seen.output = [id(t) for t in tree_leaves(_plain(output)) if isinstance(t, torch.Tensor)]
         return self.seen
+
+    def _written_out(self) -> None:
+        """Attention that is written out and asks for all keys and values: its heads are seen from its softmax."""
+        self.seen.attentions.append(SeenAttention(self.where, ()))
+        self.seen.mixing.add(self.where)
 
     def close(self) -> None:
         self.running.remove()
@@ -339,10 +348,17 @@ class _Watcher:
                 result, left, right, is_left=True
             ):
                 return
+        if packet is aten._grouped_mm and self._grouped_product(result, args[1], args[0]):
+            return
+        self._follow_added(packet, result, args)
+        if packet.__name__.endswith("_") and args and isinstance(args[0], torch.Tensor):
+            self.seen.changed.add(id(args[0]))
         self._follow_slice(packet, result, args)
         self.note_uses(args, kwargs)
         if packet is aten._softmax:
             self.seen.weighed += [atom for dim in self.dims(args[0]) for atom in leaves(dim)]
+            if args[0].ndim > 2 and args[0].shape[-1] == args[0].shape[-2]:
+                self.seen.written_out = self.seen.written_out or _line()
         given = [t for t in tree_leaves((list(args), kwargs)) if isinstance(t, torch.Tensor)]
         if given and isinstance(result, torch.Tensor):
             if all(self._parameter(t) for t in given):
@@ -363,6 +379,16 @@ class _Watcher:
                         refuse(self.dims(each), f"it is an input of `{packet.__name__}`", self.where)
                     dims = [fresh(n) for n in tensor.shape]
                 self.note(tensor, dims)
+
+    def _follow_added(self, packet: Any, result: Any, args: Sequence[Any]) -> None:
+        """Remember the parameters that are added to something, whole or the rows of them that were picked."""
+        aten = torch.ops.aten
+        tensors = [t for t in args if isinstance(t, torch.Tensor)]
+        sources = [self.picked.get(id(t)) or self._parameter(t) for t in tensors]
+        if packet in (aten.add, aten.add_):
+            self.seen.added |= {".".join(each).lstrip(".") for each in sources if each is not None}
+        elif sources and sources[0] is not None and (packet is aten.index or packet in operators.SAME_VALUES):
+            self.picked[id(result)] = sources[0]
 
     def _follow_slice(self, packet: Any, result: Any, args: Sequence[Any]) -> None:
         """Remember which dimensions of a parameter of several matrices those of a part of it are."""

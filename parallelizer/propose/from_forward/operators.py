@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from parallelizer.propose.from_forward.atoms import (
+    ARGUMENT,
     UNIFORM,
     Dim,
     align,
@@ -102,6 +103,12 @@ def _pointwise(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs
 )  # fmt: skip
 def _same(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
     return watch.dims(args[0])
+
+
+@_handles(aten.new_empty, aten.new_zeros, aten.new_ones, aten.new_full)
+def _new(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
+    """A tensor of sizes that the code computes, from those of a rank's tensors where these are split: it is what it meets."""
+    return [fresh(n, ARGUMENT, "a tensor that is not split") for n in result.shape]
 
 
 @_handles(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten.unsqueeze, aten.squeeze)
@@ -214,6 +221,17 @@ def _matmul(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: d
     refuse([left[-1], right[-2]], "the forward sums over it", watch.where)
     lead = [align(left[0], right[0], watch.where)] if result.ndim == 3 else []
     return [*lead, left[-2], right[-1]]
+
+
+@_handles(aten._grouped_mm)
+def _grouped_mm(watch: Watcher, result: torch.Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Dims:
+    """Rows [S, K] in groups, and matrices [G, K, N] for these, which are no parameter: [S, N]."""
+    left, right = watch.dims(args[0]), watch.dims(args[1])
+    refuse([left[-1], right[-2]], "the forward sums over it", watch.where)
+    if result.ndim != 2 or args[1].ndim != 3:
+        refuse([*left, *right], "it is an input of `_grouped_mm`", watch.where)
+        return [fresh(n) for n in result.shape]
+    return [left[0], right[-1]]
 
 
 @_handles(aten.addmm, aten.baddbmm)

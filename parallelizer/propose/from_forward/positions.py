@@ -48,13 +48,13 @@ def carriers(
     if length is None:
         return Carriers()
     sources = _sources(model, workload, length, fake, None)
-    made = _made(sources)
+    counts = any(s.kind in ("made", "parameter") for s in sources or ())
     chosen = None
-    for name in _optional(model, workload) if made else ():
+    for name in _optional(model, workload) if counts else ():
         found = _sources(model, workload, length, fake, name)
         if found is None or not any(s.kind == "given" for s in found):
             continue
-        if accepts(name) if accepts is not None else _made(found) < made:
+        if accepts(name) if accepts is not None else _made(found) < _made(sources):
             chosen, sources = name, found
             break
     buffers = {s.name: s.dim for s in sources or () if s.kind == "buffer" and s.dim is not None}

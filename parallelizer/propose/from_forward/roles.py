@@ -20,8 +20,10 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
     """What every module does, by what was seen."""
     finder = _RoleFinder(model, seen)
     regions = tuple(finder.regions())
-    named = [name for region in regions for name in (*region.grouped, *region.carried)]
+    named = [name for region in regions for name in (*region.grouped, *region.carried, *region.once)]
     heads = finder.heads(regions)
+    biases = finder.biases(heads)
+    named += [name for names in biases.values() for name in names]
     return Facts(
         regions,
         tuple(finder.tables()),
@@ -35,6 +37,8 @@ def roles(model: nn.Module, seen: Seen) -> Facts:
         finder.tied(),
         frozenset(head for head in heads if finder.is_needed_whole(head)),
         experts(model, seen),
+        seen.written_out,
+        biases,
     )
 
 
@@ -123,13 +127,14 @@ class _RoleFinder:
                 self._say_of_the_input(projection, first[0])
         heads = {id(a.group()) for call in self.seen.attentions for a in call.heads if a is not None}
         heads |= {id(a.group()) for a in self.seen.weighed}  # written out: a softmax for each head
-        found: list[SplitRegion] = []
+        found: list[tuple[int, SplitRegion]] = []
         used: set[str] = set()
-        for bond, sources in made.items():
+        # Heads come first: what makes latent queries could be split with what makes queries of them.
+        for at, (bond, sources) in sorted(enumerate(made.items()), key=lambda item: item[1][0] not in heads):
             consumers = taken.get(bond, [])
             names = {p.module for p in sources} | {p.module for p in consumers}
             if not consumers:
-                self._say(sources, bond, "no linear takes its output")
+                self._say(sources, bond, "its output is not the input of a linear")
                 continue
             if self._reason(bond):
                 self._say([*sources, *consumers], bond, "")
@@ -137,9 +142,9 @@ class _RoleFinder:
             if len({p.weight is None for p in (*sources, *consumers)}) > 1:
                 self._say([*sources, *consumers], None, "experts and linears both use it")
                 continue
-            added = [name for p in consumers for name in self._added(p)]
-            if added:
-                reason = f"{added[0]} would be added once by every rank"
+            met = [name for p in consumers for name in self._met(p) if name not in self.seen.added]
+            if met:
+                reason = f"{met[0]} is combined with the sum"
                 self._say([*sources, *consumers], None, reason)
                 continue
             if bond not in heads and self._slices(bond):
@@ -172,8 +177,8 @@ class _RoleFinder:
             region = self._region(kind, bond, sources, consumers, parts)
             if region.views and kind == "attention":
                 region = self._split_inside(heads - {bond}, sources, consumers) or region
-            found.append(region)
-        return found
+            found.append((at, region))
+        return [region for _, region in sorted(found, key=lambda item: item[0])]
 
     def _split_inside(
         self, heads: set[int], sources: Sequence[Projection], consumers: Sequence[Projection]
@@ -210,6 +215,11 @@ class _RoleFinder:
             else:
                 gates.setdefault(gate[0], {})[gate[1]] = None
         own = {p.module for p in (*sources, *consumers)}
+        around = self._around_latents(sources, consumers) if kind == "attention" and bare else None
+        latent: tuple[str, ...] = ()
+        if around is not None:
+            gates, bare = {around[0]: {around[1]: None}}, []
+            latent = tuple(path for path in self._with_parameters_in(around[0]) if path not in own)
         normed = {module for module, atom in self.seen.normed if id(atom.group()) == bond}
         carried = self._carried(bond, {*own, *normed})
         inside: dict[str, None] = {}
@@ -238,9 +248,18 @@ class _RoleFinder:
             tuple(dict.fromkeys(p.weight.owner for p in consumers if p.weight is not None)),
             carried,
             dict.fromkeys(normed, 2),
+            latent=latent,
+            matrices={
+                p.module: tuple(n for n, _ in self.modules[p.module].named_parameters(recurse=False))
+                for p in sources
+            }
+            if latent
+            else {},
+            changed=frozenset(p.module for p in consumers if p.output in self.seen.changed),
+            once=tuple(dict.fromkeys(name for p in consumers for name in self._met(p))),
         )
 
-    def _added(self, consumer: Projection) -> list[str]:
+    def _met(self, consumer: Projection) -> list[str]:
         """The other parameters of a module of experts that meet what one of its parameters makes."""
         if consumer.weight is None:
             return []
@@ -344,6 +363,41 @@ class _RoleFinder:
             if name is not None:
                 return passage.module, name
         return None
+
+    def _around_latents(
+        self, sources: Sequence[Projection], consumers: Sequence[Projection]
+    ) -> tuple[str, str] | None:
+        """The innermost module around all of these linears that takes the stream, and the argument with it, where other linears
+        inside of it make what the sources take; None for a block, and where there is none.
+        """
+        every = (*sources, *consumers)
+        own = {p.module for p in every}
+        for passage in reversed(self.seen.calls):
+            if passage.module in ("", *self.blocks, *own):
+                continue
+            if not all(passage.begun < p.order < passage.ended for p in every):
+                continue
+            name = next((n for n, t in passage.given.items() if len(self.seen.shapes.get(t, ())) == 3), None)
+            before = max(p.order for p in sources)
+            others = [
+                p
+                for p in self.seen.projections
+                if p.module not in own
+                and _is_inside(p.module, passage.module)
+                and passage.begun < p.order < before
+            ]
+            return (passage.module, name) if name is not None and others else None
+        return None
+
+    def _with_parameters_in(self, outer: str) -> list[str]:
+        """The modules inside of another that have parameters of their own."""
+        return [
+            path
+            for path, module in self.modules.items()
+            if path != outer
+            and _is_inside(path, outer)
+            and any(True for _ in module.parameters(recurse=False))
+        ]
 
     def _within(self, sources: Sequence[Projection]) -> str:
         """The innermost module that takes the stream, of three dimensions, where all of these linears take rows of two; none
@@ -456,6 +510,21 @@ class _RoleFinder:
             if path not in called and isinstance(module, nn.Embedding) and module.weight is weight
         )
 
+    def biases(self, heads: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """The names under which other modules hold a head's bias."""
+        found: dict[str, tuple[str, ...]] = {}
+        for head in heads:
+            bias = getattr(self.modules[head], "bias", None)
+            others = tuple(
+                f"{path}.{name}".lstrip(".")
+                for path, module in self.modules.items()
+                for name, parameter in module.named_parameters(recurse=False)
+                if parameter is bias and path != head
+            )
+            if others:
+                found[head] = others
+        return found
+
     def tied(self) -> bool:
         """Whether a table is the weight of a linear too."""
         tables = {id(getattr(self.modules[lookup.module], "weight", None)) for lookup in self.seen.lookups}
@@ -493,7 +562,9 @@ class _RoleFinder:
         known |= {path for table in self.tables() for path in table.also}
         for path, module in self.modules.items():
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
-                why[path] = f"{type(module).__name__} is no linear"
+                why[path] = (
+                    f"it is a {type(module).__name__}, and `init` splits linears, embeddings and experts"
+                )
         return why
 
 

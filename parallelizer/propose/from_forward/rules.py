@@ -140,6 +140,8 @@ def _tensor(facts: Facts, choice: Choice) -> Iterator[ProposedRule]:
             comment = "the loss takes its part of the logits" if sharded else "what the model returns"
             style = f"{{style: colwise, input: {arrives}, output: {leaves}}}"
             yield ProposedRule((head,), (style,), comment)
+            for name in facts.biases.get(head, ()):
+                yield ProposedRule((name,), (_shard(0, ()),), "the head's bias, by its other name")
     for module in facts.modules:
         if module in choice.random:
             yield ProposedRule((module,), ("local-random",), "each rank drops of its own part")
@@ -183,6 +185,8 @@ def _experts(region: SplitRegion) -> Iterator[ProposedRule]:
     for name, dim in region.grouped.items():
         style = _shard(dim, region.sources.get(name, ()))
         yield ProposedRule((name,), (style,), "up" if name in region.sources else "down: adds up over ranks")
+    for name in region.once:
+        yield ProposedRule((name,), ("{style: replicate, value: partial}",), "added once over all ranks")
 
 
 def _shard(dim: int, parts: tuple[int, ...]) -> str:
@@ -209,7 +213,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
         slices = region.slices.get(gate, {})
         inputs = ", ".join((*(f"{name}: stream -> replicate" for name in names), *_sliced(slices)))
         local = ", local: true" if plain or slices else ""
-        style = f"{{style: prepare-input, input: {{{inputs}}}{local}}}"
+        partial = ", local: true, grad: partial" if region.latent else local
+        style = f"{{style: prepare-input, input: {{{inputs}}}{partial}}}"
         comment = "takes the whole stream" + (f", and {', '.join(slices)} of its heads" if slices else "")
         yield ProposedRule((gate,), (style,), comment)
     for module, slices in region.slices.items():
@@ -217,7 +222,16 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
             style = f"{{style: prepare-input, input: {{{', '.join(_sliced(slices))}}}, local: true}}"
             yield ProposedRule((module,), (style,), f"takes {', '.join(slices)} of a rank's heads")
     divided = region.divide if choice.divided else {}
+    for module in region.latent:
+        if module not in region.inside:
+            yield ProposedRule((module,), ("replicate",), "whole, for a rank's heads: gradients are summed")
     for source, parts in region.sources.items():
+        if region.latent:
+            placed = ", ".join(f"{name}: shard(0)" for name in region.matrices[source])
+            packed = f", packed: [{', '.join(map(str, parts))}]" if parts else ""
+            style = f"{{style: shard-params, params: {{{placed}}}{packed}}}"
+            yield ProposedRule((source,), (style,), "makes heads of latents")
+            continue
         options = ["style: colwise"]
         if source in region.bare:
             options.append("input: stream")
@@ -240,7 +254,8 @@ def _region(facts: Facts, region: SplitRegion, choice: Choice) -> Iterator[Propo
         leaves = "replicate" if region.within else "stream"
         taken = region.taken.get(consumer, ())
         packed = f", packed: [{', '.join(map(str, taken))}]" if taken else ""
-        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}}}",), comment)
+        own = ", own: true" if consumer in region.changed and not taken else ""
+        yield ProposedRule((consumer,), (f"{{style: rowwise, output: {leaves}{packed}{own}}}",), comment)
 
 
 def _sliced(slices: Mapping[str, int]) -> Iterator[str]:

@@ -149,7 +149,9 @@ class Fixed:
 @dataclass
 class Seen:
     """What one forward did. `normed` are the modules that sum over all features that they are given, with these; `parameters`
-    has the dimensions of those that are no linear's.
+    has the dimensions of those that are no linear's, `added` the names of those that were added to something;
+    `changed` are the tensors that were changed in place, `written_out` is
+    the line with the first softmax over pairs of tokens.
     """
 
     projections: list[Projection] = field(default_factory=list)
@@ -168,3 +170,6 @@ class Seen:
     weighed: list[Atom] = field(default_factory=list)
     normed: list[tuple[str, Atom]] = field(default_factory=list)
     parameters: dict[str, Dims] = field(default_factory=dict)
+    added: set[str] = field(default_factory=set)
+    changed: set[int] = field(default_factory=set)
+    written_out: str = ""

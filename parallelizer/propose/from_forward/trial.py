@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.load import load_plan
 from parallelizer.language.plan import EXPERT, TENSOR_AXES, Mesh
 from parallelizer.propose.from_forward.in_place import changed_in_place
+from parallelizer.simulate.checks.does_not_run import FAILS_HERE
 
 _OF_THE_MODEL = ("model-failed", "no-initializer")
 """Codes that say that the unsharded model cannot be run, whatever the plan."""
@@ -148,4 +150,17 @@ def meshed(mesh: Mapping[str, int]) -> str:
 def _sentence(found: tuple[Diagnostic, ...]) -> str | None:
     """The first error."""
     first = next((d for d in found if d.severity == "error"), None)
-    return None if first is None else f"{changed_in_place(first) or first.message} [{first.code}]"
+    if first is None:
+        return None
+    said = changed_in_place(first) or f"{first.message}{_failing(first)}"
+    return f"{said} [{first.code}]"
+
+
+def _failing(found: Diagnostic) -> str:
+    """The line of the user's code at which a step fails, where a refusal is of that."""
+    at = next((related.span for related in found.related if related.label == FAILS_HERE), None)
+    if at is None or found.code != "does-not-run":
+        return ""
+    place = at.file if len(at.file) < 40 else Path(at.file).name
+    line = linecache.getline(at.file, at.line).strip()
+    return f", at {place}:{at.line}" + (f": `{line}`" if line else "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Findings, PlanError, Span
@@ -34,7 +35,8 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     """The plan of a model of transformers, on meta.
 
     A step is followed on tp=2 to find parameters that no entry names and whose gradients differ from rank to rank; their
-    rules sum them. If the step does not run, parameters that no entry names and that meet what is split are split too.
+    rules sum them. If the step does not run, parameters that no entry names and that meet what is split are split too, and
+    outputs that the forward changes in place are copied.
     Raises PlanError for a model without a `tp_plan`, and for entries that cannot be expressed.
     """
     from parallelizer.compiler.observe.module_calls import observe
@@ -45,36 +47,46 @@ def import_plan(setup: Setup, model: nn.Module, command: str = "") -> Imported:
     proposal = propose(model, called=called)
     first = _imported(proposal, model, command)
     summed, found = follow(setup, model, first.plan)
-    split = _met(setup, model) if any(d.code == "does-not-run" for d in found) else {}
-    if split:
-        proposal = propose(model, summed, called, split)
+    seen = _seen(setup, model) if any(d.code == "does-not-run" for d in found) else _ShownByForward()
+    if seen.split or seen.changed:
+        proposal = propose(model, summed, called, seen.split, seen.changed)
         first = _imported(proposal, model, command)
         summed, found = follow(setup, model, first.plan)
     if not summed:
         return Imported(first.text, first.plan, proposal, found)
-    proposal = propose(model, summed, called, split)
+    proposal = propose(model, summed, called, seen.split, seen.changed)
     second = _imported(proposal, model, command)
     return Imported(second.text, second.plan, proposal, follow(setup, model, second.plan)[1])
 
 
-def _met(setup: Setup, model: nn.Module) -> dict[str, int]:
-    """The parameters that meet heads or features which can be split, with the dimension along which, as a forward shows."""
+@dataclass(frozen=True)
+class _ShownByForward:
+    """What a forward shows: the parameters that meet heads or features which can be split, with the dimension along which, and
+    the linears whose output it changes in place.
+    """
+
+    split: Mapping[str, int] = field(default_factory=dict)
+    changed: frozenset[str] = frozenset()
+
+
+def _seen(setup: Setup, model: nn.Module) -> _ShownByForward:
     from parallelizer.child.children import WorldError, in_children
 
     try:
         (found,) = in_children([(_watched, model, setup.workload)])
     except WorldError:  # it cannot be watched
-        return {}
-    return dict(found)
+        return _ShownByForward()
+    return found  # type: ignore[no-any-return]
 
 
-def _watched(model: nn.Module, workload: Workload) -> dict[str, int]:
+def _watched(model: nn.Module, workload: Workload) -> _ShownByForward:
     """Uses this process's model up."""
     from parallelizer.propose.from_forward.observe import watch
     from parallelizer.propose.from_forward.roles import roles
 
     regions = roles(model, watch(model, workload)).regions
-    return {name: dim for region in regions for name, (dim, parts) in region.carried.items() if not parts}
+    met = {name: dim for region in regions for name, (dim, parts) in region.carried.items() if not parts}
+    return _ShownByForward(met, frozenset().union(*(region.changed for region in regions)))
 
 
 def _imported(proposal: Proposal, model: nn.Module, command: str) -> Imported:

@@ -32,6 +32,9 @@ TRANSLATED, SPLIT, WHOLE, SUMMED = "tp_plan", "split", "whole", "summed"
 CONTEXT, EXPERTS, DATA = "context", "ep_plan", "fsdp_plan"
 """The sections of a plan, in their order."""
 
+OWN = "{style: rowwise, own: true}"
+"""The style of a linear whose output the forward changes in place."""
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -52,11 +55,13 @@ def propose(
     summed: Collection[str] = (),
     called: Collection[str] | None = None,
     split: Mapping[str, int] | None = None,
+    changed: Collection[str] = (),
 ) -> Proposal:
     """The plan of a transformers model. `summed` are the parameters that no entry names and whose gradients differ from
     rank to rank all the same, so that they must be summed. `called` are the modules whose forward runs, None for all: a
     parameter that only others read must stay the plain tensor that they take it for. `split` are parameters that meet what
-    is split, with the dimension along which: those that no entry places are split too.
+    is split, with the dimension along which: those that no entry places are split too. `changed` are linears whose output the
+    forward changes in place.
 
     Raises PlanError for a model without a `tp_plan`, and for every entry that cannot be expressed.
     """
@@ -71,7 +76,7 @@ def propose(
     plain = _plain(model, placed, called)
     whole = _whole(model, placed | plain, summed)
     lines = {
-        TRANSLATED: _translated(model, said),
+        TRANSLATED: _translated(model, said, changed),
         SPLIT: _split(model, met),
         **whole,
         CONTEXT: _context(model),
@@ -104,13 +109,17 @@ def plan_globs(names: Sequence[str], every: Sequence[str]) -> list[str]:
     return [ends_in_common(glob) for glob in globs_for(names, every)]
 
 
-def _translated(model: nn.Module, rules: Sequence[TranslatedRule]) -> Iterator[PlanLine]:
+def _translated(
+    model: nn.Module, rules: Sequence[TranslatedRule], changed: Collection[str]
+) -> Iterator[PlanLine]:
     every = every_name(model)
     place = {name: i for i, name in enumerate(every)}
     alike: dict[tuple[str, str, str], list[str]] = {}
     for rule in rules:
         parent = rule.entry.key.rpartition(".")[0]
-        alike.setdefault((parent, str(rule.style), _origin(rule.entry)), []).extend(rule.names)
+        for name in rule.names:
+            style = OWN if rule.style == "rowwise" and name in changed else str(rule.style)
+            alike.setdefault((parent, style, _origin(rule.entry)), []).append(name)
     lines = []
     for (_, style, origin), names in alike.items():
         names.sort(key=place.__getitem__)

@@ -40,7 +40,7 @@ def explain_path(
         _write(group, setup, rank, screen)
     if len(groups) > MOST:
         rest = sum(map(len, groups[MOST:]))
-        screen.print(f"\n... and {rest:,} more that are laid out otherwise: take a narrower glob")
+        screen.print(f"\n... and {rest:,} more with other layouts: use a narrower glob")
     return answer
 
 

@@ -29,7 +29,10 @@ def choose(place: CheckpointPlace, *, anew: bool, span: Span | None) -> Opened |
     own = names.steps_in(place.folder)
     if anew and own:
         message = f"{place.folder} holds checkpoints already, up to step {own[-1]}"
-        help_text = "train.resume=auto goes on from there; to start anew, choose another train.checkpoint_dir or hydra.run.dir"
+        help_text = (
+            "train.resume=auto resumes from there; to start a new run, choose another train.checkpoint_dir or "
+            "hydra.run.dir"
+        )
         raise PlanError([Diagnostic("checkpoint-exists", message, span, help_text)])
     paths = [place.folder / names.name(step) for step in reversed(own)]
     if not own and place.given is not None:

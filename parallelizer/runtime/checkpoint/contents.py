@@ -81,7 +81,7 @@ def held_of_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> lis
 
 def undealt(name: str, key: str, shape: Sequence[int], place: Span | None = None) -> PlanError:
     """The finding for a tensor of an optimizer whose placement is unknown."""
-    message = f"{key} of {name} is {list(shape)}, and nothing says how it lies on the ranks"
+    message = f"{key} of {name} is {list(shape)}, and its placement on the ranks is not known"
     help_text = "take an optimizer whose states are numbers, or have the shape of their parameter"
     return PlanError([Diagnostic("checkpoint-optimizer", message, place, help_text)])
 

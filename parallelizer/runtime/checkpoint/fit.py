@@ -56,8 +56,8 @@ def _of_names(
     extra = [name for name in stored if name not in tensors]
     if missing or extra:
         parts = [f"has no {_some(missing)}"] * bool(missing)
-        parts += [f"has {_some(extra)}, which the model has not"] * bool(extra)
-        help_text = "it was saved from another model: give that one, or start anew in another folder"
+        parts += [f"has {_some(extra)}, which the model does not have"] * bool(extra)
+        help_text = "it was saved from another model: use that model, or start a new run in another folder"
         yield Diagnostic("checkpoint-mismatch", f"the checkpoint {' and '.join(parts)}", place, help_text)
 
 
@@ -84,7 +84,10 @@ def _of_tensors(
         some = _some([name for name, a, b in kinds if (a, b) == (old, new)])
         message = f"the checkpoint holds {_called(old)} for {some}, and the model {_called(new)}"
         yield Diagnostic(
-            "checkpoint-dtype", message, place, "nothing is cast in silence: build the model in its dtype"
+            "checkpoint-dtype",
+            message,
+            place,
+            "no value is cast silently: build the model in the checkpoint's dtype",
         )
 
 
@@ -103,7 +106,7 @@ def _of_optimizer(
         return
     if saved["class"] != kind:
         message = f"the checkpoint's optimizer is {saved['class']}, and this run's {kind}"
-        yield Diagnostic(code, message, place, "go on with the same optimizer")
+        yield Diagnostic(code, message, place, "continue with the same optimizer")
         return
     having = {
         name.removeprefix(OPTIMIZER).rpartition(".")[0]

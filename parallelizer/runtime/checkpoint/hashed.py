@@ -52,7 +52,7 @@ class HashedFiles(FileSystem):
         for path, stored in self.written.items():
             _forget(path)
             if hash_of(path) != stored:
-                raise OSError(f"{path.name} does not read back as it was written")
+                raise OSError(f"{path.name} does not contain the bytes that were written")
         return {path.name: stored for path, stored in self.written.items()}
 
 

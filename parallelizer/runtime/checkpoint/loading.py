@@ -75,7 +75,7 @@ def open_checkpoint(path: str | Path) -> Opened:
         if path.exists():
             message = f"this {'folder' if path.is_dir() else 'file'} is no checkpoint"
         if path.suffix == names.UNFINISHED:
-            message = "this checkpoint was never finished"
+            message = "this checkpoint was not finished"
         help_text = "a checkpoint is a folder step_<N> with a manifest.json"
         raise PlanError([Diagnostic("checkpoint-not-found", message, Span(str(path)), help_text)])
     files = manifest.read(path)

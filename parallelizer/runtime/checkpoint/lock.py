@@ -30,7 +30,7 @@ def hold(folder: Path) -> IO[str] | None:
         file.seek(0)
         message = f"another run saves into this folder: {file.read().strip() or 'a process that does not say which'}"
         file.close()
-        help_text = "wait for its end, or end it; a run of its own wants another hydra.run.dir or train.checkpoint_dir"
+        help_text = "wait for it to end, or stop it; for a second run, choose another hydra.run.dir or train.checkpoint_dir"
         raise PlanError([Diagnostic("checkpoint-in-use", message, Span(str(folder)), help_text)]) from None
     except OSError:
         file.close()

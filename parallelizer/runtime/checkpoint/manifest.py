@@ -85,7 +85,9 @@ def damaged(folder: Path, reason: str) -> PlanError:
 
 
 def _damage(folder: Path, reason: str) -> Diagnostic:
-    help_text = "take another, by its folder; train.resume=auto goes on from the newest whole one"
+    help_text = (
+        "name another checkpoint by its folder; train.resume=auto resumes from the newest complete one"
+    )
     return Diagnostic("checkpoint-damaged", reason, Span(str(folder)), help_text)
 
 

@@ -186,7 +186,7 @@ class Checkpoints:
         stored = {name: file for files in everyone for name, file in files.items()}
         for name in stored:
             if not (unfinished / name).is_file():
-                raise OSError(f"{name} is not to be seen from rank 0: all ranks must see one folder")
+                raise OSError(f"{name} is not visible from rank 0: all ranks must see the same folder")
         manifest.write(unfinished, stored)
         done = names.step_of(names.finish(unfinished))
         with suppress(OSError):  # an old one that cannot be removed is no reason to think this one lost
@@ -252,5 +252,5 @@ def _told(path: Path, error: Exception) -> Diagnostic:
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
     message = f"the checkpoint was not written: {reason}"
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    help_text = f"the run goes on without it, and tries the next one{'; make room' if full else ''}"
+    help_text = f"the run continues without it, and tries the next one{'; make room' if full else ''}"
     return Diagnostic("checkpoint-unwritable", message, Span(str(path)), help_text, "warning")

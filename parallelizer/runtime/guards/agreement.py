@@ -127,7 +127,7 @@ def out_of_step(verdict: Verdict) -> Diagnostic | None:
         told = [f"in step {verdict.steps[0]} {ranks_named(range(len(said)))} read different data"]
     else:
         told = [_at(step, own) for (step, _), own in apart.items()]
-    help = "resume from the last checkpoint: what these ranks have summed since is of different steps"
+    help = "resume from the last checkpoint: the sums of these ranks since then mix different steps"
     return Diagnostic("out-of-step", "; ".join(told), None, help)
 
 

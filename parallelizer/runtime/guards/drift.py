@@ -277,9 +277,9 @@ def ranks_drifted(step: int, drifts: Sequence[Drift], severity: Severity = "erro
         by_ranks.setdefault((one.ranks, one.among), {}).setdefault(one.state, []).append(one)
     told = [f"{_whose(*ranks)} in {_what(by_state)}" for ranks, by_state in by_ranks.items()]
     more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
-    message = f"after step {step} ranks differ in what they hold alike: {'; '.join(told[:4])}{more}"
+    message = f"after step {step} ranks differ in values that should be equal: {'; '.join(told[:4])}{more}"
     help = (
-        "resume from a checkpoint before it, and prove the plan with `parallelizer verify`: where it passes, suspect the "
+        "resume from a checkpoint before it, and prove the plan with `parallelizer verify`: if it passes, suspect the "
         "rank's memory or device"
     )
     return Diagnostic("ranks-drifted", message, None, help, severity)

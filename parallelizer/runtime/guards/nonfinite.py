@@ -122,7 +122,7 @@ def _kinds(tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, str]]:
             yield name, "NaN" if bool(torch.isnan(tensor).any()) else "infinite"
 
 
-HELP = "look at this step's data, lower optim.lr, or leave such steps out: train.on_nonfinite=skip"
+HELP = "look at this step's data, lower optim.lr, or skip such steps: train.on_nonfinite=skip"
 
 
 def nonfinite(step: int, done: Step, found: Sequence[Nonfinite], help: str = HELP) -> Diagnostic:

@@ -111,7 +111,7 @@ def _failures(watch: Watch, trouble: Exception) -> list[Failure]:
 
 def _ending(code: int | None) -> str:
     if code is None:
-        return "was lost: nothing is known of its end"
+        return "was lost: its exit status is not known"
     if code >= 0:
         return f"ended with exit code {code} before its work was done"
     try:
@@ -124,7 +124,7 @@ def _help(watch: Watch, first: Failure, others: Sequence[Failure]) -> str | None
     lines = []
     if "SIGKILL" in first.line and not first.text:
         lines.append(
-            "the system kills so when memory runs out: see `dmesg`, or take a smaller model or fewer ranks"
+            "the system does this when memory runs out: see `dmesg`; use a smaller model or fewer ranks"
         )
     folder = watch.job.log_dir
     if first.log is not None:

@@ -140,7 +140,7 @@ def _start_method(worker: Callable[..., object], args: tuple, device: Device) ->
 
 def _check_startable(ranks: int, method: StartMethod) -> None:
     if ranks < 1:
-        raise LaunchError(f"{ranks} ranks cannot be started: it takes one at least")
+        raise LaunchError(f"{ranks} ranks cannot be started: at least one is needed")
     if method == "spawn":
         return
     if "fork" not in multiprocessing.get_all_start_methods():

@@ -74,16 +74,18 @@ def describe(
             f"{ranks_text(behind)} of {world} {are} behind, and {ranks_text(waiting)} {wait} in a collective"
         )
     elif len(waiting) == len(beats):
-        what = f"all of {world} ranks wait in collectives, which are then not the same"
+        what = f"all of {world} ranks wait in collectives, and not in the same one"
     else:
-        what = f"all of {world} ranks are at work, so this step is slow"
+        what = f"all of {world} ranks are computing, so this step is slow"
     lines = [f"no progress for {seconds:.0f} s: {what}"]
     stacks = looks[-1] if looks else {}
     for group in _alike(behind if behind and waiting else set(beats), stacks):
         stack = stacks.get(group[0])
         where = f"{_place(beats[group[0]])}, "
         if stack is None:
-            lines.append(f"  {ranks_text(group)}: {where}gives no stack: stopped, or held up in the system")
+            lines.append(
+                f"  {ranks_text(group)}: {where}gives no stack: it is stopped, or blocked in a system call"
+            )
         else:
             lines.append(f"  {ranks_text(group)}: {where}most recent call first")
             lines += [f"  {line}" for line in str(stack).splitlines()]

@@ -144,8 +144,8 @@ def join(
         except dist.DistError as error:
             reason = str(error).strip().partition("\n")[0]
             raise LaunchError(
-                f"rank {ranks.rank} did not meet the others at {ranks.address}:{ranks.port}: {reason}",
-                "MASTER_ADDR and MASTER_PORT, set alike for all ranks, name another place to meet"
+                f"rank {ranks.rank} did not reach the other ranks at {ranks.address}:{ranks.port}: {reason}",
+                "set MASTER_ADDR and MASTER_PORT to another address, the same on all ranks"
                 if ranks.launcher == "slurm"
                 else None,
             ) from None

@@ -60,7 +60,7 @@ class _OwnWatch:
         stacks.pop(threading.get_ident(), None)
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         lines = [
-            f"warning: rank {self.rank} of {self.world}: no progress for {seconds:.0f} s in {place}; it stands here\n"
+            f"warning: rank {self.rank} of {self.world}: no progress for {seconds:.0f} s in {place}; its stack:\n"
         ]
         for ident in sorted(stacks, key=lambda ident: ident != self.main):
             lines.append(f"  thread {names.get(ident, ident)}, most recent call last:\n")

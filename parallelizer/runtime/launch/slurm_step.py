@@ -26,7 +26,7 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
         if found is None:
-            raise ValueError(f"{part!r} is no number of tasks")
+            raise ValueError(f"{part!r} is not a number of tasks")
         counts += [int(found[1])] * int(found[2] or 1)
     return tuple(counts)
 

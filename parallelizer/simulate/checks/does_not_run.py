@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 
 from parallelizer.compiler.match import taken_away
@@ -11,7 +12,9 @@ from parallelizer.language.plan import TENSOR_AXES
 from parallelizer.simulate.checks.followed_step import MIXED, Followed
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.follow.varying import Operand
-from parallelizer.simulate.whole_numbers import QUOTED_ROOT, advised
+from parallelizer.simulate.whole_numbers import IN_PLACE, QUOTED_ROOT, advised
+
+FAILS_HERE = "it fails here"
 
 
 def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
@@ -37,13 +40,13 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
         span = near.rule.span
         related = tuple(r for r in related if r.span != span)
     if failure.span is not None:
-        related = (Related(failure.span, "it fails here"), *related)
+        related = (Related(failure.span, FAILS_HERE), *related)
     # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
     own_words = failure.error == "ContextParallelError"
     at = "" if own_words or not failure.computes else f" at {failure.operator}"
     yield Diagnostic(
         "does-not-run",
-        f"the plan does not run: {stage}{where} fails{at}: {failure.text or failure.error}{operands}",
+        f"the plan does not run: {stage}{where} fails{at}: {_said(failure.text) or failure.error}{operands}",
         span,
         help_text,
         related=related + _taken_near(followed, failure.module),
@@ -67,10 +70,27 @@ def _operand(followed: Followed, operand: Operand, axes: list[str]) -> str:
     return f"{shape} from {followed.folded([operand.maker])} ({lies})"
 
 
+_BROADCAST = re.compile(
+    r"Attempting to broadcast a dimension of length \d+ at (-?\d+)! Mismatching argument at index \d+ had "
+    r"torch\.Size\((\[[\d, ]*\])\); but expected shape should be broadcastable to (\[[\d, ]*\])"
+)
+
+
+def _said(text: str) -> str:
+    """What torch says, where its words are about its own code in those of the tensors."""
+    found = _BROADCAST.match(text)
+    if found is None:
+        return text
+    dim, one, other = found.groups()
+    return f"tensors of sizes {other} and {one} are combined, and dimension {dim} differs"
+
+
 def _advice(failure: StepFailure, path: str) -> str:
     if MIXED in failure.text:
         meets = f"{path or 'the root'} mixes a DTensor with a plain tensor"
         return f"{meets}: give it a style, or let the module before it return plain tensors"
+    if IN_PLACE in failure.text:
+        return "write `own: true` in the `rowwise` rule whose output this is, or `out = out + ...` in the forward"
     if any(word in failure.text for word in ("broadcast", "reduction dim", "must match", "shape", "size")):
         return "the tensors have different placements there: check `input` and `output` in the rules of the modules around it"
     return f"`python -m parallelizer explain {path or QUOTED_ROOT}` shows the rules there"

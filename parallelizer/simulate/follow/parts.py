@@ -424,6 +424,11 @@ def _pooling(call: Call) -> Lay | None:
     return lay if isinstance(lay, Part) else None
 
 
+def _sort(call: Call) -> Lay | None:
+    """Whole numbers are sorted to group rows by them, as tokens by their expert, which each rank does with its own."""
+    return _along(call) if call.tensors()[0].is_floating_point() else None
+
+
 def _triangle(call: Call) -> Lay | None:
     first = call.tensors()[0]
     lay = call.lay(first)
@@ -458,7 +463,7 @@ _RULES: dict[str, Callable[[Call], Lay | None]] = {
     **dict.fromkeys(
         ("mean", "amax", "amin", "max", "min", "argmax", "argmin", "prod", "var", "std", "var_mean", "std_mean",
          "logsumexp", "norm", "linalg_vector_norm", "median", "mode", "kthvalue", "cumsum", "cumprod", "cummax",
-         "cummin", "logcumsumexp", "_softmax", "_log_softmax", "_safe_softmax", "sort", "topk", "flip", "roll",
+         "cummin", "logcumsumexp", "_softmax", "_log_softmax", "_safe_softmax", "topk", "flip", "roll",
          "_fft_r2c", "_fft_c2c", "_fft_c2r", *_NORMALIZED),
         _along,
     ),
@@ -469,6 +474,7 @@ _RULES: dict[str, Callable[[Call], Lay | None]] = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _matmul),
     **dict.fromkeys(("tril", "triu"), _triangle),
     "native_group_norm": _group_norm,
+    "sort": _sort,
     "sum": _sum,
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,

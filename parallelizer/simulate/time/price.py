@@ -103,7 +103,7 @@ class Prices:
         if found is not None and operator.dtype in self.machine.guessed:
             self.guesses.setdefault(operator.dtype, self.machine.guessed[operator.dtype])
         if (
-            found is not None and operator.name == GROUPED
+            found is not None and operator.name in GROUPED
         ):  # groups of few rows are bound by their weights' bytes
             found = max(found, memory_seconds(operator, self.machine, self.constants))
         if found is not None:

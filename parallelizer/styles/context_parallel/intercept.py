@@ -175,6 +175,21 @@ def observed(see: Callable[[Tensor, Tensor, Tensor], None]) -> Iterator[None]:
         _observers.remove(see)
 
 
+_asking: list[Callable[[], None]] = []
+
+
+@contextmanager
+def asking(see: Callable[[], None]) -> Iterator[None]:
+    """Call `see` meanwhile for every call of `whole_rows`: the running module writes its attention out, and it can be
+    context-parallel.
+    """
+    _asking.append(see)
+    try:
+        yield
+    finally:
+        _asking.remove(see)
+
+
 def is_running() -> bool:
     """Whether the forward of a context-parallel module runs in this thread, which takes every attention call."""
     return _running.region is not None
@@ -296,6 +311,8 @@ def whole_rows(tensor: Tensor, dim: int) -> Tensor:
     out; inside a context-parallel module this is its attention call. Elsewhere the tensor itself. Differentiable: the
     gradients of all ranks are summed.
     """
+    for see in _asking:
+        see()
     region = _running.region
     if region is None:
         return tensor

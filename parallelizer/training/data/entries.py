@@ -36,7 +36,7 @@ def _mismatches(source: Source, setup: Setup, seed: int) -> Iterator[Diagnostic]
         if name not in given:
             message = f"the model takes a batch entry {name!r}, and the data has {', '.join(batch)}"
             can = isinstance(source, Data) and name in DOCUMENTS
-            other = f"say `data: NAME` of the entry, as the data calls it, or choose other data: {_choices(setup)}"
+            other = f"write `data: NAME` in the entry, with the data's name for it, or choose other data: {_choices(setup)}"
             yield Diagnostic("data-mismatch", message, span, "set data.documents=true" if can else other)
         elif list(given[name].shape) != wanted:
             message = f"the model takes {name!r} of {wanted} for one row, and the data has {list(given[name].shape)}"
@@ -55,7 +55,7 @@ def check_vocabulary(source: Source, rows: int | None, origins: Origins) -> None
         span = origins.span(key) or origins.span("model.vocab_size")
         help_text = "choose the model's own tokenizer with data.tokenizer, or build the model with a larger vocabulary"
         if isinstance(source, TokenFile):
-            help_text = "build the model with a larger vocabulary, or say data.dtype as the file was written"
+            help_text = "build the model with a larger vocabulary, or set data.dtype to the dtype of the file"
         raise PlanError([Diagnostic("data-mismatch", message, span, help_text)])
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
-HELP = "give the file its bytes of before back, or train on a copy that nothing writes to"
+HELP = "restore the earlier bytes of the file, or train on a copy that no process changes"
 
 UNSETTLED = 2_000_000_000
 """Nanoseconds within which a file may change again and keep its times: file systems count them in steps of up to
@@ -116,7 +116,7 @@ def _looked_at(file: FileRecord, problems: list[Diagnostic]) -> FileRecord:
     try:
         now = os.stat(file.path)
         if not stat.S_ISREG(now.st_mode):
-            problems.append(changed(file.path, "since it was read: it is no file any more"))
+            problems.append(changed(file.path, "since it was read: it is no longer a file"))
         elif now.st_size != file.size:
             problems.append(changed(file.path, f"since it was read: {resized(file.size, now.st_size)}"))
         elif (now.st_mtime_ns, now.st_ctime_ns) != (file.modified_ns, file.changed_ns):
@@ -124,7 +124,9 @@ def _looked_at(file: FileRecord, problems: list[Diagnostic]) -> FileRecord:
                 digest = hashlib.file_digest(opened, "sha256").hexdigest()
             if digest == file.sha256:
                 return _record(file.path, now, digest)
-            problems.append(changed(file.path, "since it was read: it has other bytes, and as many"))
+            problems.append(
+                changed(file.path, "since it was read: its bytes differ, and its size is the same")
+            )
     except (FileNotFoundError, NotADirectoryError):
         problems.append(changed(file.path, "since it was read: it is gone"))
     except OSError as error:

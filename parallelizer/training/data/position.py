@@ -22,7 +22,7 @@ from parallelizer.training.data.source import Source
 SHOWN = 5
 """Files that are told one by one."""
 
-ANEW = "begin anew in another folder (hydra.run.dir)"
+ANEW = "start a new run in another folder (hydra.run.dir)"
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def check_same_data(saved: DataPosition, now: DataPosition, origins: Origins) ->
         if len(told) > SHOWN:
             more = f"{len(told) - SHOWN + 1} more files have changed since the checkpoint was saved"
             told = [*told[: SHOWN - 1], more]
-        help = f"give the data of before, or {ANEW}"
+        help = f"restore the earlier data, or {ANEW}"
         found += [*options, *(Diagnostic("resume-data", what, place, help) for what in told)]
     return found
 
@@ -126,7 +126,7 @@ def _options(
             trained = f"with {was}" if was is not None else "without it"
             message = f"data.{name} is {here or 'not given'}, and the checkpoint was trained {trained}"
             span = origins.span(f"data.{name}") or place
-            yield Diagnostic("resume-data", message, span, f"go on with the data of before, or {ANEW}")
+            yield Diagnostic("resume-data", message, span, f"continue with the earlier data, or {ANEW}")
 
 
 def _shown(name: str, value: Any) -> str:

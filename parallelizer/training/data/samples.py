@@ -213,7 +213,7 @@ class Iterated:
 
 def _tell_of_skipping(samples: int) -> None:
     if not dist.is_initialized() or dist.get_rank() == 0:
-        message = f"the data cannot be entered at a place: {samples:,} samples are read and dropped"
+        message = f"the data cannot be resumed at a position: {samples:,} samples are read and dropped"
         print(message, file=sys.stderr, flush=True)
 
 
@@ -222,7 +222,7 @@ def _samples_of(given: Any, shuffle: bool | None, skipped: int) -> Indexed | Ite
         return _of_loader(given, shuffle, skipped)
     if isinstance(given, Iterator):
         raise _unusable(
-            f"{type(given).__name__} can be iterated once, and evaluation and resuming begin anew"
+            f"{type(given).__name__} can be iterated only once, but evaluation and resuming iterate from the start again"
         )
     if not isinstance(given, IterableDataset) and hasattr(given, "__len__") and hasattr(given, "__getitem__"):
         return Indexed(given, shuffle is not False, skipped, None)
@@ -293,7 +293,7 @@ def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     try:
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
     except (RuntimeError, KeyError) as error:
-        raise _unusable(f"samples are not alike, so that they make no batch: {error}") from None
+        raise _unusable(f"samples differ and cannot be batched: {error}") from None
 
 
 def _is_labelled(sample: Mapping[str, Tensor]) -> bool:

@@ -137,7 +137,7 @@ def _count(path: str, dtype: str) -> int:
         raise PlanError([Diagnostic("data-not-found", message, help=HELP)]) from None
     count, rest = divmod(size, np.dtype(dtype).itemsize)
     if rest or not os.path.isfile(path):
-        raise _unreadable(path, f"its {size} bytes are no whole number of {dtype}")
+        raise _unreadable(path, f"its {size} bytes are not a multiple of {dtype}")
     return count
 
 

@@ -103,7 +103,7 @@ def job_reported(
             raise
         status = _say(error)
         if isinstance(error, KeyboardInterrupt) and folder is not None and folder.exists():
-            print(f"what was measured until then lies in {folder}", file=sys.stderr)
+            print(f"the measurements until then are in {folder}", file=sys.stderr)
             print(_goes_on(folder, kept or folder / "checkpoints", command), file=sys.stderr)
         if sweep and not isinstance(error, KeyboardInterrupt):
             raise JobFailed from None
@@ -119,7 +119,7 @@ def _goes_on(folder: Path, kept: Path, command: str) -> str:
     where = f"hydra.run.dir={shlex.quote(shown_path(folder))}"
     again = command if "hydra.run.dir=" in command else f"{command} {where}"
     newest = shown_path(kept / name(steps[-1]))
-    return f"the checkpoint of step {steps[-1]} stands, {newest}; this goes on from it:\n  python {again}"
+    return f"the checkpoint of step {steps[-1]} is complete, {newest}; this command resumes from it:\n  python {again}"
 
 
 @contextmanager

@@ -56,7 +56,7 @@ def _check_cores(world: int) -> None:
     if world > max(ANYWHERE, PER_CORE * cores):
         raise LaunchError(
             f"{world} processes on {cores} core{'s' * (cores > 1)} would take the whole machine for long",
-            f"to start them all the same, set launch.max_cpu_ranks={world}\n"
+            f"to start them anyway, set launch.max_cpu_ranks={world}\n"
             "a dry run needs one process for any number of ranks: python -m parallelizer plan ...",
         )
 

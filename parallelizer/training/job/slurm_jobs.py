@@ -169,7 +169,7 @@ class Sweep:
             try:
                 found = self._executor(submitit, size).map_array(Task(stock), *zip(*arguments, strict=True))
             except (RuntimeError, ValueError, submitit.core.utils.FailedJobError) as error:
-                raise launch.LaunchError(f"Slurm takes no job: {_line(error)}") from None
+                raise launch.LaunchError(f"Slurm accepts no job: {_line(error)}") from None
             submitted |= dict(zip(numbers, found, strict=True))
         for n, overrides in enumerate(jobs):
             shown = " ".join(filter_overrides(overrides))
@@ -178,7 +178,9 @@ class Sweep:
             return [self._result(submitted[n]) for n in range(len(jobs))]
         except KeyboardInterrupt:
             names = " ".join(job.job_id for job in submitted.values())
-            print(f"\nSlurm keeps the jobs, and runs them; to end them: scancel {names}", file=sys.stderr)
+            print(
+                f"\nSlurm keeps the jobs and will run them; to cancel them: scancel {names}", file=sys.stderr
+            )
             raise
 
     def _size(self, overrides: Sequence[str]) -> Size:

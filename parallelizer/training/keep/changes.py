@@ -33,7 +33,7 @@ def told(then: Record, now: Record) -> str | None:
     if not found:
         return None
     more = f", and {len(found) - MOST} more" if len(found) > MOST else ""
-    return f"other than then: {', '.join(found[:MOST])}{more}"
+    return f"changed since the checkpoint: {', '.join(found[:MOST])}{more}"
 
 
 def _values(then: Any, now: Any) -> Iterator[str]:

@@ -84,14 +84,17 @@ class RunCheckpoints:
             return None
         found, passed = newest_checkpoint(self.place.folder)
         if found is None and passed:
-            help_text = "none here is whole: start from another folder (train.resume), or anew in another hydra.run.dir"
+            help_text = (
+                "no checkpoint here is complete: start from another folder (train.resume), or start a new run in another "
+                "hydra.run.dir"
+            )
             raise PlanError(replace(d, help=help_text, severity="error") for d in passed)
         if self.leads and passed:
             show_diagnostics.write(passed, sys.stderr)
         if found is None and self.place.given is not None:
             return open_checkpoint(names.resolved(self.place.given))
         if found is not None and self.place.given is not None and self.leads:
-            print(f"not from train.resume={self.place.given}: this run has checkpoints of its own")
+            print(f"train.resume={self.place.given} is not used: this run has checkpoints of its own")
         return found
 
     def load(self, opened: Opened, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, int]:
@@ -108,7 +111,7 @@ class RunCheckpoints:
             seed_ranks(self.mesh, derived_seed(self.settings.seed, f"step {opened.step}"))
         if self.leads:
             mesh = " x ".join(f"{axis}={size}" for axis, size in opened.mesh.items()) or "1 rank"
-            print(f"going on behind step {opened.step} from {shown_path(opened.path)}, saved on {mesh}")
+            print(f"resuming after step {opened.step} from {shown_path(opened.path)}, saved on {mesh}")
             if (differences := changes.told(opened.state, self.record)) is not None:
                 print(differences)
             sys.stdout.flush()

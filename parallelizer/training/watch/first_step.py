@@ -168,17 +168,21 @@ class StepComparison:
         rule = next((d.rule for d in apart if d.rule is not None), None)
         span = Span(rule[1], rule[2]) if rule is not None else None
         shown = "; ".join(map(str, apart[:4])) + (f"; and {len(apart) - 4} more" if len(apart) > 4 else "")
-        help_text = "`python -m parallelizer plan` has what was planned; train.compare=false looks no more"
+        help_text = (
+            "`python -m parallelizer plan` shows the plan; train.compare=false switches this comparison off"
+        )
         if self.device == "cuda":
             help_text = (
                 "the dry run follows the operators of the CPU, where DTensor gathers what it exchanges on CUDA: "
-                f"all_gather for all_to_all is no fault. {help_text}"
+                f"all_gather for all_to_all is not an error. {help_text}"
             )
-        message = f"step {self.step} did not send what the dry run says: {shown}"
+        message = f"step {self.step} did not send what the dry run predicts: {shown}"
         return Diagnostic("not-as-planned", message, span, help_text, severity="warning")
 
     def _above(self, peak: int, predicted: int) -> Diagnostic:
-        message = f"step {self.step} held {size(peak)} at its peak, and the dry run says {size(predicted)}"
+        message = (
+            f"step {self.step} held {size(peak)} at its peak, and the dry run predicts {size(predicted)}"
+        )
         help_text = "something holds tensors that the dry run does not know of: a hook, a kernel's workspace, the data"
         return Diagnostic("not-as-planned", message, None, help_text, severity="warning")
 

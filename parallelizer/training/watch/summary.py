@@ -51,7 +51,7 @@ def is_cross_entropy(loss: Callable[..., object]) -> bool:
 def _trained(result: Result) -> str:
     if not result.losses:
         return f"no step was left to train: all {result.first} are done"
-    behind = f" behind step {result.first}" if result.first else ""
+    behind = f" after step {result.first}" if result.first else ""
     return (
         f"trained {len(result.losses)} step{'s' if len(result.losses) > 1 else ''}{behind} in {result.seconds:.1f} s: "
         f"loss {result.losses[0]:.4f} -> {result.losses[-1]:.4f}"
@@ -63,7 +63,7 @@ def _figures(result: Result) -> Iterator[str]:
         step, loss = result.best
         yield f"lowest loss {loss:.4f}, at step {step}"
     if result.skipped:
-        yield f"{result.skipped} step{'s' * (result.skipped > 1)} left out: not finite"
+        yield f"{result.skipped} step{'s' * (result.skipped > 1)} skipped: not finite"
     if result.speed is not None:
         low, middle, high = result.speed
         spread = f" (quartiles {low:,.0f} to {high:,.0f})" if len(result.rates) > 2 else ""
@@ -79,7 +79,7 @@ def _figures(result: Result) -> Iterator[str]:
         )
         yield f"{whose} had {size(result.memory.peak)} in use at most{dry}"
     if result.checkpoint is not None and not result.stopped and not result.unwritten:
-        yield f"saved behind step {step_of(result.checkpoint)}, in {shown_path(result.checkpoint)}"
+        yield f"saved after step {step_of(result.checkpoint)}, in {shown_path(result.checkpoint)}"
     if result.profiled is not None:
         yield f"traces for Perfetto in {shown_path(result.profiled)}"
 
@@ -88,5 +88,5 @@ def _stopped(result: Result) -> str:
     name = signal.Signals(result.stopped).name
     done = result.first + len(result.losses)
     if result.checkpoint is None or step_of(result.checkpoint) != done:
-        return f"stopped by {name} behind step {done}, which could not be saved"
-    return f"stopped by {name} behind step {done}, saved in {shown_path(result.checkpoint)}: the same command goes on from there"
+        return f"stopped by {name} after step {done}, which could not be saved"
+    return f"stopped by {name} after step {done}, saved in {shown_path(result.checkpoint)}: the same command resumes from it"

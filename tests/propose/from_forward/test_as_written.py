@@ -50,6 +50,20 @@ def test_nanogpt_counts_its_heads_by_the_width_of_its_input(tmp_path: Path) -> N
         assert trials.refusal(whole, {"tp": 2}) is None
 
 
+def test_mingpt_writes_its_attention_out(tmp_path: Path) -> None:
+    """Its MLP is a lambda over modules in a dictionary, its mask a slice of a buffer."""
+    with written("mingpt", tmp_path):
+        setup = setup_of("mingpt", tmp_path)
+        facts = roles(model := setup.build_model(), watch(setup.build_model(), setup.workload))
+        assert {r.kind: set(r.sources) for r in facts.regions} == {
+            "attention": {"transformer.h.0.attn.c_attn"},
+            "mlp": {"transformer.h.0.mlp.c_fc"},
+        }
+        text = write_plan(facts, Choice(frozenset(units(facts)), context=False), "minGPT")
+        assert "attn.c_attn: {style: colwise, packed: [1, 1, 1]}" in text
+        assert Trials(setup, model).refusal(text, {"tp": 2}, proven=True) is None
+
+
 @pytest.mark.slow
 def test_nanogpt_without_flash_attention_is_split_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

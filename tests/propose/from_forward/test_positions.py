@@ -33,6 +33,21 @@ def test_the_argument_that_takes_positions_is_found(build: type[nn.Module], smal
     assert found.input == "where"
 
 
+class FirstRows(models.Gpt):
+    """Takes the first rows of a table where it is given no positions."""
+
+    def forward(self, input_ids: Tensor, where: Tensor | None = None) -> Tensor:
+        rows = self.places.weight[: input_ids.shape[1]] if where is None else self.places(where)
+        z = self.words(input_ids) + rows
+        for block in self.trunk:
+            z = block(z)
+        return self.read(self.last(z))
+
+
+def test_positions_are_passed_to_a_model_that_reads_the_first_rows_of_a_table() -> None:
+    assert carriers(on_meta(FirstRows), WORK, on_meta(FirstRows)).input == "where"
+
+
 def test_buffers_that_are_read_by_position_are_found_with_their_dimension() -> None:
     found = carriers(on_meta(models.Qwen), WORK)
     assert found.buffers == {f"stack.{n}.core.turn.{b}": 0 for n in (0, 1) for b in "cs"}

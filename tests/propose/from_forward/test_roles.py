@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -28,6 +29,31 @@ def found(build: Callable[[], nn.Module], **entries: Entry) -> Facts:
 
 def region(facts: Facts, kind: str) -> SplitRegion:
     return next(r for r in facts.regions if r.kind == kind)
+
+
+class TwoNames(nn.Module):
+    """An MLP whose output it changes, and a head whose bias it holds too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.up, self.down = nn.Embedding(128, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 128)
+        self.bias = self.head.bias
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        y = self.down(F.gelu(self.up(x)))
+        y += x
+        return self.head(y)
+
+
+def test_an_output_that_is_changed_in_place_is_copied_and_a_bias_of_two_names_is_split_under_both() -> None:
+    facts = found(TwoNames)
+    assert region(facts, "mlp").changed == {"down"} and facts.biases == {"head": ("bias",)}
+    text = write_plan(facts, Choice(frozenset(units(facts))), "it")
+    assert "own: true" in text and re.search(
+        r"^  bias: +\{style: shard-params, params: shard\(0\)\}", text, re.MULTILINE
+    )
 
 
 def test_a_fused_projection_is_found_with_its_parts_and_the_module_that_takes_the_stream() -> None:

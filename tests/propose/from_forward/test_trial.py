@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from parallelizer.child.in_time import NotInTime
@@ -28,6 +30,15 @@ def test_a_refusal_is_one_sentence_with_its_code() -> None:
     # Split features that meet the whole stream: only following the step shows it.
     wrong = 'rules: {"trunk.*.think.b": colwise, "": fsdp}'
     assert tried.refusal(wrong, {"tp": 2}) is not None
+
+
+def test_a_step_that_fails_names_the_line_of_the_model() -> None:
+    refusal = trials().refusal(
+        'rules: {"trunk.*.think.a": {style: colwise, input: replicate}, "": fsdp}', {"tp": 2}
+    )
+    assert refusal is not None and re.search(r", at \S*models\.py:\d+: `.*` \[does-not-run\]$", refusal), (
+        refusal
+    )
 
 
 def test_the_same_plan_is_tried_once() -> None:

@@ -44,8 +44,8 @@ HALF = lambda: Alone(dtype=torch.bfloat16)  # noqa: E731
 @pytest.mark.parametrize("there, here, made, trains, code, said", [
     (Alone, DEEP, adamw, adamw, "checkpoint-mismatch", "the checkpoint has no layers.1.{weight,bias}"),
     (DEEP, Alone, adamw, adamw, "checkpoint-mismatch",
-     "the checkpoint has layers.1.{weight,bias}, which the model has not"),
-    (buffered, Alone, adamw, adamw, "checkpoint-mismatch", "the checkpoint has more, which the model has not"),
+     "the checkpoint has layers.1.{weight,bias}, which the model does not have"),
+    (buffered, Alone, adamw, adamw, "checkpoint-mismatch", "the checkpoint has more, which the model does not have"),
     (Alone, buffered, adamw, adamw, "checkpoint-mismatch", "the checkpoint has no more"),
     (Alone, WIDE, adamw, adamw, "checkpoint-mismatch", "the checkpoint is of another size: layers.0.weight is [4, 4], "
      "and [6, 6] in the model; layers.0.bias is [4], and [6] in the model"),

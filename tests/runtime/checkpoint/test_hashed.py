@@ -33,7 +33,7 @@ def test_another_byte_on_the_disk_is_noticed_when_it_is_read_back(tmp_path: Path
     with files.create_stream(tmp_path / "a", "wb") as stream:
         stream.write(b"as it was")
     (tmp_path / "a").write_bytes(b"as it wax")
-    with pytest.raises(OSError, match="a does not read back as it was written"):
+    with pytest.raises(OSError, match="a does not contain the bytes that were written"):
         files.verified()
     (tmp_path / "a").unlink()
     with pytest.raises(FileNotFoundError):

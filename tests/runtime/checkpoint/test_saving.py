@@ -144,7 +144,9 @@ def test_no_name_is_given_before_everything_has_been_read_back(
     assert saved(checkpoints, 1, model, optimizer).failure is None
     monkeypatch.setattr(saving.HashedFiles, "verified", spoiled)
     failure = saved(checkpoints, 2, model, optimizer).failure
-    assert failure is not None and "__0_0.distcp does not read back as it was written" in failure.message
+    assert (
+        failure is not None and "__0_0.distcp does not contain the bytes that were written" in failure.message
+    )
     assert whole(tmp_path) == {1: True} and not names.leftovers(tmp_path)
 
 

@@ -201,8 +201,8 @@ def test_how_far_ranks_are_apart_is_measured_and_let_pass_on_demand(planted: lis
 def test_messages_fold_names_and_name_ranks(planted: list[dict[str, Any]]) -> None:
     message = ranks_drifted(7, planted[0]["a norm"]).message
     assert message == (
-        "after step 7 ranks differ in what they hold alike: rank 2 from ranks 0, 1, 3 in layers.0.attention_norm.weight (by "
-        "up to 0.5 of the largest value)"
+        "after step 7 ranks differ in values that should be equal: rank 2 from ranks 0, 1, 3 in layers.0.attention_norm.weight "
+        "(by up to 0.5 of the largest value)"
     )
     message = ranks_drifted(7, planted[0]["by little"][0], "warning").message
     assert "ranks 0, 2 from each other in {tok_embeddings,output}.weight, " in message

@@ -124,7 +124,7 @@ def test_a_rank_that_stops_beating_says_once_where_it_stands(capfd: pytest.Captu
         beat(12, "reading")
         stand_here(1.0)
     lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == "warning: rank 3 of 8: no progress for 0 s in step 12 (reading); it stands here"
+    assert lines[0] == "warning: rank 3 of 8: no progress for 0 s in step 12 (reading); its stack:"
     assert sum(line.startswith("warning") for line in lines) == 1
     assert any("in stand_here" in line for line in lines)
     beat(13)  # nobody listens any more
@@ -137,8 +137,8 @@ def test_a_rank_that_goes_on_and_stops_again_says_it_again(capfd: pytest.Capture
             stand_here(0.5)
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning")]
     assert [line.partition(" s in ")[2] for line in said] == [
-        "step 4; it stands here",
-        "step 5; it stands here",
+        "step 4; its stack:",
+        "step 5; its stack:",
     ]
 
 

@@ -88,7 +88,7 @@ def test_of_two_at_work_the_one_in_an_earlier_step_is_behind() -> None:
 def test_ranks_that_all_wait_wait_for_different_things() -> None:
     other = Stack((Frame("/x/torch/distributed/distributed_c10d.py", 5, "broadcast"),))
     lines = describe(1, 3, {rank: at(1) for rank in range(3)}, [{0: WAITS, 1: other, 2: WAITS}]).splitlines()
-    assert lines[0].endswith("all of 3 ranks wait in collectives, which are then not the same")
+    assert lines[0].endswith("all of 3 ranks wait in collectives, and not in the same one")
     assert [line for line in lines if "rank" in line][1:] == [
         "  ranks 0, 2: step 1, most recent call first",
         "  rank 1: step 1, most recent call first",
@@ -98,7 +98,7 @@ def test_ranks_that_all_wait_wait_for_different_things() -> None:
 def test_ranks_that_are_all_at_work_are_not_blamed() -> None:
     for looks in ([{0: HERE, 1: HERE}], [{0: WAITS, 1: HERE}, {0: HERE, 1: WAITS}]):
         told = describe(1, 2, {0: at(1), 1: at(1)}, looks)
-        assert told.startswith("no progress for 1 s: all of 2 ranks are at work, so this step is slow\n")
+        assert told.startswith("no progress for 1 s: all of 2 ranks are computing, so this step is slow\n")
 
 
 def test_a_rank_that_was_once_in_a_collective_is_not_blamed() -> None:
@@ -109,7 +109,10 @@ def test_a_rank_that_was_once_in_a_collective_is_not_blamed() -> None:
 
 def test_a_rank_that_gives_no_stack_is_said_to(tmp_path: Path) -> None:
     lines = describe(1, 2, {0: None, 1: at(1)}, [{1: WAITS}] * 2).splitlines()
-    assert lines[1] == "  rank 0: before its first step, gives no stack: stopped, or held up in the system"
+    assert (
+        lines[1]
+        == "  rank 0: before its first step, gives no stack: it is stopped, or blocked in a system call"
+    )
 
 
 def test_a_line_that_waits_waits(tmp_path: Path) -> None:

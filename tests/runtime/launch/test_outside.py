@@ -252,7 +252,7 @@ def test_a_joined_rank_that_stands_still_says_where(tmp_path: Path, env: pytest.
         one.join(60)
     assert [one.exitcode for one in tasks] == [0, 0]
     first, second = ((tmp_path / str(rank)).read_text() for rank in range(2))
-    assert first.startswith("warning: rank 0 of 2: no progress for 0 s in step 3; it stands here\n")
+    assert first.startswith("warning: rank 0 of 2: no progress for 0 s in step 3; its stack:\n")
     assert "dist.barrier()" in first and "time.sleep(1)" in second
 
 

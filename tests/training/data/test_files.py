@@ -142,11 +142,11 @@ CHANGES: dict[Callable[[Path], None], str] = {
     grown: "grown from 22 to 26 bytes",
     removed: "it is gone",
     under_a_file: "it is gone",
-    folder: "it is no file any more",
+    folder: "it is no longer a file",
     looped: "it cannot be read any more (Too many levels of symbolic links)",
-    overwritten: "it has other bytes, and as many",
-    overwritten_in_secret: "it has other bytes, and as many",
-    replaced: "it has other bytes, and as many",
+    overwritten: "its bytes differ, and its size is the same",
+    overwritten_in_secret: "its bytes differ, and its size is the same",
+    replaced: "its bytes differ, and its size is the same",
 }
 
 

@@ -87,7 +87,9 @@ def test_the_first_samples_are_held_out_and_rows_that_fill_up_count_for_nothing(
 
 def test_resuming_what_can_only_be_iterated_says_what_it_drops(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows(source_of(Flow(), HELD), 8) == [11, 12, 13, 14]
-    assert "the data cannot be entered at a place: 8 samples are read and dropped" in capsys.readouterr().err
+    assert (
+        "the data cannot be resumed at a position: 8 samples are read and dropped" in capsys.readouterr().err
+    )
     source = source_of(Flow(), HELD)
     for position in (0, 4, 8):
         rows(source, position)

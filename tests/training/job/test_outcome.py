@@ -84,5 +84,8 @@ def test_an_interrupted_run_names_its_checkpoint_and_the_command_that_goes_on(
     with pytest.raises(SystemExit), job_reported(folder, False, None, command):
         raise KeyboardInterrupt
     told = capsys.readouterr().err.splitlines()
-    assert "the checkpoint of step 20 stands, outputs/day/time/checkpoints/step_20; this goes on" in told[-2]
+    assert (
+        "the checkpoint of step 20 is complete, outputs/day/time/checkpoints/step_20; this command resumes"
+        in told[-2]
+    )
     assert told[-1] == f"  python {command}" + " hydra.run.dir=outputs/day/time" * (not chosen)

@@ -30,7 +30,7 @@ def test_many_more_processes_than_cores_are_confirmed_first() -> None:
     many = ("parallel=fsdp8_tp8", "device=cpu")
     with pytest.raises(LaunchError, match="64 processes on 2 cores") as caught:
         checked(llama(*many))
-    assert caught.value.help.startswith("to start them all the same, set launch.max_cpu_ranks=64")
+    assert caught.value.help.startswith("to start them anyway, set launch.max_cpu_ranks=64")
     checked(llama(*many, "launch.max_cpu_ranks=64"))
 
 

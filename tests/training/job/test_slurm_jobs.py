@@ -67,7 +67,7 @@ def test_one_run_is_a_sweep_of_one_job() -> None:
             ["parallel=tp2", "hydra.launcher.nodes=4"],
             "error: 4 nodes of 0 tasks are not the 2 ranks of the mesh",
         ),
-        (["parallel=tp2"], 'error: Slurm takes no job: Could not detect "srun"'),
+        (["parallel=tp2"], 'error: Slurm accepts no job: Could not detect "srun"'),
     ],
 )
 def test_a_sweep_that_cannot_be_submitted(

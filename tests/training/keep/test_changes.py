@@ -18,7 +18,10 @@ def record(*overrides: str, text: str = "rules: {}") -> dict[str, Any]:
 
 def test_more_steps_are_told_because_the_learning_rate_is_another_from_then_on() -> None:
     line = told(record("train.steps=60"), record("train.steps=900"))
-    assert line == "other than then: train.steps 60 -> 900 (over which the learning rate is scheduled)"
+    assert (
+        line
+        == "changed since the checkpoint: train.steps 60 -> 900 (over which the learning rate is scheduled)"
+    )
 
 
 def test_nothing_is_said_of_the_same_run_with_other_habits() -> None:
@@ -30,14 +33,17 @@ def test_each_value_is_told_with_what_it_was() -> None:
     line = told(
         record("parallel=tp2"), record("parallel=fsdp2_tp2", "optim.lr=0.001", "train.dtype=bfloat16")
     )
-    assert line is not None and line.startswith("other than then: ")
+    assert line is not None and line.startswith("changed since the checkpoint: ")
     assert "mesh tp=2 -> dp_shard=2 x tp=2" in line
     assert "train.dtype auto -> bfloat16" in line and "-> 0.001" in line
 
 
 def test_another_plan_and_another_text_of_the_same_plan() -> None:
-    assert told(record(), record("plan=llama_tp")) == "other than then: plan llama -> llama_tp"
-    assert told(record(), record(text="rules: {a: colwise}")) == "other than then: the text of llama.yaml"
+    assert told(record(), record("plan=llama_tp")) == "changed since the checkpoint: plan llama -> llama_tp"
+    assert (
+        told(record(), record(text="rules: {a: colwise}"))
+        == "changed since the checkpoint: the text of llama.yaml"
+    )
 
 
 def test_not_more_is_named_than_fits_a_line() -> None:

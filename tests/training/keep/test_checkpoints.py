@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from parallelizer.runtime.checkpoint.folder import steps_in
+from parallelizer.runtime.checkpoint.loading import open_checkpoint
 from tests.recipes.runs import ROOT, SMALL, metrics, typed
 
 pytestmark = pytest.mark.ranks
@@ -51,9 +53,18 @@ def here(four: Path, tmp_path: Path) -> Path:
 def test_it_goes_on_under_another_preset_and_says_so(here: Path) -> None:
     again = typed(*RUN, "parallel=fsdp2", "train.steps=7", cwd=here)
     assert again.status == 0, again.err
-    assert "going on behind step 4 from run/checkpoints/step_4, saved on tp=2" in again.out
+    assert "resuming after step 4 from run/checkpoints/step_4, saved on tp=2" in again.out
     assert [m["step"] for m in metrics(here / "run")] == list(range(1, 8))
     assert steps_in(here / "run/checkpoints") == [4, 6, 7]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_fingerprint_of_the_proof(tmp_path: Path) -> None:
+    words = (*RUN, "train.prove=auto", "parallel=tp2", "train.steps=2")
+    ended = typed(*words, cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    (name,) = set(re.findall(r"certificate (\w{12})", ended.out))
+    assert str(open_checkpoint(tmp_path / "run/checkpoints/step_2").state["certificate"]).startswith(name)
 
 
 def test_on_the_same_mesh_it_is_the_same_run_to_the_bit(tmp_path: Path) -> None:
@@ -127,7 +138,7 @@ def test_what_begins_anew_goes_on_all_the_same_when_its_job_is_queued_again(
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     ended = typed(*RUN, "parallel=tp2", "train.steps=5", "train.resume=never", cwd=here)
-    assert ended.status == 0 and "going on behind step 4" in ended.out
+    assert ended.status == 0 and "resuming after step 4" in ended.out
 
 
 def test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused(here: Path) -> None:
@@ -140,7 +151,7 @@ def test_a_damaged_newest_one_is_passed_over_and_a_named_one_refused(here: Path)
     assert named.status == 1 and "error[checkpoint-damaged]: __1_0.distcp holds other bytes" in named.err
     ended = typed(*RUN, "parallel=tp2", "train.steps=6", cwd=here)
     assert ended.status == 0 and "warning[checkpoint-damaged]" in ended.err
-    assert "going on behind step 2" in ended.out and [m["step"] for m in metrics(here / "run")] == [
+    assert "resuming after step 2" in ended.out and [m["step"] for m in metrics(here / "run")] == [
         *range(1, 7)
     ]
 
@@ -197,11 +208,14 @@ def test_every_family_goes_on_under_another_preset(model: str, tmp_path: Path) -
 
 def test_what_differs_from_the_checkpoint_is_told_in_a_line(here: Path) -> None:
     again = typed(*RUN, "parallel=fsdp2", "train.steps=5", "optim.lr=1e-4", cwd=here)
-    [line] = [line for line in again.out.splitlines() if line.startswith("other than then")]
+    [line] = [line for line in again.out.splitlines() if line.startswith("changed since the checkpoint")]
     assert "mesh tp=2 -> dp_shard=2" in line and "-> 0.0001" in line
     same = typed(*RUN, "parallel=fsdp2", "train.steps=6", "optim.lr=1e-4", cwd=here)
-    assert "going on behind step 5" in same.out
-    assert "other than then: train.steps 5 -> 6 (over which the learning rate is scheduled)\n" in same.out
+    assert "resuming after step 5" in same.out
+    assert (
+        "changed since the checkpoint: train.steps 5 -> 6 (over which the learning rate is scheduled)\n"
+        in same.out
+    )
 
 
 def test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_again(tmp_path: Path) -> None:
@@ -214,7 +228,7 @@ def test_a_finished_run_that_saved_its_model_is_no_mistake_when_it_is_started_ag
     again = typed(*run, cwd=tmp_path)
     assert again.status == 0, again.err
     assert "no step was left to train" in again.out
-    assert "model saved in tuned, by the run that ended before" in again.out
+    assert "model saved in tuned, by an earlier run" in again.out
     before = (tmp_path / "tuned" / "model.safetensors").read_bytes()
     more = typed(*run, "train.steps=3", cwd=tmp_path)  # its own model, trained further
     assert more.status == 0 and "model saved in tuned\n" in more.out, more.err

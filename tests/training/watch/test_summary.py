@@ -66,8 +66,8 @@ def test_the_lowest_loss_is_a_finite_one_and_counts_from_the_checkpoint(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = said(capsys, math.nan, 4.0, 4.5, first=10, skipped=1)
-    assert lines[1:3] == ["  lowest loss 4.0000, at step 12", "  1 step left out: not finite"]
-    assert said(capsys, math.nan, math.nan, skipped=2)[1] == "  2 steps left out: not finite"
+    assert lines[1:3] == ["  lowest loss 4.0000, at step 12", "  1 step skipped: not finite"]
+    assert said(capsys, math.nan, math.nan, skipped=2)[1] == "  2 steps skipped: not finite"
 
 
 def test_memory_is_compared_where_it_can_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_memory_is_compared_where_it_can_be(capsys: pytest.CaptureFixture[str]) 
 
 def test_where_what_was_written_lies(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lines = said(capsys, 1.0, checkpoint=tmp_path / "step_20", profiled=tmp_path / "profile")
-    assert f"  saved behind step 20, in {tmp_path}/step_20" in lines
+    assert f"  saved after step 20, in {tmp_path}/step_20" in lines
     assert f"  traces for Perfetto in {tmp_path}/profile" in lines
 
 
