@@ -1,8 +1,9 @@
 """Time and memory of the dry run, as a whole process with imports, over depth and over ranks.
 
-    python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--curve] [--clock] [--repeats 3]
+    python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--pp 16] [--curve] [--clock] [--repeats 3]
 
-The first line is Llama 3.1 405B on 16,384 ranks, if nothing else is said; `--curve` adds depths from 4 to 126 layers
+The first line is Llama 3.1 405B on 16,384 ranks, if nothing else is said. `--pp` cuts it into so many stages under 1f1b, in the
+place of context parallelism: 16 x dp_shard 128 x tp 8 are 16,384 ranks. `--curve` adds depths from 4 to 126 layers
 and worlds from 64 to 16,384 ranks. `--clock` compares the dry run of a step on H100s with the same one whose time is
 predicted too, in turns.
 """
@@ -22,9 +23,16 @@ ROOT = Path(__file__).resolve().parents[1]
 WORLDS = {64: (4, 2, 8), 256: (16, 2, 8), 1024: (64, 2, 8), 4096: (256, 2, 8), 16384: (1024, 2, 8)}
 
 
-def measure(layers: int, world: int, *more: str) -> tuple[float, float]:
-    """Seconds of the command, and the largest resident set of any process in it in MB."""
+def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, float]:
+    """Seconds of the command, and the largest resident set of any process in it in MB. With `pp`, each data rank has twice as
+    many rows as there are stages, one for each microbatch.
+    """
     shard, cp, tp = WORLDS[world]
+    rows = shard
+    if pp > 1:
+        shard, cp = world // (pp * tp), 1
+        rows = 2 * pp * shard
+        more = (f"++parallel.mesh.pp={pp}", *(more or ("device=cpu",)))
     command = [
         *(
             sys.executable,
@@ -41,7 +49,7 @@ def measure(layers: int, world: int, *more: str) -> tuple[float, float]:
             f"parallel.mesh.cp={cp}",
             f"parallel.mesh.tp={tp}",
         ),
-        *("train.seq_len=8192", f"train.batch_size={shard}", *(more or ("device=cpu",))),
+        *("train.seq_len=8192", f"train.batch_size={rows}", *(more or ("device=cpu",))),
     ]
     begun = time.perf_counter()
     pid = os.posix_spawn(
@@ -84,10 +92,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=126, help="of the model in the first line (126)")
     parser.add_argument("--ranks", type=int, choices=WORLDS, default=16384, help="of its world (16384)")
+    parser.add_argument("--pp", type=int, default=1, help="stages (1), in the place of context parallelism")
     parser.add_argument("--curve", action="store_true", help="other depths and other worlds too")
     parser.add_argument("--clock", action="store_true", help="what predicting the time adds")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.pp > 1 and (arguments.curve or arguments.clock):
+        parser.error("--pp goes with neither --curve nor --clock")
     if arguments.clock:
         return clock(arguments.layers, arguments.ranks, arguments.repeats)
     cases = [(arguments.layers, arguments.ranks)]
@@ -96,7 +107,7 @@ def main() -> None:
     print(f"`import torch` alone takes {importing(arguments.repeats):.1f} s here")
     print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'MB':>6}")
     for layers, world in cases:
-        runs = [measure(layers, world) for _ in range(arguments.repeats)]
+        runs = [measure(layers, world, pp=arguments.pp) for _ in range(arguments.repeats)]
         times = sorted(t for t, _ in runs)
         memory = max(m for _, m in runs)
         spread = f"{times[len(times) // 2]:.1f} ({times[0]:.1f} to {times[-1]:.1f})"

@@ -1,18 +1,23 @@
-"""The predicted time of a step against the real one, on this machine: `hardware=this` on 1 to 8 gloo ranks.
+"""The predicted time of a step against the recipe's, on this machine: `hardware=this` on 1 to 8 gloo ranks.
 
-    python -m benchmarks.clock [--presets N] [--steps N]
+    python -m benchmarks.clock [--presets N] [--only TEXT] [--steps N]
 
-Each configuration is traced, priced, and run: ranks start, take some steps, and report the median time of those behind the first
-two. The machine has to be idle otherwise. Its own measurement is made first, if `.parallelizer/machine.json` is not there.
+Each configuration is traced, priced, and trained by `recipes.train`. What it took is the median of the steps behind the first two
+in `metrics.jsonl`. The machine has to be idle otherwise. Its own measurement is made first, if `.parallelizer/machine.json` is
+not there. The output is the Markdown table of docs/time.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,50 +31,89 @@ from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.launch.launcher import start
 from parallelizer.runtime.step import train_step
-from parallelizer.simulate.record.trace import local_parts, trace
+from parallelizer.simulate.record.trace import local_parts
+from parallelizer.simulate.record.trace_classes import trace_classes
+from parallelizer.simulate.time.measure import kept
 
-SMALL = ("model.dim=256", "train.seq_len=128")
-LARGE = ("model.dim=512", "model.hidden_dim=1408", "train.seq_len=256")
-PRESETS: tuple[tuple[str, tuple[str, ...]], ...] = tuple(
-    (f"{preset} {size}", (f"parallel={preset}", *sizes, *more))
-    for size, sizes in (("small", SMALL), ("large", LARGE))
-    for preset, more in (
-        ("single", ()),
-        ("fsdp2", ()),
-        ("fsdp4", ()),
-        ("tp2", ()),
-        ("tp4", ()),
-        ("cp2", ()),
-        ("cp4", ()),
-        ("hsdp2x2", ()),
-        ("fsdp2_tp2", ()),
-        ("cp2_tp2", ()),
-        ("fsdp2_cp2_tp2", ()),
-    )
+LLAMA = ("model=llama_debug", "model.n_layers=4")
+MIXTURE = ("model=hf_qwen3_moe",)
+SIZES: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
+    "small": {
+        LLAMA: ("model.dim=256", "train.seq_len=128"),
+        MIXTURE: ("train.seq_len=128",),
+    },
+    "large": {
+        LLAMA: ("model.dim=512", "model.hidden_dim=1408", "train.seq_len=256"),
+        MIXTURE: (
+            "model.config.hidden_size=512",
+            "model.config.moe_intermediate_size=256",
+            "train.seq_len=256",
+        ),
+    },
+}
+DENSE = (
+    "single", "fsdp2", "fsdp4", "tp2", "tp4", "cp2", "cp4", "hsdp2x2", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2",
+    "pp2", "pp4", "pp2_fsdp2", "pp2_tp2", "pp2_cp2", "pp2_fsdp2_tp2",
+)  # fmt: skip
+MIXED = ("fsdp2_ep2", "fsdp4_ep4", "fsdp2_ep4_tp2")
+PRESETS: tuple[tuple[str, str, tuple[str, ...]], ...] = tuple(
+    (preset, size, (f"parallel={preset}", *model, *sizes[model]))
+    for size, sizes in SIZES.items()
+    for model, presets in ((LLAMA, DENSE), (MIXTURE, MIXED))
+    for preset in presets
 )
-"""22 configurations, of one to eight ranks, each in two sizes."""
+"""20 presets of one to eight ranks, each in two sizes."""
+
+PLAIN = ("train.batch_size=8", "train.prove=never", "train.compare=false", "train.check_every=0", "train.eval_batches=1",
+         "train.checkpoint_every=0", "train.log_every=0")  # fmt: skip
+WARM = 2
 
 
 def main(arguments: list[str]) -> None:
     """Print the table, and the rank correlation and the median error on the last lines."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--presets", type=int, default=len(PRESETS))
+    parser.add_argument("--only", default="", help="presets with this in their name")
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    began = time.monotonic()
+    machine = kept()
+    took = f"measured in {machine['seconds']:.0f} s"
+    print(f"{machine['name']}: {took}{' now' if time.monotonic() - began > 1 else ' before'}\n")
+    print("| preset | size | ranks | predicted | took | error |\n|---|---|---|---|---|---|")
     found = []
-    for name, overrides in PRESETS[: options.presets]:
-        setup = from_config(
-            *compose_config([*overrides, "hardware=this", "device=cpu", "train.batch_size=8"])
-        )
+    for preset, size, words in [p for p in PRESETS if options.only in p[0]][: options.presets]:
+        overrides = [*words, *PLAIN, "hardware=this", "device=cpu"]
+        setup = from_config(*compose_config(overrides))
         predicted = _predicted(setup)
-        seconds = step_seconds(setup, options.steps)
+        seconds = recipe_seconds(overrides, options.steps)
         found.append((predicted, seconds))
-        print(f"{name:<22} {setup.mesh.world_size} ranks  predicted {predicted * 1e3:8.1f} ms  "
-              f"took {seconds * 1e3:8.1f} ms  {100 * (predicted / seconds - 1):+6.1f} %", flush=True)  # fmt: skip
+        print(f"| `{preset}` | {size} | {setup.mesh.world_size} | {predicted * 1e3:,.0f} ms | {seconds * 1e3:,.0f} ms "
+              f"| {100 * (predicted / seconds - 1):+.0f} % |", flush=True)  # fmt: skip
     errors = [abs(p / s - 1) for p, s in found]
-    print(f"rank correlation: {correlation([p for p, _ in found], [s for _, s in found]):.3f}")
+    print(f"\nrank correlation: {correlation([p for p, _ in found], [s for _, s in found]):.3f}")
     print(f"median error: {100 * statistics.median(errors):.1f} %")
+
+
+def recipe_seconds(overrides: Sequence[str], steps: int) -> float:
+    """The median seconds of a step of the recipe, behind WARM that do not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "recipes.train",
+            *overrides,
+            f"train.steps={steps + WARM}",
+            f"hydra.run.dir={folder}/run",
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise RuntimeError(f"{' '.join(command)}:\n{ended.stderr[-2000:]}")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    setup = from_config(*compose_config(overrides))
+    tokens = setup.workload.batch_size * setup.workload.seq_len
+    return statistics.median(tokens / json.loads(line)["tokens_per_second"] for line in lines[WARM:])
 
 
 def step_seconds(setup: Setup, steps: int) -> float:
@@ -79,7 +123,7 @@ def step_seconds(setup: Setup, steps: int) -> float:
 
 def _predicted(setup: Setup) -> float:
     model = setup.build_model()
-    found = step_time(setup, trace(setup.compile(model), model, setup.recipe()))
+    found = step_time(setup, trace_classes(setup.compile(model), model, setup.recipe()))
     assert found is not None  # noqa: S101
     return found.seconds
 

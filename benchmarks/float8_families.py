@@ -1,10 +1,10 @@
-"""Over all shipped models: which linears a step computes in float8, against those that the plan names.
+"""Over all shipped models: which linears and experts a step computes in float8, against those that the plan names.
 
     python -m benchmarks.float8_families [--only MODEL]
 
-The linears of a model's layers are named in two halves, one after the other, so that each is named once and left out once. The
-step of the small model is traced on two ranks of tp (of fsdp where tp is refused, since the model sees the shard of a weight
-alone), and each cast to float8 is counted for the module whose forward makes it.
+The linears and the stacked experts of a model's layers are named in two halves, one after the other, so that each is named once
+and left out once. The step of the small model is traced on two ranks of tp (of fsdp where tp is refused, since the model sees
+the shard of a weight alone), and each cast to float8 is counted for the module whose forward makes it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof.tiny import shrink
 from parallelizer.simulate.record.operators import Operator
 from parallelizer.simulate.record.trace import trace
+from parallelizer.styles.float8.recipes import stacked_weights
 
 MODELS = (*DESIGNED_WITH, *families())
 
 
 @dataclass(frozen=True)
 class Count:
-    """The linears of one model that a plan names, and those that a step casts."""
+    """The linears and experts of one model that a plan names, and those that a step casts."""
 
     preset: str
     named: frozenset[str]
@@ -59,14 +60,29 @@ def linears(model: nn.Module) -> list[str]:
     ]
 
 
+def experts(model: nn.Module) -> list[str]:
+    """The modules of the repeated layers that hold the weights of many experts."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if stacked_weights(module) and any(part.isdigit() for part in path.split("."))
+    ]
+
+
 def counts(name: str) -> list[Count]:
-    """Both halves of a model's linears; nothing for a model without linears in its layers."""
-    found = linears(_small(name, "tp2").build_model())
+    """Both halves of a model's linears and experts; nothing for a model without any in its layers."""
+    model = _small(name, "tp2").build_model()
+    found = [*linears(model), *experts(model)]
     return [_count(name, frozenset(half)) for half in (found[::2], found[1::2]) if half]
 
 
 def _count(name: str, named: frozenset[str]) -> Count:
-    rules = ",".join(repr(f"{path}: {{style: float8, emulate: true}}") for path in sorted(named))
+    stacked = experts(_small(name, "tp2").build_model())
+    recipes = {path: "rowwise" if path in stacked else "tensorwise" for path in sorted(named)}
+    rules = ",".join(
+        repr(f"{path}: {{style: float8, recipe: {recipe}, emulate: true}}")
+        for path, recipe in recipes.items()
+    )
     preset, setup = "tp2", _small(name, "tp2", f"rules=[{rules}]")
     try:
         setup.compile(setup.build_model())
@@ -86,7 +102,7 @@ def _small(name: str, preset: str, *overrides: str) -> Setup:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count for every model, or for one. 0 when no linear is in float8 or skipped against the plan."""
+    """Count for every model, or for one. 0 when nothing is in float8 or skipped against the plan."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.float8_families", description=(__doc__ or "").split("\n")[0]
     )
@@ -101,9 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         mesh = ", ".join(sorted({c.preset for c in halves})) or "-"
         print(f"{name:<24}{mesh:>8}{figures[0]:>8}{figures[1]:>18}{figures[2]:>18}", flush=True)
         named, unnamed, skipped = named + figures[0], unnamed + figures[1], skipped + figures[2]
-    print(
-        f"\n{len(models)} models, {named} linears: {unnamed} in float8 that no rule names, {skipped} skipped"
-    )
+    counted = f"{len(models)} models, {named} linears and modules of experts"
+    print(f"\n{counted}: {unnamed} in float8 that no rule names, {skipped} skipped")
     return 1 if unnamed or skipped else 0
 
 

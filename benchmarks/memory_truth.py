@@ -140,6 +140,10 @@ def cases() -> Iterator[Case]:
     for mesh in ("tp2", "fsdp2_tp2", "cp2_tp2"):
         yield llama("float8 cast", mesh, in_float8("tensorwise", CAST))
         yield llama("float8 cast bf16", mesh, in_float8("tensorwise", CAST), BFLOAT16)
+    for recipe, rank in itertools.product(FLOAT8_RECIPES, (0, -1)):
+        place = "first" if rank == 0 else "last"
+        overrides = (*LLAMA, "parallel=pp2", "parallel.pipeline.microbatches=4", in_float8(recipe), BFLOAT16)
+        yield Case(f"2 stages float8 {recipe} bf16 {place} rank", overrides, rank)
     for mesh, rank in (
         ("fsdp3", 2),
         ("fsdp4", 3),

@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.runtime.gradients import clip_grad_norm_ as clip_grad_norm_
     from parallelizer.runtime.initialize import materialize as materialize
     from parallelizer.runtime.launch.failures import LaunchError as LaunchError
+    from parallelizer.runtime.load_balancing import load_balancing_loss as load_balancing_loss
     from parallelizer.runtime.mean_loss import mean_loss as mean_loss
     from parallelizer.runtime.parallelize import parallelize as parallelize
     from parallelizer.runtime.redistribution import redistribute as redistribute
@@ -87,6 +88,7 @@ _WHERE = {
     "from_config": "configuration.read_setup",
     "from_overrides": "configuration.read_setup",
     "load_checkpoint": "runtime.checkpoint.loading",
+    "load_balancing_loss": "runtime.load_balancing",
     "load_plan": "language.load",
     "load_pretrained": "hugging_face.weights",
     "load_whole_state_dict": "runtime.state_dict",

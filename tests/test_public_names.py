@@ -21,8 +21,9 @@ SIGNATURES = Path(__file__).with_name("public_signatures.txt")
 NAMES = {
     "Application", "Checkpoints", "Diagnostic", "Entry", "ExpertList", "LaunchError", "Mesh", "Pipeline", "Plan", "PlanError",
     "Program", "Setup", "Workload", "apply", "batch_rank", "build_mesh", "clip_grad_norm_", "compile", "context_parallel",
-    "cross_entropy", "evaluate", "from_config", "from_overrides", "load_checkpoint", "load_plan", "load_pretrained",
-    "load_whole_state_dict", "materialize", "mean_loss", "newest_checkpoint", "parallelize", "parameter_groups",
+    "cross_entropy", "evaluate", "from_config", "from_overrides", "load_balancing_loss", "load_checkpoint", "load_plan",
+    "load_pretrained", "load_whole_state_dict", "materialize", "mean_loss", "newest_checkpoint", "parallelize",
+    "parameter_groups",
     "redistribute", "rename_axes", "restore_buffers", "save_checkpoint", "save_pretrained", "seed_ranks", "shard_batch",
     "share_experts", "shard_buffers", "style", "sum_over_batch", "train_step", "unshard", "validate", "verify",
     "whole_state_dict",

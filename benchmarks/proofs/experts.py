@@ -107,7 +107,9 @@ def split_rules(model: nn.Module) -> Iterator[str]:
         (first, *_) = forward_names(modules[block]) or ("",)
         if not first:
             return
-        flow = f"input: {{{first}: replicate -> shard(1)}}, local_input: true, output: shard(1) -> replicate"
+        taken = [first, *({"input_ids"} & {*(forward_names(modules[block]) or ())})]
+        parts = ", ".join(f"{name}: replicate -> shard(1)" for name in taken)
+        flow = f"input: {{{parts}}}, local_input: true, output: shard(1) -> replicate"
         yield f'  "{block}.**": [{{none: io}}, {{none: params}}]'
         yield f'  "{block}": {{style: prepare-io, {flow}}}'
         inside = (name for name in modules if name.startswith(f"{block}.") and name not in experts)

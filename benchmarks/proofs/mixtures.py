@@ -79,9 +79,16 @@ MORE: Mapping[str, Mapping[str, Any]] = {
 """What single architectures need beside `SIZES`; None leaves a setting out."""
 
 
+DRAWN = {
+    "phimoe": "its router draws the experts of a token at random while it trains, so that no run repeats"
+}
+"""Why single architectures cannot be proven."""
+
+
 def architectures(asked: Callable[[str], bool] = lambda kind: True) -> dict[str, str]:
-    """The `model_type` of every configuration with an `ep_plan`, of those asked for, in alphabetical order, with the reason why
-    it makes no causal language model; an empty text where it makes one. Each is imported, which takes seconds for all.
+    """The `model_type` of every configuration with an `ep_plan`, of those asked for, in alphabetical order, with the reason
+    why it makes no causal language model, or cannot be proven; an empty text where it can. Each is imported, which takes seconds
+    for all.
     """
     import transformers
 
@@ -92,7 +99,7 @@ def architectures(asked: Callable[[str], bool] = lambda kind: True) -> dict[str,
         if getattr(config, "base_model_ep_plan", None):
             alone = causal.get(config, None) is not None
             found[kind] = (
-                ""
+                DRAWN.get(kind, "")
                 if alone
                 else "a part of a larger model: transformers has no causal language model of it alone"
             )

@@ -74,17 +74,25 @@ def prove(model: str, preset: str, schedule: str, shared: Shared | None = None) 
     try:
         setup = _setup(model, preset, schedule)
         small, _ = shrink(setup, full_mesh=True)
-        key = f"{computation_of(small)} {schedule}"
         setup.compile(setup.build_model())
+    except PlanError as error:
+        return dataclasses.replace(cell, refused=True, reason=_told(error))
+    try:
+        key = f"{computation_of(small)} {schedule}"
         if key not in shared.cells:
             shared.cells[key] = _proven(cell, small, shared)
         return dataclasses.replace(shared.cells[key], model=model, preset=preset)
-    except PlanError as error:
-        first = error.diagnostics[0]
-        where = f" ({Path(first.span.file).name}:{first.span.line})" if first.span is not None else ""
-        return dataclasses.replace(cell, refused=True, reason=f"{first.code}: {first.message}{where}")
+    except PlanError as error:  # the compiler took the plan, so a rank failed
+        return dataclasses.replace(cell, reason=_told(error))
     except (LaunchError, WorldError) as error:
         return dataclasses.replace(cell, reason=str(error).strip().splitlines()[0])
+
+
+def _told(error: PlanError) -> str:
+    """The first finding, in a line."""
+    first = error.diagnostics[0]
+    where = f" ({Path(first.span.file).name}:{first.span.line})" if first.span is not None else ""
+    return f"{first.code}: {first.message}{where}"
 
 
 def _proven(cell: PipelineCell, small: Setup, shared: Shared) -> PipelineCell:

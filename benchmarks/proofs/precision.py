@@ -113,8 +113,28 @@ OPTIONS = (
 )
 """What the first model is proven with beside that. The preset pp2 has the schedule that is left out."""
 
+MIXTURES = tuple(
+    Model(
+        name,
+        "model.layers.*.{self_attn.[qkvo]_proj,mlp.experts}",
+        "model.layers.*.self_attn",
+        "hidden_states",
+    )
+    for name in ("hf_qwen3_moe", "hf_mixtral")
+)
+"""Stacked experts, and the linears of attention beside them."""
 
-TABLES = ((COLUMNS, MODELS), (OPTIONS, MODELS[:1]))
+OF_ROWS = ("rowwise", "rowwise-gw-hp")
+EXPERT_COLUMNS = (
+    Column("experts on fsdp2", "fsdp2", recipes=OF_ROWS),
+    Column("experts on tp2", "tp2", recipes=OF_ROWS),
+    Column("experts on fsdp2_ep2", "fsdp2_ep2", recipes=OF_ROWS),
+    Column("experts on tp2, ep2", "tp2", recipes=OF_ROWS, overrides=("parallel.mesh.ep=2",)),
+    Column("experts on fsdp2_ep4_tp2", "fsdp2_ep4_tp2", recipes=OF_ROWS),
+)
+"""What mixtures are proven on, by the recipes that experts can have."""
+
+TABLES = ((COLUMNS, MODELS), (OPTIONS, MODELS[:1]), (EXPERT_COLUMNS, MIXTURES))
 """The tables, each by its columns and its models."""
 
 

@@ -12,10 +12,12 @@ from benchmarks.proofs.markdown import table
 
 
 def summary(cells: Sequence[Cell]) -> str:
-    """How many cells are proven, and the worst error."""
-    green, shares = sum(c.passed for c in cells), [c.share for c in cells if c.passed and c.share is not None]
+    """How many cells are proven, how many have to be refused and are, and the worst error."""
+    shares = [c.share for c in cells if c.passed and c.share is not None]
+    refused = sum(c.passed and c.share is None for c in cells)
+    told = f", {refused} {'is' if refused == 1 else 'are'} refused, as {'it has' if refused == 1 else 'they have'} to be"
     worst = f"; the worst error is {max(shares):.2f} of its bound" if shares else ""
-    return f"{green} of {len(cells)} cells are proven{worst}."
+    return f"{len(shares)} of {len(cells)} cells are proven{told if refused else ''}{worst}."
 
 
 def listing(cells: Sequence[Cell], width: int) -> str:

@@ -3,24 +3,28 @@
     python -m benchmarks.published [FILE] [--plot FILE.svg] [--cache FOLDER] [--fit]
 
 FILE has the form of benchmarks/published/runs.yaml, which is the default. Each run is composed as an ordinary configuration,
-traced, and priced. `--fit` fits the constants to the rows and cross-validates them by source instead.
+traced, and priced. A run that cannot be composed or traced is named, and skipped. `--fit` fits the constants to the rows, and
+predicts each row with constants that were fitted without its source.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.published import fit, show
 from benchmarks.published.compose import left_out
-from benchmarks.published.predictions import Prediction, predict_row, prepare
-from benchmarks.published.rows import OURS, read
-from parallelizer.diagnostics.diagnostic import PlanError
+from benchmarks.published.predictions import Prediction, Prepared, predict_row, prepare
+from benchmarks.published.rows import OURS, Row, read
+
+One, Other = TypeVar("One", Row, Prepared), TypeVar("Other")
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit status: 1 when a row could not be traced."""
+def main(arguments: list[str]) -> None:
+    """Print the rows, the errors by source, the plot, and the totals on the last lines."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.published", description=(__doc__ or "").splitlines()[0]
     )
@@ -32,35 +36,48 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     rows = read(options.file)
-    reasons: dict[str, int] = {}
-    prepared, failed = [], 0
-    for row in rows:
-        if (why := left_out(row)) is not None:
-            reasons[why] = reasons.get(why, 0) + 1
-            continue
-        try:
-            prepared.append(prepare(row, options.cache))
-        except PlanError as error:
-            failed += 1
-            print(f"{row.id}: not traced: {error}", file=sys.stderr)
+    kept = []
+    for row, why in _tried(rows, lambda row: row.id, left_out):
+        if why is None:
+            kept.append(row)
+        else:
+            print(f"{row.id}: left out: {why}")
+    prepared = [
+        found for _, found in _tried(kept, lambda row: row.id, lambda row: prepare(row, options.cache))
+    ]
+    predictions: list[Prediction]
     if options.fit:
-        # A pipeline has no line that could be thinned; its runs test the constants and do not make them.
-        thin = [(fit.thinned(p), fit.layers(p)) for p in prepared if p.traced.pipeline is None]
-        print(fit.fit(thin))
-        show.cross_validation(fit.cross_validated(thin, print))
-        return 0
-    predictions: list[Prediction] = []
-    for one in prepared:
-        predictions.append(predict_row(one))
-        show.row(predictions[-1])
+        fitted = fit.fit(prepared, print)
+        print(f"fitted to {len(prepared)} rows: {fit.constants_of(fitted.solved())}, "
+              f"reserved memory {fit.reserved_share(prepared):.3f}")  # fmt: skip
+        predictions = fit.cross_validated(prepared, fitted, print)
+        for one in predictions:
+            show.row(one)
+        print(f"\nspread: {show.spread(predictions):.3f}. Each row was predicted with constants that were fitted without its "
+              f"source, and its memory with the share of other sources.")  # fmt: skip
+    else:
+        predictions = []
+        for _, predicted in _tried(prepared, lambda one: one.row.id, predict_row):
+            predictions.append(predicted)
+            show.row(predicted)
     show.sources(predictions)
-    left = ", ".join(f"{count} for {why}" for why, count in reasons.items())
-    print(f"\nleft out: {sum(reasons.values())} of {len(rows)} rows{f': {left}' if left else ''}")
+    print(f"\npredicted: {len(predictions)} of {len(rows)} rows")
+    print(show.text_plot(predictions))
     if options.plot:
         options.plot.write_text(show.plot(predictions))
     show.totals(predictions)
-    return 1 if failed else 0
+
+
+def _tried(
+    items: Iterable[One], name: Callable[[One], str], do: Callable[[One], Other]
+) -> Iterable[tuple[One, Other]]:
+    """What comes of each item; one that fails in any way is named on stderr and skipped."""
+    for item in items:
+        try:
+            yield item, do(item)
+        except Exception as error:  # other people's rows: each failure is reported, and the rest goes on
+            print(f"{name(item)}: skipped: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,148 +1,132 @@
 """The constants of the clock fitted to published runs, and cross-validated by source.
 
-Layers are alike, so that a fit replays a few of them and adds what each further layer takes.
+The logarithm of a predicted time is nearly linear in the constants, so that a few steps of Gauss and Newton find them. Without a
+source, the straight lines at the fitted constants say where they would lie; its rows are then predicted in full.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import random
-import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.published.predictions import Prediction, Prepared, predict_row
-from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.time.constants import Constants
+import numpy as np
+from numpy.typing import NDArray
 
-PRIOR = Constants(
-    gemm=0.85,
-    attention=0.6,
-    attention_backward=0.75,
-    memory=0.8,
-    network=0.8,
-    contention=0.1,
-    power=0.6,
-    early=0.85,
-    straggling=0.01,
-)
-"""What is plausible before any run is looked at: where the search begins, and where it stays without evidence."""
+from benchmarks.published.predictions import Prediction, Prepared, in_use, predict_row
+from parallelizer.simulate.time.constants import FITTED_NAMES, Constants
 
-BOUNDS = {
-    "gemm": (0.5, 1.0),
-    "attention": (0.3, 1.0),
-    "attention_backward": (0.4, 1.0),
-    "memory": (0.3, 1.0),
-    "network": (0.3, 0.95),
-    "contention": (0.0, 0.4),
-    "power": (0.0, 1.3),
-    "early": (0.6, 1.0),
-    "straggling": (0.0, 0.04),
+Array = NDArray[np.float64]
+
+PRIOR: Mapping[str, tuple[float, float]] = {
+    "sustained": (0.85, 0.1),
+    "attention_backward": (0.8, 0.1),
+    "memory": (0.8, 0.1),
+    "contention": (0.1, 0.1),
+    "power": (0.5, 0.2),
+    "straggling": (0.01, 0.01),
 }
-"""The constants that are fitted, and where they can lie."""
+"""What is plausible before any run is looked at, and how far from it: where the search begins, and stays without evidence."""
+
+HIGHEST = {"sustained": 1.0, "attention_backward": 1.0, "memory": 1.0, "contention": 0.4, "power": 1.0}
+"""Where a share ends. None is below zero."""
 
 WIDTH = 0.12
 """The error in logarithms from which on a row pulls no harder: published rows have outliers."""
+NOISE = 0.1
+"""The error in logarithms that a source is expected to have by itself."""
+ROUNDS = 3
 
 
-def thinned(prepared: Prepared) -> Prepared:
-    """The row with two short models in the place of the whole one, each by its lines."""
-    short = [tuple(_short(line, keep)) for line in prepared.lines for keep in (KEEP, KEEP + 1)]
-    return dataclasses.replace(prepared, lines=tuple(short))
+def error_of(prepared: Prepared, constants: Constants) -> float:
+    """The logarithm of predicted by published throughput."""
+    found = predict_row(prepared, constants)
+    return math.log(found.predicted / found.published)
 
 
-KEEP = 4
+@dataclasses.dataclass(frozen=True)
+class Linear:
+    """Errors near a point: `errors` [rows] at `at` [constants], and `slopes` [rows, constants]."""
+
+    at: Array
+    errors: Array
+    slopes: Array
+    sources: tuple[str, ...]
+
+    def solved(self, without: str | None = None) -> Array:
+        """The constants of the least loss among straight lines, over all sources but one."""
+        names = [s for s in self.sources if s != without]
+        kept = np.array([s != without for s in self.sources])
+        # A source weighs as the root of its rows: many rows of one source share their faults.
+        weights = np.array([1 / math.sqrt(names.count(s)) if s != without else 0.0 for s in self.sources])
+        middle, width = (np.array([PRIOR[name][i] for name in FITTED_NAMES]) for i in (0, 1))
+        highest = np.array([HIGHEST.get(name, math.inf) for name in FITTED_NAMES])
+        point = self.at.copy()
+        for _ in range(20):
+            found = self.errors + self.slopes @ (point - self.at)
+            pull = np.sqrt(weights * np.minimum(1.0, WIDTH / np.maximum(np.abs(found), 1e-9)))[kept] / NOISE
+            left = np.vstack([self.slopes[kept] * pull[:, None], np.diag(1 / width)])
+            right = np.concatenate([(self.slopes[kept] @ self.at - self.errors[kept]) * pull, middle / width])
+            point = np.clip(np.linalg.lstsq(left, right, rcond=None)[0], 0.0, highest)
+        return point
 
 
-def _short(line: Sequence[Moment], keep: int) -> list[Moment]:
-    """The line with the first `keep` - 1 layers and the last."""
-    last = max((_layer(m.module) for m in line), default=-1)
-    return [m for m in line if not keep - 1 <= _layer(m.module) < last]
+def linear(rows: Sequence[Prepared], at: Array) -> Linear:
+    """The errors of rows and their slopes at a point, by differences."""
+    errors = np.array([error_of(row, constants_of(at)) for row in rows])
+    slopes = np.zeros((len(rows), len(FITTED_NAMES)))
+    for i, name in enumerate(FITTED_NAMES):
+        step = 0.3 * PRIOR[name][1] * (-1 if at[i] + PRIOR[name][1] > HIGHEST.get(name, math.inf) else 1)
+        moved = at.copy()
+        moved[i] += step
+        slopes[:, i] = (np.array([error_of(row, constants_of(moved)) for row in rows]) - errors) / step
+    return Linear(at, errors, slopes, tuple(row.row.source for row in rows))
 
 
-def _layer(module: str) -> int:
-    found = re.match(r"layers\.(\d+)", module)
-    return int(found[1]) if found else -1
+def constants_of(point: Array) -> Constants:
+    """The constants with the fitted ones at a point."""
+    values = {name: round(float(value), 4) for name, value in zip(FITTED_NAMES, point, strict=True)}
+    return Constants(**values)
 
 
-def layers(prepared: Prepared) -> int:
-    return 1 + max((_layer(m.module) for m in prepared.traced.line), default=0)
-
-
-def throughput(prepared: Prepared, count: int, constants: Constants) -> float:
-    """Tokens a second on each GPU, of a thinned row with `count` layers in truth."""
-    from benchmarks.published.predictions import LINE_PARTS, step_seconds
-
-    seconds = [step_seconds(prepared, line, constants) for line in prepared.lines]
-    whole = [a + (count - KEEP) * (b - a) for a, b in zip(seconds[::2], seconds[1::2], strict=True)]
-    step = whole[-1]
-    if prepared.composed.parts > LINE_PARTS:
-        step += (prepared.composed.parts - LINE_PARTS) * (whole[1] - whole[0])
-    return prepared.tokens / prepared.traced.mesh.world_size / step
-
-
-def loss(rows: Sequence[tuple[Prepared, int]], constants: Constants) -> float:
-    """The mean over sources of the mean robust error of their rows, and a little for distance from what is plausible."""
-    by_source: dict[str, list[float]] = {}
-    for prepared, count in rows:
-        published = prepared.row.tokens_per_second
-        assert published is not None  # noqa: S101
-        error = math.log(throughput(prepared, count, constants) / published)
-        by_source.setdefault(prepared.row.source, []).append(_robust(error))
-    # A source weighs as the root of its rows: many rows of one source share their faults.
-    weights = {source: math.sqrt(len(errors)) for source, errors in by_source.items()}
-    mean = sum(weights[s] * statistics.mean(e) for s, e in by_source.items()) / sum(weights.values())
-    start = PRIOR
-    away = sum(
-        ((getattr(constants, name) - getattr(start, name)) / (high - low)) ** 2
-        for name, (low, high) in BOUNDS.items()
-    )
-    return mean + 0.002 * away
-
-
-def _robust(error: float) -> float:
-    return error**2 / 2 if abs(error) < WIDTH else WIDTH * (abs(error) - WIDTH / 2)
-
-
-def fit(rows: Sequence[tuple[Prepared, int]], rounds: int = 4) -> Constants:
-    """The constants of the least loss, by a search along each in turn with shrinking steps."""
-    best = PRIOR
-    least = loss(rows, best)
-    step = 0.15
-    for _ in range(rounds):
-        names = list(BOUNDS)
-        random.Random(0).shuffle(names)
-        for name in names:
-            low, high = BOUNDS[name]
-            for sign in (1, -1):
-                while True:
-                    value = min(high, max(low, getattr(best, name) + sign * step * (high - low)))
-                    tried = dataclasses.replace(best, **{name: round(value, 4)})
-                    found = loss(rows, tried) if tried != best else math.inf
-                    if found >= least - 1e-9:
-                        break
-                    best, least = tried, found
-        step /= 1.8
-    return best
-
-
-def cross_validated(
-    rows: Sequence[tuple[Prepared, int]], tell: Callable[[str], None] = lambda text: None
-) -> list[tuple[Prepared, float, Constants]]:
-    """For each row its error in logarithms under constants that were fitted without its source."""
-    found = []
-    for source in sorted({p.row.source for p, _ in rows}):
-        constants = fit([(p, n) for p, n in rows if p.row.source != source])
-        tell(f"without {source}: {constants}")
-        for prepared, count in rows:
-            if prepared.row.source == source:
-                published = prepared.row.tokens_per_second
-                assert published is not None  # noqa: S101
-                found.append(
-                    (prepared, math.log(throughput(prepared, count, constants) / published), constants)
-                )
+def fit(rows: Sequence[Prepared], tell: Callable[[str], None] = lambda text: None) -> Linear:
+    """The straight lines at the fitted constants, from which those without a source follow."""
+    at = np.array([PRIOR[name][0] for name in FITTED_NAMES])
+    found = linear(rows, at)
+    for _ in range(ROUNDS - 1):
+        at = found.solved()
+        tell(str(constants_of(at)))
+        found = linear(rows, at)
     return found
 
 
-__all__ = ["Prediction", "cross_validated", "fit", "layers", "predict_row", "thinned"]
+def cross_validated(
+    rows: Sequence[Prepared], fitted: Linear, tell: Callable[[str], None] = lambda text: None
+) -> list[Prediction]:
+    """Every row predicted with constants that were fitted without its source."""
+    found = []
+    for source in dict.fromkeys(prepared.row.source for prepared in rows):
+        constants = constants_of(fitted.solved(without=source))
+        tell(f"without {source}: {constants}")
+        share = reserved_share([one for one in rows if one.row.source != source])
+        found += [
+            dataclasses.replace(predict_row(one, constants), share=share)
+            for one in rows
+            if one.row.source == source
+        ]
+    return found
+
+
+MEASURED_SHARES = (1.148, 1.316, 1.353, 1.245, 1.159)
+"""Memory reserved by memory requested in the rehearsals of docs/gpu.md: a source of its own."""
+
+
+def reserved_share(rows: Sequence[Prepared]) -> float:
+    """What the allocator reserves by what is in use: the median of each source, and the mean of these."""
+    by_source: dict[str, list[float]] = {"rehearsals": list(MEASURED_SHARES)}
+    for one in rows:
+        if one.row.peak_memory:
+            share = one.row.peak_memory * 2**30 / in_use(one)
+            by_source.setdefault(one.row.source, []).append(share)
+    return statistics.mean(map(statistics.median, by_source.values()))

@@ -37,7 +37,7 @@ def fused_pipeline(lines: PipelineLines) -> PipelineLines:
                 )
                 for key, those in rank.actions.items()
             }
-            done[id(rank)] = RankLines(actions, rank.tail)
+            done[id(rank)] = RankLines(actions, rank.tail, rank.times)
     return dataclasses.replace(
         lines, by_stage={stage: done[id(rank)] for stage, rank in lines.by_stage.items()}
     )

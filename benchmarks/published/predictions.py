@@ -16,14 +16,11 @@ from benchmarks.published.rows import Row
 from benchmarks.published.traces import Traced, traced
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.time.constants import FITTED, Constants
+from parallelizer.simulate.time.constants import FITTED, RESERVED, Constants
 from parallelizer.simulate.time.machine import Machine, machine_of
 from parallelizer.simulate.time.predict import StepTime, predict_on
 from parallelizer.simulate.time.predict_pipeline import predict_pipeline
 from parallelizer.simulate.time.price import Habits
-
-RESERVED = 1.18
-"""Published peaks are of the memory that the allocator has reserved: so much more than what is in use at the peak."""
 
 LINE_PARTS = 4
 """Parts of a batch that are replayed one by one."""
@@ -43,14 +40,22 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row: tokens a second on each GPU, published and predicted, and peaks of memory in GiB."""
+    """One row: tokens a second on each GPU, published and predicted; the published peak of memory in GiB, and
+    the predicted one of what is in use, of which the allocator reserves `share`.
+    """
 
     prepared: Prepared
     time: StepTime
     published: float
     predicted: float
     memory: float | None
-    predicted_memory: float
+    in_use: float
+    share: float = RESERVED
+
+    @property
+    def predicted_memory(self) -> float:
+        """Published peaks are of what the allocator has reserved."""
+        return self.share * self.in_use
 
     @property
     def error(self) -> float:
@@ -83,10 +88,12 @@ def habits_of(composed: Composed) -> Habits:
     return Habits(
         composed.precision if composed.precision != "bfloat16" else None,
         is_linear=lambda module: module.startswith("layers."),
-        library=composed.library_kernels,
+        flash_2=composed.flash_2,
+        plain=composed.fused,
         payload=0.5 if composed.small_gathers else 1.0,
+        tp_payload=0.5 if composed.small_tp_gathers else 1.0,
         overlapped_tp=composed.overlapped_tp,
-        early=composed.early,
+        rate=composed.rate,
     )
 
 
@@ -116,8 +123,14 @@ def predict_row(prepared: Prepared, constants: Constants = FITTED) -> Prediction
         published,
         predicted,
         prepared.row.peak_memory,
-        RESERVED * (prepared.traced.peak + composed.kept_outputs) / 2**30,
+        in_use(prepared) / 2**30,
     )
+
+
+def in_use(prepared: Prepared) -> int:
+    """The bytes in use at the peak."""
+    traced, composed = prepared.traced, prepared.composed
+    return composed.kept_outputs + max(traced.peak, traced.loss_peak + composed.loss_bytes)
 
 
 def _time(prepared: Prepared, constants: Constants) -> StepTime:

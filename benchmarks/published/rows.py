@@ -23,7 +23,7 @@ class Row:
 
     @property
     def id(self) -> str:
-        return str(self.run["id"])
+        return str(self.run.get("id", "a row without an id"))
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -32,7 +32,9 @@ class Row:
     @property
     def source(self) -> str:
         """The name of the repository or the paper that the run comes from."""
-        source = self.run["source"]
+        source = self.run.get("source") or {}
+        if not isinstance(source, Mapping):
+            return str(source)
         if source.get("repo"):
             return str(source["repo"]).rpartition("/")[2]
         url = str(source.get("url", "unknown"))
@@ -45,7 +47,7 @@ class Row:
     @property
     def tokens_per_second(self) -> float | None:
         """Tokens a second on each GPU; from the published MFU where nothing else is there."""
-        measured = self.run["measured"]
+        measured = self.run.get("measured") or {}
         if measured.get("tokens_per_second_per_gpu"):
             return float(measured["tokens_per_second_per_gpu"])
         tflops = measured.get("model_tflops_per_gpu_reported")
@@ -69,5 +71,8 @@ class Row:
 def read(path: Path = OURS) -> list[Row]:
     """The rows of a file of the form of runs.yaml."""
     document = yaml.safe_load(path.read_text())
-    gpus, models = document["gpus"], document["models"]
-    return [Row(run, gpus[run["gpu"]], models.get(run["model"], {})) for run in document["runs"]]
+    gpus, models = document.get("gpus") or {}, document.get("models") or {}
+    return [
+        Row(run, gpus.get(run.get("gpu")) or {}, models.get(run.get("model")) or {})
+        for run in document["runs"]
+    ]

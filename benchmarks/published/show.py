@@ -92,14 +92,43 @@ def _alike(one: Prepared) -> tuple[Any, ...]:
     )
 
 
-def cross_validation(found: Sequence[tuple[Prepared, float, object]]) -> None:
-    """Print the errors of rows under constants that were fitted without their source."""
-    for prepared, log, _ in found:
-        print(f"{prepared.row.id:<38} {100 * (math.exp(log) - 1):>+7.1f} %")
-    off = sorted(abs(math.exp(log) - 1) for _, log, _ in found)
-    spread = math.sqrt(statistics.mean(log**2 for _, log, _ in found))
-    print(f"cross-validated by source: mean {statistics.mean(off):.1%}, median {statistics.median(off):.1%}, "
-          f"90th percentile {quantile(off, 0.9):.1%}, spread {spread:.3f}")  # fmt: skip
+def spread(predictions: Sequence[Prediction]) -> float:
+    """The standard deviation of the logarithms of predicted by published throughput."""
+    return math.sqrt(statistics.mean(math.log(p.predicted / p.published) ** 2 for p in predictions))
+
+
+COLUMNS, LINES = 72, 24
+
+
+def text_plot(predictions: Sequence[Prediction]) -> str:
+    """Predicted against published tokens a second on each GPU as text, in logarithms: a letter for each source, dots on the
+    diagonal. Empty without predictions.
+    """
+    if not predictions:
+        return ""
+    values = [math.log10(v) for p in predictions for v in (p.published, p.predicted)]
+    low, high = min(values) - 0.05, max(values) + 0.05
+    canvas = [[" "] * COLUMNS for _ in range(LINES)]
+
+    def put(x: float, y: float, letter: str) -> None:
+        column = round((x - low) / (high - low) * (COLUMNS - 1))
+        canvas[LINES - 1 - round((y - low) / (high - low) * (LINES - 1))][column] = letter
+
+    for i in range(COLUMNS):
+        at = low + (high - low) * i / (COLUMNS - 1)
+        put(at, at, ".")
+    names = list(dict.fromkeys(p.prepared.row.source for p in predictions))
+    for p in predictions:
+        put(math.log10(p.published), math.log10(p.predicted), _letter(names, p.prepared.row.source))
+    legend = ", ".join(f"{_letter(names, name)} {name}" for name in names)
+    axes = f"published, {10**low:,.0f} to {10**high:,.0f} tokens/s a GPU; predicted upwards, the same"
+    return "\n".join(
+        ["", *("|" + "".join(line).rstrip() for line in canvas), "-" * COLUMNS, axes, legend, ""]
+    )
+
+
+def _letter(names: Sequence[str], name: str) -> str:
+    return chr(ord("a") + names.index(name) % 26)
 
 
 SIZE, EDGE = 640, 60
@@ -108,7 +137,7 @@ COLOURS = ("#2f6fb0", "#d0822b", "#2f8f7d", "#8463ad", "#b4516f", "#7a7a36", "#4
 
 def plot(predictions: Sequence[Prediction]) -> str:
     """Predicted against published tokens a second on each GPU, in logarithms, with a band of 10 % around the diagonal."""
-    values = [v for p in predictions for v in (p.published, p.predicted)]
+    values = [v for p in predictions for v in (p.published, p.predicted)] or [1.0]
     low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
     room = SIZE - 2 * EDGE
 

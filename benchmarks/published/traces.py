@@ -18,14 +18,15 @@ from parallelizer.simulate.record.trace_classes import trace_classes
 
 @dataclass(frozen=True)
 class Traced:
-    """The time line of a step, and the peak of its memory in bytes. A pipeline has the lines of its actions, and is seen from
-    its last stage, as torchtitan logs it.
+    """The time line of a step, and the peaks of its memory in bytes: of the whole step, and around the loss. A pipeline has the
+    lines of its actions, and is seen from its last stage, as torchtitan logs it.
     """
 
     line: tuple[Moment, ...]
     peak: int
     mesh: Mesh
     pipeline: PipelineLines | None = None
+    loss_peak: int = 0
 
 
 def traced(composed: Composed, folder: Path | None = None) -> Traced:
@@ -40,7 +41,10 @@ def traced(composed: Composed, folder: Path | None = None) -> Traced:
     stages = setup.mesh.size("pp")
     last = (stages - 1) * (setup.mesh.world_size // stages)
     step = trace_classes(setup.compile(model), model, setup.recipe(), last)
-    made = Traced(step.line, step.memory.peak, setup.mesh, step.pipeline)
+    loss = [
+        p.total for p in step.memory.course if p.phase == "loss" or (p.phase, p.module) == ("backward", "")
+    ]
+    made = Traced(step.line, step.memory.peak, setup.mesh, step.pipeline, max(loss, default=0))
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(pickle.dumps(made))

@@ -2,7 +2,8 @@
 
     python -m benchmarks.search [--only PART] [--case TEXT] [--kept FILE] [--write docs/search.md]
 
-The parts: `time` and memory of large searches; `exhaustive`, against the dry run of every candidate; `published`, against the
+The parts: `time` and memory of large searches; `exhaustive`, against the dry run of every candidate; `large`,
+against all candidates of large spaces, priced without bounds; `published`, against the
 meshes of published runs; `valid`, whether random searches emit valid presets; `here`, found presets run on this machine.
 Exit status 1 where a claim does not hold. The parts take hours together: `--kept` keeps each outcome.
 """
@@ -21,6 +22,7 @@ from benchmarks.search.tables import Table, write
 PARTS: dict[str, Callable[[Kept, str], Table]] = {
     "time": seconds.measure,
     "exhaustive": exhaustive.measure,
+    "large": exhaustive.measure_large,
     "published": published.measure,
     "valid": valid.measure,
     "here": here.measure,
@@ -45,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.write and asked.case:
         parser.error("--write takes whole tables, and --case makes a part of one")
     kept, tables = Kept(asked.kept), []
+    if kept.stale:
+        print(
+            f"{len(kept.stale)} kept outcomes are of other commits: delete {asked.kept} to measure them again"
+        )
     for name in asked.only or PARTS:
         if name == "valid" and asked.cases is not None:
             made = valid.measure(kept, asked.case, asked.cases)

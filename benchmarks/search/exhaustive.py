@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.search.kept import Kept, uninterrupted
+from benchmarks.search.seconds import CASES as CASES_OF_TIME
+from benchmarks.search.seconds import search_words
 from benchmarks.search.tables import Table
+from benchmarks.search.unpruned import every_price
 from parallelizer.diagnostics.units import size
-from parallelizer.propose.search.run import Search
+from parallelizer.propose.search.bounds import memory_bound
+from parallelizer.propose.search.estimate import SURE, Estimates
+from parallelizer.propose.search.run import SLOWER, Search
 from parallelizer.propose.search.space import CandidateCount, candidates
-from parallelizer.propose.search.task import read_task
+from parallelizer.propose.search.task import SearchTask, read_task
 from parallelizer.propose.search.truth import TracedWhole, trace_whole
 from parallelizer.report.rows.time import duration
 
@@ -59,6 +65,12 @@ CASES = {
 }  # fmt: skip
 """The overrides and the limits of each."""
 
+LARGE = ("Llama 3 70B, 256 H100", "Llama 3.1 405B, 1,024 H100", "Qwen3-30B-A3B, 64 H200")
+"""The searches of the part `time` whose whole spaces are priced."""
+
+TRACED = 20
+"""The best of a whole space that are dry-run."""
+
 BEHIND = 1.03
 """How much longer than the best of all a search's best may take."""
 
@@ -70,11 +82,13 @@ def measure(kept: Kept, only: str) -> Table:
         if only not in name:
             continue
         one = kept.of(f"exhaustive: {name}", lambda o=overrides, w=within: _measured(o, w))
+        wrong += _beyond(name, one["ratios"])
         for at, limit in enumerate(one["limits"]):
             ratio = limit["found"] / limit["best"]
             rows.append([
                 name if not at else "", str(one["candidates"]), limit["memory"], str(limit["fit"]), str(limit["traced"]),
                 duration(limit["best"]), duration(limit["found"]), f"{ratio - 1:+.1%}",
+                *([_percent(one["ratios"][key]) for key in ("seconds", "peak")] if not at else ["", ""]),
             ])  # fmt: skip
             if ratio > BEHIND:
                 wrong.append(f"{name}, {limit['memory']}: {limit['words']} is faster")
@@ -88,12 +102,89 @@ def measure(kept: Kept, only: str) -> Table:
         "best of all",
         "found",
         "behind",
+        "time, of its estimate",
+        "peak, of its estimate",
     ]
     said = (
         "Every candidate of these spaces was dry-run whole, and then searched for. The second row of each has the median of all "
-        "peaks as the limit of memory, so that half of the candidates do not fit."
+        "peaks as the limit of memory, so that half of the candidates do not fit. The last columns have the least and the "
+        "most that a dry run takes of its estimate, over all candidates."
     )
     return Table("Exhaustive search", said, head, rows, wrong)
+
+
+def _percent(ratios: Sequence[float]) -> str:
+    return f"{ratios[0]:.0%} to {ratios[1]:.0%}"
+
+
+def _beyond(name: str, ratios: dict[str, list[float]]) -> list[str]:
+    """The constants of the search that a dry run of the space contradicts."""
+    wrong = []
+    if ratios["states"][0] < 1:
+        wrong.append(f"{name}: a dry run holds {ratios['states'][0]:.0%} of its bound of memory")
+    low, high = ratios["peak"]
+    if low * SURE < 1 or high > SURE:
+        wrong.append(f"{name}: peaks are {low:.0%} to {high:.0%} of their estimates, and SURE is {SURE}")
+    if ratios["least"][0] * SLOWER < 1:
+        wrong.append(f"{name}: a dry run takes {ratios['least'][0]:.0%} of `least`, and SLOWER is {SLOWER}")
+    return wrong
+
+
+def measure_large(kept: Kept, only: str) -> Table:
+    """The large searches against their whole spaces. Their candidates are too many to dry-run each: all are priced."""
+    rows, wrong = [], []
+    for name in LARGE:
+        if only not in name:
+            continue
+        one = kept.of(f"large: {name}", lambda given=CASES_OF_TIME[name]: _of_large(given))
+        ratio = one["found"] / one["best"]
+        rows.append([
+            name, f"{one['candidates']:,}", f"{one['searched']:,}", str(one["fit"]), duration(one["best"]),
+            duration(one["found"]), f"{ratio - 1:+.1%}",
+        ])  # fmt: skip
+        if ratio > BEHIND:
+            wrong.append(f"{name}: {one['words']} is faster")
+        print(*rows[-1], sep="  ", flush=True)
+    head = ["space", "priced", "priced by the search", "dry runs that fit", "best of all", "found", "behind"]
+    said = (
+        f"Every candidate of these spaces was priced without bounds, by the estimates of the search, and the {TRACED} best that "
+        "fit by estimate were dry-run. `behind` compares the fastest of those with what the search finds."
+    )
+    return Table("Large spaces", said, head, rows, wrong)
+
+
+def _of_large(words: Sequence[str]) -> dict[str, Any]:
+    with search_words(words) as (overrides, within, memory):
+        task = read_task(overrides, within=within, memory=memory)
+        search = Search(task.base, lambda _: None)
+        found = uninterrupted(search.run(task))
+        prices = every_price(search, task)
+        near = [e.candidate for e in prices if e.peak <= SURE * task.memory][:TRACED]
+        made = [trace_whole(task, search.model, one, search.preset(task, one)) for one in near]
+    fit = [one for one in made if isinstance(one, TracedWhole) and one.peak <= task.memory]
+    best = min([*fit, *found.results], key=lambda one: one.seconds)
+    return {
+        "candidates": len(prices),
+        "searched": len(found.priced),
+        "fit": len(fit),
+        "best": best.seconds,
+        "words": f"{best.candidate.words()} ({best.candidate.options()})",
+        "found": found.results[0].seconds,
+    }
+
+
+def _ratios(search: Search, task: SearchTask, every: Sequence[TracedWhole]) -> dict[str, list[float]]:
+    """By the constant that the search relies on, the least and the most that the dry run has of the estimate."""
+    by_candidate = {e.candidate.without_layers(): e for e in every_price(search, task)}
+    estimates = Estimates(task.machine, search.classes.traces)
+    ratios: dict[str, list[float]] = {"peak": [], "seconds": [], "least": [], "states": []}
+    for one in every:
+        price = by_candidate[one.candidate.without_layers()]
+        ratios["peak"].append(one.peak / price.peak)
+        ratios["seconds"].append(one.seconds / price.seconds)
+        ratios["least"].append(one.seconds / estimates.least(one.candidate.without_layers()))
+        ratios["states"].append(one.peak / memory_bound(one.candidate, search.states))
+    return {name: [min(found), max(found)] for name, found in ratios.items()}
 
 
 def _measured(overrides: tuple[str, ...], within: tuple[str, ...]) -> dict[str, Any]:
@@ -120,4 +211,4 @@ def _measured(overrides: tuple[str, ...], within: tuple[str, ...]) -> dict[str, 
             "words": f"{best.candidate.words()} ({best.candidate.options()})",
             "found": found.results[0].seconds if found.results else float("inf"),
         })  # fmt: skip
-    return {"candidates": len(every), "limits": limits}
+    return {"candidates": len(every), "limits": limits, "ratios": _ratios(search, task, every)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from parallelizer.propose.search.found import SearchResult
 
 
 class Kept:
-    """Outcomes by name; without a file they are forgotten."""
+    """Outcomes by name, each with the commit that it was measured at; without a file they are forgotten. `stale` has the names of
+    those from other commits than the current one.
+    """
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        self.path, self.commit = path, _commit()
         lines = path.read_text().splitlines() if path is not None and path.is_file() else []
-        self.found: dict[str, Any] = dict(json.loads(line) for line in lines)
+        read = [json.loads(line) for line in lines]
+        self.found: dict[str, Any] = {name: outcome for name, outcome, _ in read}
+        self.stale = [name for name, _, commit in read if commit != self.commit]
 
     def of(self, name: str, make: Callable[[], Any]) -> Any:
         """The outcome of that name: the one in the file, or that of `make`, which is plain data."""
@@ -24,8 +29,15 @@ class Kept:
             self.found[name] = made = make()
             if self.path is not None:
                 with self.path.open("a") as file:
-                    file.write(json.dumps([name, made]) + "\n")
+                    file.write(json.dumps([name, made, self.commit]) + "\n")
         return self.found[name]
+
+
+def _commit() -> str:
+    """The commit that is checked out; empty outside of a clone."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+    return made.stdout.strip()
 
 
 def uninterrupted(found: SearchResult) -> SearchResult:

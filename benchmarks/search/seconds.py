@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -10,11 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.search.kept import Kept
 from benchmarks.search.tables import Table
+from parallelizer.commands.search import add_options
 from parallelizer.diagnostics.units import size
 from parallelizer.report.rows.time import duration
 
@@ -51,12 +54,16 @@ CASES = {
     ),
     "Qwen3-30B-A3B, 64 H200": (
         "model=hf", "model.name=QWEN", "gpus=64", "hardware=h200", "train.seq_len=4096", "train.batch_size=512",
+        "--memory", "128GiB", "--within", "mesh.tp=1..8", "--top", "5",
     ),
 }  # fmt: skip
 """QWEN is the folder of its configuration."""
 
 SECONDS, BYTES = 60.0, 10**9
 """What a search may take on two idle cores."""
+
+IDLE = 0.1
+"""Cores that other processes may use without a difference."""
 
 
 def measure(kept: Kept, only: str) -> Table:
@@ -68,27 +75,52 @@ def measure(kept: Kept, only: str) -> Table:
         one = kept.of(f"time: {name}", lambda given=overrides: _measured(given))
         rows.append([
             name, f"{one['candidates']:,}", f"{one['priced']:,}", str(one["classes"]), str(one["traced"]),
-            f"{one['wall']:.0f} s", f"{one['processor']:.0f} s", f"{one['load']:.1f}", size(one["bytes"]), one["best"],
+            f"{one['wall']:.0f} s", f"{one['processor']:.0f} s", f"{one['load']:.1f}", f"{_on_two(one):.0f} s",
+            size(one["bytes"]), one["best"],
         ])  # fmt: skip
-        if one["processor"] > 2 * SECONDS:
-            wrong.append(f"{name}: two cores take longer than {SECONDS:.0f} s")
+        if _on_two(one) > SECONDS:
+            wrong.append(f"{name}: two idle cores take longer than {SECONDS:.0f} s")
         if one["bytes"] > BYTES:
             wrong.append(f"{name}: more than {size(BYTES)}")
         print(*rows[-1], sep="  ", flush=True)
     head = [
-        "search", "candidates", "priced", "traced layers", "dry runs", "time", "processors", "other load", "memory", "best",
+        "search", "candidates", "priced", "traced layers", "dry runs", "time", "processors", "other load",
+        "on two idle cores", "memory", "best",
     ]  # fmt: skip
     said = (
         "The time of a search, from the command to its end, and that of all processors together. `other load` is how many "
-        "cores other processes used meanwhile. Memory is that of all processes of the search, shared pages once."
+        "cores other processes used meanwhile. The time on two idle cores is the measured one where they used less than "
+        f"{IDLE}; elsewhere it is the processor time of the search itself and half of that of its children, which run in pairs. "
+        "Memory is that of all processes of the search, shared pages once."
     )
     return Table("Time", said, head, rows, wrong)
 
 
-def _measured(overrides: tuple[str, ...]) -> dict[str, Any]:
+def _on_two(one: dict[str, Any]) -> float:
+    """The seconds on two idle cores, as the table says."""
+    alone: float = one["own"] + (one["processor"] - one["own"]) / 2
+    return float(one["wall"]) if one["load"] < IDLE else alone
+
+
+@contextlib.contextmanager
+def search_words(words: Sequence[str]) -> Iterator[tuple[list[str], list[str], int | None]]:
+    """The overrides, the limits and the bytes of memory of a case, while the folder of its model is there."""
+    with _with_folder(words) as every:
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        asked = parser.parse_args(every)
+        yield asked.overrides, asked.within, asked.memory
+
+
+@contextlib.contextmanager
+def _with_folder(words: Sequence[str]) -> Iterator[list[str]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(QWEN))
-        words = [word.replace("QWEN", folder) for word in overrides]
+        yield [word.replace("QWEN", folder) for word in words]
+
+
+def _measured(overrides: tuple[str, ...]) -> dict[str, Any]:
+    with _with_folder(overrides) as words:
         command = [sys.executable, "-m", "parallelizer", "search", "--json", *words]
         before, started = _processor_times(), time.monotonic()
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -113,6 +145,7 @@ def _measured(overrides: tuple[str, ...]) -> dict[str, Any]:
         "best": f"{mesh} ({best['options']}), {duration(best['seconds'])}",
         "wall": wall,
         "processor": processor,
+        "own": min(peak.own, processor),
         "load": max(after - before - processor, 0.0) / wall,
         "bytes": peak.bytes,
     }
@@ -126,21 +159,30 @@ def _processor_times() -> float:
 
 
 class _Peak:
-    """The most memory that a process and its children hold together, looked at twice a second."""
+    """The most memory that a process and its children hold together, looked at twice a second, and its own processor time."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.bytes, self.ended = pid, 0, threading.Event()
+        self.pid, self.bytes, self.own, self.ended = pid, 0, 0.0, threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
 
     def _watch(self) -> None:
         while not self.ended.wait(0.5):
             self.bytes = max(self.bytes, sum(map(_proportional, _family(self.pid))))
+            self.own = max(self.own, _own_seconds(self.pid))
 
     def end(self) -> None:
         """Look no more."""
         self.ended.set()
         self.thread.join()
+
+
+def _own_seconds(pid: int) -> float:
+    """The processor time of a process without its children."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (float(words[11]) + float(words[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _family(pid: int) -> list[int]:

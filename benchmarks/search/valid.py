@@ -23,6 +23,9 @@ from parallelizer.simulate.record.trace_classes import worst
 
 CASES = 200
 
+EMPTY = 0.25
+"""The share of the searches that may find nothing: batches, limits and memory are drawn at random."""
+
 PRESETS = 2
 """Presets of a search that are validated."""
 
@@ -36,7 +39,7 @@ MODELS = (
 
 def measure(kept: Kept, only: str, cases: int = CASES) -> Table:
     """The cases by their numbers: a case is the same on every machine."""
-    rows, wrong = [], []
+    rows, wrong, errors = [], [], []
     presets = refused = 0
     by_model: dict[str, list[int]] = {}
     for number in range(cases):
@@ -58,11 +61,19 @@ def measure(kept: Kept, only: str, cases: int = CASES) -> Table:
         refused += not one["presets"]
         if not one["presets"]:
             print(f"{number}: {name}: {one['reason']}", flush=True)
+        if one["error"]:
+            errors.append(f"{number}: {name}: {one['reason']}")
+    searches = sum(counts[0] for counts in by_model.values())
+    valid = presets - len(wrong)
+    wrong += errors
+    if refused > EMPTY * searches:
+        wrong.append(f"{refused} of {searches} searches found nothing, more than {EMPTY:.0%}")
     rows = [[model, *map(str, counts)] for model, counts in sorted(by_model.items())]
     said = (
-        f"{sum(counts[0] for counts in by_model.values())} searches with random models, numbers of GPUs, batches and limits: "
-        f"{presets} presets, of which {presets - len(wrong)} pass `validate` and have the memory of `plan`, to the byte. "
-        f"{refused} searches found nothing, because the batch, the limits or the memory leave nothing."
+        f"{searches} searches with random models, numbers of GPUs, batches and limits: "
+        f"{presets} presets, of which {valid} pass `validate` and have the memory of `plan`, to the byte. "
+        f"{refused} searches found nothing: {len(errors)} because of an error or a dry run that failed, the others because the "
+        "batch, the limits or the memory leave nothing."
     )
     head = ["model", "searches", "without a preset", "presets", "valid, with the memory of `plan`"]
     return Table("Found presets", said, head, rows, wrong)
@@ -110,7 +121,7 @@ def _measured(overrides: Sequence[str], within: Sequence[str]) -> dict[str, Any]
         search = Search(task.base, lambda _: None)
         found = uninterrupted(search.run(task))
     except PlanError as error:
-        return {"presets": [], "reason": error.diagnostics[0].message}
+        return {"presets": [], "reason": error.diagnostics[0].message, "error": True}
     presets = []
     for place, one in enumerate(found.results):
         text = search.preset(task, one.candidate, comments(found, task, place, "search"))
@@ -119,7 +130,7 @@ def _measured(overrides: Sequence[str], within: Sequence[str]) -> dict[str, Any]
     out = found.excluded.most_common(1)
     failed = found.failed[0].reason if found.failed else None
     reason = failed or (out[0][0] if out else "nothing fits")
-    return {"presets": presets, "reason": reason}
+    return {"presets": presets, "reason": reason, "error": failed is not None and not presets}
 
 
 def _wrong(task: SearchTask, text: str, more: Sequence[str], peak: int) -> str:

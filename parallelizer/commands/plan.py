@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from parallelizer.configuration.setup import Setup
     from parallelizer.report.rows.experts import Sharing
     from parallelizer.simulate.record.trace import Trace
-    from parallelizer.simulate.time.predict import StepTime
     from parallelizer.styles.application import Program
 
 NAME = "plan"
@@ -59,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.configuration.hardware_device import hardware_device
     from parallelizer.configuration.step_time import step_time
     from parallelizer.configuration.validate import validated
+    from parallelizer.configuration.without_float8 import without_float8
     from parallelizer.proof.certificate import FOLDER
     from parallelizer.proof.unsure import UNSURE
     from parallelizer.proof.validate import look
@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.report.lock import read_lock
     from parallelizer.report.targets import check_targets
     from parallelizer.report.text import dry_run
+    from parallelizer.simulate.time.machine import without_time
 
     if arguments.diff:
         return _diff(arguments)
@@ -86,9 +87,13 @@ def run(arguments: argparse.Namespace) -> int:
     looked = look(setup, model, validated(setup, program, model, rank=arguments.rank, classes=True), FOLDER)
     step, found = looked.validation.trace, looked.found
     time = step_time(setup, step)
-    full = _without_float8(setup, program, model, arguments.rank) if time is not None else None
+    locks = bool(arguments.lock or arguments.locked)
+    plain = _without_float8(setup, program, model, arguments.rank) if step is not None and not locks else None
+    full = step_time(without_float8(setup), plain) if time is not None else None
     if time is not None:
         found = in_order((*found, *time.assumed))
+    elif (note := without_time(setup.hardware)) is not None:
+        found = in_order((*found, note))
     if arguments.html:
         from parallelizer.report.html import page as show_html
 
@@ -98,43 +103,44 @@ def run(arguments: argparse.Namespace) -> int:
         except PlanError as error:
             found += error.diagnostics
     differing: list[str] = []
-    if arguments.lock or arguments.locked:
+    if locks:
         try:
             differing = _lock(arguments, setup, program, model, step)
         except PlanError as error:
             found += error.diagnostics
     status = 1 if has_errors(found) or differing else 0
     shared = None
-    if not (arguments.lock or arguments.locked):
+    if not locks:
         shared = _shared_out(setup, program, model, step, arguments.rank)
     if arguments.json:
         document = plan_document(
-            program, model, setup.device, arguments.rank, step, found, time, full, shared
+            program, model, setup.device, arguments.rank, step, found, time, full, shared, plain
         )
         print_json({**document, "differences": differing} if arguments.locked else document)
         return status
-    if arguments.lock or arguments.locked:
+    if locks:
         show_diagnostics.write(found, sys.stderr)
         _say_locked(arguments, found, differing)
         return status
-    dry_run.write(setup, program, model, step, found, arguments.rank, time, full, shared)
+    dry_run.write(setup, program, model, step, found, arguments.rank, time, full, shared, plain)
     return status
 
 
-def _without_float8(setup: Setup, program: Program, model: nn.Module, rank: int) -> StepTime | None:
-    """The time of the step with everything in its own dtype; None for a plan without float8, or if that step cannot be
-    followed.
+def _without_float8(setup: Setup, program: Program, model: nn.Module, rank: int) -> Trace | None:
+    """The step with everything in its own dtype, of a pipeline as a rank of every class; None for a plan without float8, or if
+    that step cannot be traced.
     """
     from parallelizer.child.children import WorldError
-    from parallelizer.configuration.step_time import step_time
     from parallelizer.configuration.without_float8 import without_float8
     from parallelizer.simulate.record.trace import trace
+    from parallelizer.simulate.record.trace_classes import trace_classes
 
-    if not program.of_slot("precision") or setup.mesh.sizes["pp"] > 1:
+    if not program.of_slot("precision"):
         return None
     plain = without_float8(setup)
+    traced = trace if program.stages is None else trace_classes
     try:
-        return step_time(plain, trace(plain.compile(model), model, plain.recipe(), rank))
+        return traced(plain.compile(model), model, plain.recipe(), rank)
     except (PlanError, WorldError):
         return None
 

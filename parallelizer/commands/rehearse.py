@@ -19,7 +19,7 @@ DOC = "run one rank of any mesh on this machine's device, its peers not there"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The setup's options, `--json`, the ranks, and the steps."""
+    """The setup's options, `--json`, the ranks, the steps, and the page."""
     add_setup_options(parser)
     add_json_option(parser)
     parser.add_argument(
@@ -30,6 +30,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the ranks, one after the other: 0 or 0,7 (0)",
     )
     parser.add_argument("--steps", type=_steps, default=6, help="the steps that are timed (6)")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write the output as an HTML page, with the dry run of the first rank",
+    )
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -52,14 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.configuration.step_time import measured_step_time, step_time
     from parallelizer.proof.unsure import UNSURE
     from parallelizer.report.diff import check_rank
+    from parallelizer.report.html import page as show_html
     from parallelizer.report.rows.rehearsal import Compared
+    from parallelizer.report.targets import check_targets
     from parallelizer.report.text import rehearsal as show
     from parallelizer.simulate.record.planned import planned_of
-    from parallelizer.simulate.record.trace import trace
+    from parallelizer.simulate.record.trace import Trace, trace
     from parallelizer.simulate.rehearse.rehearse import rehearse
 
     compared: list[Compared] = []
+    first: Trace | None = None
     try:
+        check_targets(arguments.html, None)
         setup = read_setup(arguments)
         model = setup.build_model()
         program, recipe = setup.compile(model, unsure=UNSURE), setup.recipe()
@@ -68,11 +77,24 @@ def run(arguments: argparse.Namespace) -> int:
         whole = setup.whole_model(model)
         for rank in arguments.rank:
             step = trace(program, model, recipe, rank)
+            first = first or step
             found = rehearse(
                 program, model, recipe, rank=rank, device=setup.device, steps=arguments.steps, whole=whole
             )
             times = step_time(setup, step), measured_step_time(setup, step, found.device_seconds)
             compared.append(Compared(planned_of(step), found, *times))
+        if arguments.html:
+            show_html.write(
+                program,
+                model,
+                first,
+                arguments.html,
+                device=setup.device,
+                hardware=setup.hardware,
+                rank=arguments.rank[0],
+                time=compared[0].predicted,
+                rehearsed=compared,
+            )
     except PlanError as error:
         print_refusal(error.diagnostics, arguments.json)
         return 1
@@ -85,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show_diagnostics.write(program.diagnostics, sys.stderr)
         show.write(compared, sys.stdout)
-    return 0 if all(one.as_planned is not False for one in compared) else 1
+    return 1 if any(one.different for one in compared) else 0
 
 
 def _failed(reason: str, rank: int) -> Diagnostic:

@@ -10,7 +10,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +18,20 @@ from parallelizer.commands.import_torch import import_torch
 from parallelizer.commands.json_output import add_json_option, print_json, print_refusal
 from parallelizer.commands.setup_options import add_setup_options
 from parallelizer.diagnostics import render as show_diagnostics
-from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 
 if TYPE_CHECKING:
     from parallelizer.propose.search.found import SearchResult
+    from parallelizer.propose.search.run import Search
     from parallelizer.propose.search.task import SearchTask
 
 NAME = "search"
 DOC = "find the fastest mesh and options for a number of GPUs, as a preset"
+
+PRICE_KEY = "hardware.price_per_hour"
+
+MOST = 10
+"""Candidates that fit and are dry-run."""
 
 UNITS = {
     "": 1,
@@ -67,11 +73,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the least time on these GPUs (the default), the fewest of them that hold the step, or the least cost of a step, "
         "also of several kinds: hardware=h100,h200",
     )
-    parser.add_argument("--top", type=_count, default=5, metavar="N", help="how many are shown (5)")
+    parser.add_argument(
+        "--top", type=_count, default=5, metavar="N", help=f"how many are shown (5), up to {MOST}"
+    )
     parser.add_argument(
         "--output", metavar="FILE", help="write the best as a preset, such as conf/parallel/found.yaml"
     )
-    parser.add_argument("--html", metavar="FILE", help="also write the results as an HTML page")
+    parser.add_argument(
+        "--lock",
+        metavar="FILE",
+        help="also write the best preset's lock, as `plan --lock` does: what a rank holds, sends and needs",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="also write the results as an HTML page, and dry-run some candidates more, which hold less and take longer",
+    )
 
 
 def _bytes(text: str) -> int:
@@ -104,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
     from parallelizer.report.targets import check_targets
 
     try:
-        for target in (arguments.output, arguments.html):
-            check_targets(target, None)
+        check_targets(arguments.output, arguments.lock)
+        check_targets(arguments.html, None)
         tasks = [
             read_task(
                 overrides,
@@ -113,6 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
                 memory=arguments.memory,
                 config_dir=arguments.config_dir,
                 config_name=arguments.config_name,
+                front=arguments.html is not None,
             )
             for overrides in _kinds(arguments.overrides, several=arguments.aim == COST)
         ]
@@ -125,15 +143,15 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         _clear()
     command = shlex.join(["parallelizer", "search", *arguments.overrides, *_options(arguments)])
-    shown = range(min(arguments.top, len(found.results)))
     texts = [
-        search.preset(task, found.results[at].candidate, comments(found, task, at, command)) for at in shown
+        search.preset(task, one.candidate, comments(found, task, at, command))
+        for at, one in enumerate(found.results)
     ]
     unfit = () if found.results else (nothing(found, task, changes),)
     if arguments.json:
         print_json(
             {
-                **document(found, task, texts, tried, arguments.aim),
+                **document(found, task, texts[: arguments.top], tried, arguments.aim),
                 "diagnostics": [one.as_json() for one in unfit],
             }
         )
@@ -141,12 +159,16 @@ def run(arguments: argparse.Namespace) -> int:
         write_tried(tried, arguments.aim, sys.stdout)
         write_found(found, task, sys.stdout, top=arguments.top)
         show_diagnostics.write(unfit, sys.stderr)
+        if arguments.top > MOST:
+            sys.stderr.write(f"--top {arguments.top}: a search dry-runs at most {MOST} candidates that fit\n")
     if texts or arguments.html:
         try:
             if arguments.html:
                 save(page(found, task, texts).encode("utf-8", "replace"), arguments.html)
             if texts:
                 _keep(arguments, task, found, texts[0])
+                if arguments.lock:
+                    _lock(arguments, search, task, texts[0])
         except PlanError as error:
             show_diagnostics.write(error.diagnostics, sys.stderr)
             return 1
@@ -154,12 +176,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _kinds(overrides: Sequence[str], *, several: bool) -> list[list[str]]:
-    """The overrides for each kind of hardware."""
-    given = next((one for one in overrides if one.startswith("hardware=")), None) if several else None
-    if given is None:
+    """The overrides for each kind of hardware, with its price where several are given. Raises PlanError."""
+    kinds = _values(overrides, "hardware") if several else []
+    if len(kinds) < 2:
         return [list(overrides)]
-    kinds = given.partition("=")[2].split(",")
-    return [[f"hardware={kind}" if one == given else one for one in overrides] for kind in kinds]
+    prices = _values(overrides, PRICE_KEY)
+    if len(prices) not in (0, 1, len(kinds)):
+        message = f"{PRICE_KEY} has {len(prices)} prices for {len(kinds)} kinds of hardware"
+        advice = f"give one for each, as in ++{PRICE_KEY}={','.join(['2.5'] * len(kinds))}"
+        raise PlanError([Diagnostic("search-price", message, None, advice)])
+    found = []
+    for at, kind in enumerate(kinds):
+        values = {"hardware": kind, **({PRICE_KEY: prices[at]} if len(prices) > 1 else {})}
+        found.append([_with(one, values) for one in overrides])
+    return found
+
+
+def _values(overrides: Sequence[str], key: str) -> list[str]:
+    """The values that are given of a key, with commas between them."""
+    given = next((one for one in overrides if one.lstrip("+").partition("=")[0] == key), "")
+    return given.partition("=")[2].split(",") if given else []
+
+
+def _with(override: str, values: Mapping[str, str]) -> str:
+    key = override.partition("=")[0]
+    return f"{key}={values[key.lstrip('+')]}" if key.lstrip("+") in values else override
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:
@@ -186,6 +227,20 @@ def _keep(arguments: argparse.Namespace, task: SearchTask, found: SearchResult, 
         words = [*task.overrides, *run_overrides(found.results[0].candidate)]
         for line in _next_steps(arguments.output, arguments.config_dir, words):
             sys.stderr.write(f"{line}\n")
+
+
+def _lock(arguments: argparse.Namespace, search: Search, task: SearchTask, text: str) -> None:
+    """Write the lock of the best preset: that of `plan` with it. Raises PlanError."""
+    from parallelizer.report.figures import figures
+    from parallelizer.report.lock import write_lock
+    from parallelizer.simulate.record.trace_classes import trace_classes
+
+    best = search.found.results[0].candidate
+    setup = task.setup_of(text, best)
+    program = setup.compile(search.model)
+    step = trace_classes(program, search.model, setup.recipe())
+    write_lock(arguments.lock, figures(program, search.model, step, setup.workload))
+    sys.stderr.write(f"{arguments.lock}: written\n")
 
 
 def _next_steps(output: str | None, config_dir: str | None, overrides: Sequence[str]) -> list[str]:

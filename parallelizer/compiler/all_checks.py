@@ -13,6 +13,7 @@ from parallelizer.compiler.checks.batch_size import batch_size
 from parallelizer.compiler.checks.buffers import buffers
 from parallelizer.compiler.checks.compiled_regions import compiled_regions
 from parallelizer.compiler.checks.dealing import dealing
+from parallelizer.compiler.checks.float8_experts import float8_experts
 from parallelizer.compiler.checks.float8_gathers import float8_gathers
 from parallelizer.compiler.checks.float8_inputs import float8_inputs
 from parallelizer.compiler.checks.float8_linears import float8_linears
@@ -61,6 +62,7 @@ CHECKS: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (
     nested_attention,
     compiled_regions,
     float8_linears,
+    float8_experts,
     float8_gathers,
     float8_inputs,
 )

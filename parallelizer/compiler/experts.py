@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from parallelizer.compiler.compilation import Compilation
-from parallelizer.language.plan import REPLICATE, TENSOR_AXES, Flow
+from parallelizer.language.plan import REPLICATE, TENSOR_AXES, Flow, Mesh
 from parallelizer.styles.application import Application
 
 STYLES = ("prepare-io", "prepare-input")
@@ -20,7 +21,9 @@ def share_experts(state: Compilation) -> None:
     if not shared:
         return
     state.applications = [
-        dataclasses.replace(a, options={**a.options, "layout": _layout(state, a.module)})
+        dataclasses.replace(
+            a, options={**a.options, "layout": layout_over_tp(state.mesh, state.applications, a.module)}
+        )
         if a.slot == "experts"
         else a
         for a in state.applications
@@ -28,12 +31,13 @@ def share_experts(state: Compilation) -> None:
     ]
 
 
-def _layout(state: Compilation, path: str) -> str:
-    """One of `styles.experts.stream.LAYOUTS`."""
-    if state.mesh.size(*TENSOR_AXES) == 1:
+def layout_over_tp(mesh: Mesh, applications: Iterable[Application], path: str) -> str:
+    """How plain tensors lie over tp inside the module at `path`: one of `styles.experts.stream.LAYOUTS`. `split` without tp."""
+    if mesh.size(*TENSOR_AXES) == 1:
         return "split"
+    given = tuple(applications)
     for around in _upwards(path):
-        for application in state.applications:
+        for application in given:
             if (
                 application.module == around
                 and application.axis in TENSOR_AXES

@@ -85,7 +85,9 @@ def resolve(state: Compilation) -> None:
             if axis is not None:
                 application = _on_axis(state, application, axis, winner.slot[1] if slot == "params" else None)
             elif use.style in FUNCTIONS:  # what uses no axis has checks only
-                FUNCTIONS[use.style](_target(state, application, None, ""))
+                checked = FUNCTIONS[use.style](_target(state, application, None, ""))
+                stacked = checked.stacked if isinstance(checked, Sharding) else ()
+                application = dataclasses.replace(application, stacked=stacked)
         except StyleError as error:
             key = (error.code, winner.rule.span, error.option)
             failures.setdefault(key, []).append(_failure(state, error, winner, axis))

@@ -212,7 +212,10 @@ def _plan(reading: Reading) -> Plan | None:
     if not isinstance(name, str | int) or name == "":
         if len(reading.findings.items) == before and not (not name and _no_own_plan(reading)):
             if _model_names_no_plan(reading):
-                help_text = "write `plan: <name or path>` into it, or set plan=<name or path>"
+                help_text = (
+                    "`parallelizer init` proposes a plan; write `plan: <name or path>` into the model config, or set "
+                    "plan=<name or path>"
+                )
                 span = reading.origins.file_of("model") or reading.span("model")
                 reading.findings.error("plan-not-found", "the model config has no `plan`", span, help_text)
                 return None

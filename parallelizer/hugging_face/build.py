@@ -121,10 +121,18 @@ def _check_settings(built: Any, settings: Mapping[str, Any]) -> None:
     except Exception:  # a configuration without usual values
         return
     for name in settings:
-        if name in vars(built) and not hasattr(usual, name) and not _is_read(type(built), name):
+        if name in vars(built) and not _has_field(usual, name) and not _is_read(type(built), name):
             near = nearest(name, [n for n in vars(usual) if not n.startswith("_")], 1)
             advice = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{type(built).__name__} has no {name!r}{advice}")
+
+
+def _has_field(config: Any, name: str) -> bool:
+    """Whether a configuration has a name. One whose layers differ refuses to say what the value is for all of them."""
+    try:
+        return hasattr(config, name)
+    except Exception:
+        return True
 
 
 def _is_read(config: type, name: str) -> bool:

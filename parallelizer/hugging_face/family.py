@@ -23,17 +23,29 @@ if TYPE_CHECKING:
 
 
 def inputs(model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
-    """On meta, where the model cannot guess documents from the values of positions, a mask of ones keeps it from trying."""
+    """On meta, where the model cannot guess documents from the values of positions, a mask of ones keeps it from trying. A
+    balancing loss is left to `outcome`."""
     import inspect
 
     import torch
 
+    from parallelizer.hugging_face.balancing import SWITCH, is_added
+
+    if is_added(model):
+        taken[SWITCH] = False  # the model would compute the loss too, of the tokens of one rank
     asked = {*inspect.signature(model.forward).parameters} - {*taken}
     for name, mask in (("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")):
         tokens = taken.get(name)
         if isinstance(tokens, torch.Tensor) and tokens.is_meta and mask in asked:
             taken[mask] = torch.ones(tokens.shape, dtype=torch.bool, device="meta")
     return taken
+
+
+def outcome(model: nn.Module, batch: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+    """With the logits of the routers, where the configuration of a mixture sets `output_router_logits`."""
+    from parallelizer.hugging_face.balancing import balanced
+
+    return balanced(model, batch, call)
 
 
 def initializer(model: nn.Module) -> Callable[[nn.Module], None] | None:
@@ -92,9 +104,11 @@ def longest(model: Any) -> int | None:
 
 def check(state: Compilation) -> Iterator[Diagnostic]:
     """Attention that knows the sequence's order, positions of the whole sequence, masks of whole columns."""
+    from parallelizer.hugging_face.balancing import check as check_balancing
     from parallelizer.hugging_face.checks import pretrained
 
-    return pretrained(state)
+    yield from pretrained(state)
+    yield from check_balancing(state)
 
 
 def checks_positions(state: Compilation) -> bool:
@@ -105,9 +119,10 @@ def checks_positions(state: Compilation) -> bool:
 
 
 def after_apply(model: nn.Module, program: Program, mesh: DeviceMesh, sequence: CurrentOrder) -> None:
-    """Attention and masks that know how the sequence is dealt out."""
-    from parallelizer.hugging_face import layout, masks
+    """Attention and masks that know how the sequence is dealt out, and routers how tokens lie over tp."""
+    from parallelizer.hugging_face import balancing, layout, masks
 
+    balancing.know_places(model, program, mesh)
     layout.switch(model, program)
     made = program.plan.batch.get("position_ids")
     masks.follow(

@@ -27,16 +27,16 @@ from torch import Tensor, nn
 from transformers import Trainer as TransformersTrainer
 
 from parallelizer.hugging_face.saving import save_pretrained
-from parallelizer.losses import IGNORED
+from parallelizer.losses import IGNORED, cross_entropy
 from parallelizer.mesh import batch_rank
 from parallelizer.runtime.checkpoint.loading import load_checkpoint
 from parallelizer.runtime.checkpoint.saving import save_checkpoint
 from parallelizer.runtime.gradients import clip_grad_norm_
+from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.mean_loss import mean_loss
 from parallelizer.runtime.state import ParallelState, state_of
-from parallelizer.runtime.step import forward
+from parallelizer.runtime.step import outcome_for_loss
 from parallelizer.styles.context_parallel.buffers import shard_tokens
-from parallelizer.styles.sharded_logits import cross_entropy
 
 FOLDER = "parallelizer"
 """Where in a checkpoint of Trainer's the model and the optimizer lie, in this package's own format."""
@@ -160,14 +160,13 @@ class ParallelTrainer(Trainer):
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
         """The mean over the labels of all ranks, of `num_items_in_batch` ones where that is given."""
-        logits, labels = forward(model, inputs), inputs["labels"]
-        weight: Any = (labels != IGNORED).sum()
+        total, weight = loss_sums(cross_entropy, outcome_for_loss(model, inputs), inputs)
         if num_items_in_batch is not None:
             ranks = 1
             for group in self.parallel.data_groups:
                 ranks *= group.size()
             weight = num_items_in_batch / ranks  # this rank's share of what all weigh
-        loss = mean_loss(cross_entropy(logits, labels, ignore_index=IGNORED), weight, model)
+        loss = mean_loss(total, weight, model)
         return (loss, {"loss": loss}) if return_outputs else loss
 
     # Gradients: summed by the model itself, in every backward

@@ -150,3 +150,22 @@ def fill_own_buffers(module: nn.Module, inside: Any) -> None:
     """
     with torch.no_grad():
         inside._init_weights(module)
+
+
+def routers(model: Any) -> list[tuple[str, nn.Module, int]]:
+    """The path of each router of a model, itself, and where in its output the logits stand. `_can_record_outputs` of an
+    architecture is the only place that says which modules `output_router_logits` collects.
+    """
+    found: dict[str, tuple[str, nn.Module, int]] = {}
+    for path, inside in model.named_modules():
+        named = getattr(type(inside), "_can_record_outputs", None)
+        recorded = named.get("router_logits") if isinstance(named, dict) else None
+        if recorded is None or not isinstance(target := getattr(recorded, "target_class", None), type):
+            continue
+        name = str(recorded.layer_name or "").strip(".")
+        within = f".{name}." if name else "."
+        for inner, module in inside.named_modules():
+            if isinstance(module, target) and within in f".{inner}.":
+                where = f"{path}.{inner}" if path else inner
+                found[where] = where, module, int(recorded.index)
+    return list(found.values())

@@ -11,7 +11,7 @@ import torch
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
-from parallelizer.proof.observe import STEPS, Observation
+from parallelizer.proof.observe import STEPS, Observation, SceneSeen
 from parallelizer.proof.rounding import (
     LIMIT,
     MARGIN,
@@ -91,8 +91,8 @@ def judge(
     nudged gradients shows errors to grow there: an optimizer that divides by a gradient's size makes much of
     rounding where the gradient is small. It is wider by loud**4 too, where values are multiplied by `loud`
     behind the first update: attention multiplies two of them, an exponential makes much of their rounding.
-    Initial values and buffers are no sums: they must be equal. Whole parameters are rank 0's, and their
-    bits are looked at on every rank.
+    Initial values are no sums: they must be equal, and so must buffers of whole numbers. Others may be sums, as running
+    means are. Whole parameters are rank 0's, and their bits are looked at on every rank.
 
     Raises NotRepeatedError when the run in another order of summation is no such thing: nothing is proven by bounds
     that everything keeps.
@@ -125,14 +125,55 @@ def judge(
         )
         for what, name, step, error, n in _sums(ranks, reference, mesh, tokens, dtype)
     ]
-    for what, mine, theirs in (
-        ("initial value", ranks[0].start, reference.start),
-        *(("buffer", r.buffers, reference.buffers) for r in ranks),
-    ):
-        differences += [
-            Difference(what, name, 0, relative_error(mine.get(name), t), eps) for name, t in theirs.items()
-        ]
+    differences += _scenes(reference, other_order, ranks, tokens, eps, constant)
+    differences += [
+        Difference("initial value", name, 0, relative_error(ranks[0].start.get(name), t), eps)
+        for name, t in reference.start.items()
+    ]
+    differences += [
+        Difference("buffer", name, 0, relative_error(seen.buffers.get(name), t), eps)
+        for name, t in reference.buffers.items()
+        if not t.is_floating_point()
+        for seen in ranks
+    ]
     return ProofVerdict(tuple(differences), constant, tuple(unequal(ranks)))
+
+
+def _scenes(
+    reference: Observation,
+    other_order: Observation,
+    ranks: Sequence[Observation],
+    tokens: int,
+    eps: float,
+    constant: float,
+) -> Iterator[Difference]:
+    """The differences in each scene, which counts as a step behind the others. A scene that is not finite, or that does not
+    repeat in another order of summation, says nothing.
+    """
+    for at, scene in enumerate(reference.scenes):
+        played = [r.scenes[at] for r in ranks]
+        calibrated = {
+            (w, n): e / terms for w, n, e, terms in _of_scene([other_order.scenes[at]], scene, tokens, eps)
+        }
+        needed = max(calibrated.values(), default=math.inf)
+        if not needed <= LIMIT:
+            continue
+        factor = max(constant, MARGIN * needed) * max(1.0, scene.scene.scale) ** 4
+        for what, name, error, terms in _of_scene(played, scene, tokens, eps):
+            yield Difference(what, name, STEPS + at, error, factor * terms)
+
+
+def _of_scene(
+    played: Sequence[SceneSeen], reference: SceneSeen, tokens: int, eps: float
+) -> Iterator[tuple[str, str, float, float]]:
+    """(what, name, error, eps * sqrt(n))"""
+    yield "loss", "", max(_scalar_error(one.loss, reference.loss) for one in played), eps * math.sqrt(tokens)
+    whole = norm_of(reference.gradients.values())
+    for name, gradient in reference.gradients.items():
+        terms = terms_of(gradient, tokens)
+        least = MARGIN * eps * math.sqrt(terms)
+        error = max(relative_error(one.gradients.get(name), gradient, whole, least) for one in played)
+        yield "gradient", name, error, eps * math.sqrt(terms)
 
 
 def _check_calibration(needed: float, what: str, name: str) -> None:
@@ -146,7 +187,7 @@ def _check_calibration(needed: float, what: str, name: str) -> None:
 
 
 def _after_update(what: str, step: int) -> bool:
-    return step > 0 or what in ("parameter", "optimizer state", "logits")
+    return step > 0 or what in ("parameter", "optimizer state", "logits", "buffer")
 
 
 def unequal(ranks: Sequence[Observation], moment: int | None = None) -> dict[str, tuple[int, int]]:
@@ -215,6 +256,10 @@ def _sums(
             distance(run.states.get(key), state, alike),
             terms_of(state, tokens),
         )
+    for name, buffer in reference.buffers.items():
+        if buffer.is_floating_point():
+            error = max(relative_error(r.buffers.get(name), buffer) for r in ranks)
+            yield "buffer", name, STEPS - 1, error, terms_of(buffer, tokens)
     if reference.logits is not None:
         n = terms_of(reference.logits, tokens)
         for rank, seen in enumerate(ranks):

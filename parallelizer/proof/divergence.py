@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import Mesh, Rule
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.observe import Observation
@@ -27,6 +28,8 @@ class Divergence:
     axis: str | None
     rule: Rule | None
     description: str
+    line: Span | None = None
+    """Where the model or the loss decides by values, if the runs differ in a scene alone."""
 
 
 @dataclass(frozen=True)

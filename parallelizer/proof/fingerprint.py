@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -37,6 +38,7 @@ PARTS: dict[str, str] = {
     "styles": "the `styles` of the preset",
     "model": "the model's configuration",
     "sources": "the source files of the model, the loss or the optimizer",
+    "packages": "the version of an installed package that the model, the loss or the optimizer is from",
     "loss": "the loss",
     "batch": "the batch",
     "length": "how the length divides",
@@ -60,13 +62,15 @@ def parts_of(setup: Setup, model: nn.Module) -> dict[str, str]:
     optimizer = str(setup.optim.get("_target_") or "")
     functions = [setup.loss(), *([function_at(optimizer)] if optimizer else [])]
     styles = {name: options for name, options in setup.defaults.items() if options != type(options)()}
+    sources = _source_digests([*_modules_of(model), *(f.__module__ for f in functions)])
     values: dict[str, Any] = {
         "plan": (plan.rules, plan.layouts, plan.batch, plan.buffers, plan.balance, setup.redistribute),
         "axes": sorted(axis for axis, size in setup.mesh.every.items() if size > 1),
         "pipeline": (small_pipeline(setup, mesh), mesh.sizes["pp"]),
         "styles": (styles, _source_digests(own)),
         "model": {key: value for key, value in setup.model.items() if key not in ("plan", "batch", "loss")},
-        "sources": _source_digests([*_modules_of(model), *(f.__module__ for f in functions)]),
+        "sources": sources,
+        "packages": _versions(sources, used),
         "loss": setup.loss_path,
         "batch": (_entries(setup.workload), setup.workload.accumulate > 1),
         "length": small_length(setup, mesh),
@@ -133,6 +137,25 @@ def _source_digests(names: Iterable[str]) -> dict[str, str]:
         if not _installed(file):
             waiting += _imports(text, name, is_package=file.name == "__init__.py")
     return found
+
+
+def _versions(names: Iterable[str], styles: Iterable[str]) -> dict[str, str]:
+    """The versions of the installed packages that have these modules, and of torchao where a style computes with it: their other
+    files, which the modules import, are those of the version.
+    """
+    tops = {name.partition(".")[0] for name in names if (file := _file_of(name)) and _installed(file)}
+    if any(style.startswith("float8") for style in styles):
+        tops.add("torchao")
+    return {top: _version(top) for top in sorted(tops)}
+
+
+def _version(top: str) -> str:
+    """Of the package with a module of this name; empty where none says."""
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        own = importlib.metadata.packages_distributions().get(top, [])
+        return " ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(own)))
 
 
 def _is_part_of_its_own(name: str) -> bool:

@@ -56,11 +56,12 @@ RECIPES = {
 
 
 def round_linears(model: nn.Module, precision: LowPrecision) -> None:
-    """From now on the named linears compute in float8."""
+    """From now on the named linears compute in float8. Stacked experts are for `float8_experts.round_experts`."""
     tokens = ScaleGroups(precision)
     tokens.follow(model)
     for path, name in precision.recipes.items():
-        wrap_forward(model.get_submodule(path), functools.partial(_around, RECIPES[name], tokens))
+        if path not in precision.experts:
+            wrap_forward(model.get_submodule(path), functools.partial(_around, RECIPES[name], tokens))
 
 
 def _around(
@@ -86,6 +87,14 @@ def _around(
     out = _Product.apply(grouped, module.weight, recipe).flatten(0, 1)
     y = out[order.argsort()].view(*x.shape[:-1], -1)
     return y if module.bias is None else y + module.bias
+
+
+def round_product(x: torch.Tensor, weight: torch.Tensor, recipe: Casts) -> torch.Tensor:
+    """x @ weight.T in float8, forward and backward: x [groups, tokens, inputs], weight [outputs, inputs]."""
+    if not x.numel():
+        return x @ weight.t()
+    made: torch.Tensor = _Product.apply(x, weight, recipe)
+    return made
 
 
 class _Product(torch.autograd.Function):

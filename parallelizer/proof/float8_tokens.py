@@ -6,7 +6,7 @@ One process has all tokens. This file groups them as they lie on ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,11 +14,12 @@ from torch import nn
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.pipeline.settings import Pipeline
-from parallelizer.language.plan import BATCH_AXES, Plan
+from parallelizer.language.plan import BATCH_AXES, TENSOR_AXES, Plan
 from parallelizer.runtime.pipeline.microbatches import has_rows
 from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.dealing import order_for
 from parallelizer.styles.context_parallel.order import Dealt, Order, order_of, static_order, tagged
+from parallelizer.styles.experts.find import names_of
 
 UNPROVEN = (
     "prove the plan with the recipe rowwise-gw-hp, under which no tokens share a scale, or on a mesh of tp alone; scales are "
@@ -27,8 +28,19 @@ UNPROVEN = (
 
 
 @dataclass(frozen=True)
+class ExpertTokens:
+    """The tokens of stacked experts: the arguments of forward with the tokens, their experts and the weights of these, and how
+    many ranks of data and cp bring theirs together; 0 if ranks that share experts out have parts of one rank's tokens.
+    """
+
+    names: tuple[str, str, str]
+    joined: int = 1
+
+
+@dataclass(frozen=True)
 class LowPrecision:
-    """The modules that compute in float8 with their recipes, and the groups of tokens that share a scale.
+    """The modules that compute in float8 with their recipes, and the groups of tokens that share a scale. `experts` are those of
+    the modules that hold stacked experts.
 
     The rows are those of `data` ranks, each of which cuts its own into `microbatches` while it trains; of each row the
     tokens are those of `ranks` ranks, as `balance` deals out a sequence of `length`.
@@ -40,6 +52,7 @@ class LowPrecision:
     ranks: int
     balance: str
     length: int
+    experts: Mapping[str, ExpertTokens] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -55,8 +68,28 @@ def low_precision(program: Program, length: int, pipeline: Pipeline | None) -> L
     microbatches = (pipeline.microbatches or 1) if pipeline is not None and program.stages is not None else 1
     mesh = program.mesh
     return LowPrecision(
-        recipes, mesh.size(*BATCH_AXES), microbatches, mesh.sizes["cp"], program.plan.balance, length
+        recipes,
+        mesh.size(*BATCH_AXES),
+        microbatches,
+        mesh.sizes["cp"],
+        program.plan.balance,
+        length,
+        _tokens_of_experts(program),
     )
+
+
+def _tokens_of_experts(program: Program) -> dict[str, ExpertTokens]:
+    """Of ep ranks that share experts out neighbours are those of tp first, which have the same tokens or parts of them."""
+    ep, tp = program.mesh.ep, program.mesh.size(*TENSOR_AXES)
+    shared = {a.module: names_of(a.options) for a in program.of_slot("experts")} if ep > 1 else {}
+    joined = ep // tp if ep % tp == 0 else 0
+    return {
+        a.module: ExpertTokens(shared[a.module], joined)
+        if a.module in shared
+        else ExpertTokens(names_of(a.options))
+        for a in program.of_slot("precision")
+        if a.stacked
+    }
 
 
 def dealt_out(
@@ -94,15 +127,33 @@ class ScaleGroups:
         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
         self.order = next((order for t in tensors if (order := order_of(t)) is not None), None)
 
-    def groups(self, shape: torch.Size) -> torch.Tensor:
-        """The row-major numbers of the tokens in a tensor of these leading dims: int64 [groups, tokens]. Raises PlanError if
-        they cannot be told apart.
+    def groups(self, shape: torch.Size, *, joined: int = 1) -> torch.Tensor:
+        """The row-major numbers of the tokens in a tensor of these leading dims: int64 [groups, tokens]. So many neighbouring
+        ranks bring their tokens together. Raises PlanError if they cannot be told apart.
         """
         try:
-            return token_groups(shape, self.precision, self.order)
+            return joined_groups(token_groups(shape, self.precision, self.order), self.precision, joined)
         except ValueError as error:
-            message = f"float8 cannot be proven here, since the tokens of ranks cannot be told apart: {error}"
-            raise PlanError([Diagnostic("model-failed", message, None, UNPROVEN)]) from None
+            raise unproven(str(error)) from None
+
+
+def unproven(why: str) -> PlanError:
+    """The error for tokens that cannot be told apart."""
+    message = f"float8 cannot be proven here, since the tokens of ranks cannot be told apart: {why}"
+    return PlanError([Diagnostic("model-failed", message, None, UNPROVEN)])
+
+
+def joined_groups(groups: torch.Tensor, precision: LowPrecision, joined: int) -> torch.Tensor:
+    """Groups [data * microbatches * ranks, tokens] with those of so many neighbouring ranks of data and cp as one; a microbatch
+    is joined with those of the same number. Raises ValueError for 0, see `ExpertTokens`.
+    """
+    if joined == 1:
+        return groups
+    if not joined:
+        raise ValueError("ranks that share experts out have parts of the tokens of one rank")
+    parts = precision.blocks // precision.data
+    by_rank = groups.view(precision.data, parts, precision.ranks, -1).transpose(0, 1)
+    return by_rank.reshape(parts * precision.data * precision.ranks // joined, -1)
 
 
 def token_groups(shape: torch.Size, precision: LowPrecision, order: Order | None = None) -> torch.Tensor:

@@ -50,6 +50,18 @@ def _all(case: Comparison) -> Iterator[Divergence]:
     yield from outputs(case, STEPS, "evaluation", " in evaluation")
     yield from _logits(case)
     yield from buffers(case)
+    yield from _scenes(case)
+
+
+def _scenes(case: Comparison) -> Iterator[Divergence]:
+    """Every step is right, and a scene is not."""
+    for at, seen in enumerate(case.reference.scenes):
+        wrong = [d for d in case.verdict.differences if d.step == STEPS + at and not d.passed]
+        if wrong:
+            worst = max(wrong, key=lambda d: d.share)
+            name = f" of {worst.name}" if worst.name else ""
+            text = f"with {seen.scene} the {worst.what}{name} differs: a rank decides otherwise by its own values"
+            yield Divergence("", "forward", None, None, text, seen.scene.line)
 
 
 def _logits(case: Comparison) -> Iterator[Divergence]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from parallelizer.compiler.observe.running_module import within
 from parallelizer.language.plan import DATA_AXES, TENSOR_AXES, Mesh
 from parallelizer.proof.describe import axes_of, data_first, describe, ratio
 from parallelizer.proof.divergence import Comparison, Divergence, at_step, between, found, on_ranks
@@ -24,7 +25,7 @@ from parallelizer.proof.slices import (
     summed_over,
     wrong_ranks,
 )
-from parallelizer.styles.application import Program
+from parallelizer.styles.application import Application, Program
 from parallelizer.styles.packing import Packing
 
 
@@ -38,7 +39,7 @@ def outputs(case: Comparison, step: int, phase: str, when: str) -> Iterator[Dive
         if _in_experts(case.program, path):
             continue
         mine: Locals = [r.outputs[step].get(path) for r in case.ranks]
-        for over in _summed_behind(case, path):
+        for over in _summed_behind(case, path) or _summed_around(case, path, mine):
             mine = summed_over(mine, case.mesh, over)
         packing = _packing(case.program, path)
         wrong = wrong_ranks(whole, mine, case.mesh, case.bound, packing, order=case.order)
@@ -96,6 +97,24 @@ def _summed_behind(case: Comparison, path: str) -> list[str]:
         a.module == path and a.options.get("layout") == "terms" for a in case.program.of_slot("experts")
     )
     return [axis for axis in above_one(case.mesh) if terms and axis in TENSOR_AXES]
+
+
+def _summed_around(case: Comparison, path: str, mine: Locals) -> list[str]:
+    """The axes over which a module around this one sums its output: it takes what it makes as terms, as of experts that are split
+    over tp. An output that is the same on all ranks of an axis is no term.
+    """
+    taken = [
+        a.axis
+        for a in case.program.of_slot("io")
+        if path != a.module and within(path, a.module) and a.axis in TENSOR_AXES and _takes_terms(a)
+    ]
+    axes = [axis for axis in above_one(case.mesh) if axis in taken]
+    return [axis for axis in axes if not alike_over(mine, case.mesh, axis, case.bound)]
+
+
+def _takes_terms(application: Application) -> bool:
+    flows = (application.options.get("output") or {}).values()
+    return any(flow.arrives is not None and flow.arrives.kind == "partial" for flow in flows)
 
 
 def _of_no_row(case: Comparison, step: int, path: str) -> list[str]:

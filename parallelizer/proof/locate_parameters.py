@@ -134,8 +134,15 @@ def states(case: Comparison) -> Iterator[Divergence]:
 
 def buffers(case: Comparison) -> Iterator[Divergence]:
     """Model buffers that are not what they were, or what the reference made of them."""
+    bounds = {d.name: d.bound for d in case.verdict.of("buffer") if not d.passed}
     for name, whole in case.reference.buffers.items():
-        wrong = [r for r, seen in enumerate(case.ranks) if relative_error(seen.buffers.get(name), whole) > 0]
+        if name not in bounds:
+            continue
+        wrong = [
+            rank
+            for rank, seen in enumerate(case.ranks)
+            if not relative_error(seen.buffers.get(name), whole) <= bounds[name]
+        ]
         if wrong:
             words = describe(case.ranks[wrong[0]].buffers.get(name), whole, case.mesh)
             text = f"the buffer {name} {words} {on_ranks(wrong, case.mesh)} after the last step: it was not put back"

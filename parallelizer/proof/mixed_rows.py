@@ -23,7 +23,7 @@ from parallelizer.proof.observe import default_dtype, filled
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.loss_sums import loss_sums
 from parallelizer.runtime.pipeline.microbatches import has_rows
-from parallelizer.runtime.step import Batch, forward
+from parallelizer.runtime.step import Batch, outcome_for_loss
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
@@ -68,7 +68,7 @@ def _changed_at(subject: Subject, model: nn.Module, batch: Batch, changed: Batch
     for one, copied in ((batch, copy.deepcopy(model)), (changed, model)):
         watch = _Rows(subject.rows, kept, seen, first=one is batch)
         with torch.no_grad(), Float64(), watch:
-            output = forward(copied, one)
+            output = outcome_for_loss(copied, one)
             watch.in_loss = True
             if watch.mixed is None:
                 loss_sums(subject.loss, output, one)

@@ -17,13 +17,9 @@ from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.function_mode import FunctionMode
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.dropout import NO_RANDOM_NUMBERS
-from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls
+from parallelizer.torch_private import NOT_FLEX, FlexAnswer, FlexCall, FlexCalls, is_grouped_mm
 
-_FLOAT8 = ("torchao.float8", "parallelizer.proof.float8_reference")
-
-_GROUPED = tuple(
-    f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None
-)
+_FLOAT8 = ("torchao.float8", "parallelizer.styles.float8.grouped", "parallelizer.proof.float8_reference")
 
 _LOW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,7 +34,7 @@ class Float64(FunctionMode):
             return super().call(func, args, kwargs)
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             return args[0].double()
-        if func in _GROUPED and args[0].dtype == torch.float64:  # which no kernel takes
+        if is_grouped_mm(func) and args[0].dtype == torch.float64:  # which no kernel takes
             return grouped_products(*args, **kwargs)
         # A fused optimizer counts its steps in a float32, and its CUDA kernel reads nothing else.
         counter = func is torch.zeros and phase.current() == "optimizer"

@@ -20,6 +20,12 @@ MIXED_IN_MICROBATCHES = (
 )
 
 
+DECIDED = (
+    "this line decides by values of which a rank has a part: decide row by row with torch.where, or let all ranks decide alike "
+    "(a maximum or a sum over the ranks of the axis first)"
+)
+
+
 class MixedRowsError(PlanError):
     """The unsharded run has other results if the rows of its batch stand in another order, so no data rank can have them."""
 
@@ -31,6 +37,12 @@ def mixed_rows(mesh: Mesh, span: Span) -> MixedRowsError:
     return MixedRowsError([Diagnostic(CODE, message, span, _advice(axes))])
 
 
+def rows_apart(axes: Iterable[str], what: str, span: Span | None) -> Diagnostic:
+    """For a batch whose rows compute something else by themselves: `what`, and the line that mixes them."""
+    message = f"{what}: this line mixes the rows of the batch, which ranks of {' and '.join(axes)} divide"
+    return Diagnostic(CODE, message, span, _advice(axes))
+
+
 def not_equal(proof: Proof) -> Diagnostic:
     """What a failed proof found: at the line that mixes the rows of a batch, or at the rule that governs the place."""
     found = proof.divergence or Divergence("", "forward", None, None, _over(proof))
@@ -38,6 +50,9 @@ def not_equal(proof: Proof) -> Diagnostic:
         message = f"{_axes(proof)}{found.description}: this line mixes the rows of the batch"
         axes = proof.broken_axes or [axis for axis, size in proof.mesh.sizes.items() if size > 1]
         return Diagnostic(CODE, message, proof.mixed_rows, _advice(axes))
+    if found.line is not None:
+        message = f"{_axes(proof)}{found.description}"
+        return Diagnostic(CODE, message, found.line, DECIDED)
     span = found.rule.span if found.rule else None
     where = f"{found.phase}{f' of {found.module}' if found.module else ''}{f', on {found.axis}' if found.axis else ''}"
     governed = (

@@ -19,16 +19,18 @@ from torch.overrides import TorchFunctionMode
 from parallelizer.language.plan import Mesh
 from parallelizer.mesh import batch_rank, build_mesh
 from parallelizer.proof.decisions import Decisions
+from parallelizer.proof.float8_experts import round_experts
 from parallelizer.proof.float8_reference import round_linears
 from parallelizer.proof.float8_tokens import LowPrecision, dealt_out
 from parallelizer.proof.recording import Tensors, local_part, recording
 from parallelizer.proof.rounding import least_norm, norm_of, terms_of
+from parallelizer.proof.scene import Scene
 from parallelizer.proof.slices import line
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import materialize
 from parallelizer.runtime.pipeline.microbatches import has_rows
-from parallelizer.runtime.state import restore_buffers, state_of
+from parallelizer.runtime.state import reshard, restore_buffers, state_of
 from parallelizer.runtime.state_dict import whole_tensor
 from parallelizer.runtime.step import forward, train_step
 from parallelizer.styles.application import Program
@@ -69,6 +71,17 @@ class Observation:
     one_sided: tuple[str, ...] = ()
     """The decisions by values that took one side every time, where these were noted."""
 
+    scenes: list[SceneSeen] = field(default_factory=list)
+
+
+@dataclass
+class SceneSeen:
+    """The loss of a scene, and whole gradients by parameter name."""
+
+    scene: Scene
+    loss: float
+    gradients: dict[str, torch.Tensor | None]
+
 
 Modes = Sequence[TorchFunctionMode]
 
@@ -93,6 +106,7 @@ def unsharded(
         model = filled(subject, seed, dtype)
         if precision is not None:
             round_linears(model, precision)
+            round_experts(model, precision)
         if not decisions:
             return _observe(model, subject, seed, None, flip, nudge, precision)
         with Decisions(__file__) as taken:
@@ -148,14 +162,13 @@ def _observe(
     if nudge:
         _nudge_first_step(optimizer, nudge, subject.tokens)
     params = trained_names(model)
+    start = {name: local_part(param.detach()) for name, param in params.items()} if subject.scenes else {}
     seen.start = {n: whole_tensor(p, model, n) for n, p in params.items()}
     seen.bits.append(_digests(params))
     for step in range(STEPS):
         whole = _louder(subject.batch(seed + step), subject.loud) if step else subject.batch(seed + step)
         if flip:
-            whole = {
-                k: v.flip(0) if has_rows(k, v, subject.plan, subject.rows) else v for k, v in whole.items()
-            }
+            whole = _flipped(whole, subject)
         parts = rank_parts(whole, subject, subject.accumulate, mesh, precision)
         seen.by_batch |= any(map(_by_batch, parts))
         with recording(model, seen.outputs, seen.output_gradients):
@@ -189,7 +202,43 @@ def _observe(
         )
     restore_buffers(model)
     seen.buffers = {n: local_part(b.detach()) for n, b in model.named_buffers()}
+    for scene in subject.scenes:
+        seen.scenes.append(_played(model, subject, scene, seed, start, mesh, flip))
     return seen
+
+
+def _played(
+    model: nn.Module,
+    subject: Subject,
+    scene: Scene,
+    seed: int,
+    start: Tensors,
+    mesh: DeviceMesh | None,
+    flip: bool,
+) -> SceneSeen:
+    """A step from the initial parameters that the scene makes larger or smaller, and which updates nothing."""
+    reshard(model)  # an evaluation has left whole parameters
+    params = trained_names(model)
+    with torch.no_grad():
+        for name, param in params.items():
+            local = param.to_local() if isinstance(param, DTensor) else param
+            local.copy_(start[name] * scene.scale)
+    whole = scene.batch(subject.batch(seed), subject.workload, subject.rows)
+    if flip:
+        whole = _flipped(whole, subject)
+    still = torch.optim.SGD([p for p in params.values() if p.requires_grad], lr=0.0, foreach=False)
+    done = train_step(model, rank_parts(whole, subject, subject.accumulate, mesh), subject.loss, still)
+    gradients = _on_all_ranks({n: p.grad for n, p in params.items() if p.grad is not None}, params, mesh)
+    return SceneSeen(
+        scene,
+        done.loss.item(),
+        {n: whole_tensor(gradients[n], model, n) if n in gradients else None for n in params},
+    )
+
+
+def _flipped(batch: Mapping[str, torch.Tensor], subject: Subject) -> Tensors:
+    """The batch with its rows in the other order."""
+    return {k: v.flip(0) if has_rows(k, v, subject.plan, subject.rows) else v for k, v in batch.items()}
 
 
 def _louder(batch: Mapping[str, torch.Tensor], factor: float) -> Tensors:
@@ -328,6 +377,10 @@ def _with_others(seen: Observation, others: Sequence[Observation]) -> Observatio
         parameters=of_steps(lambda one: one.parameters),
         states=of_all(lambda one: one.states),
         buffers=of_all(lambda one: one.buffers),
+        scenes=[
+            dataclasses.replace(one, gradients=of_all(lambda other, at=at: other.scenes[at].gradients))  # type: ignore[misc]
+            for at, one in enumerate(seen.scenes)
+        ],
         outputs=of_steps(lambda one: one.outputs),
         output_gradients=of_steps(lambda one: one.output_gradients),
     )

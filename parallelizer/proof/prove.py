@@ -18,6 +18,7 @@ from parallelizer.proof.float8_distance import Distance, distances
 from parallelizer.proof.locate import locate
 from parallelizer.proof.mixed_rows import mixed_at
 from parallelizer.proof.not_equal import MixedRowsError, mixed_rows
+from parallelizer.proof.not_finite import NotFiniteError
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.runs import References, Runs, runs_of
 from parallelizer.proof.subject import Subject
@@ -72,7 +73,7 @@ def prove_tiny(
     """As `prove`, for a tiny form that is made already; `found` are the findings for the real sizes."""
     try:
         proof = prove_subject(tiny.subject, seed=seed, force=force, dtype=dtype)
-    except MixedRowsError:
+    except (MixedRowsError, NotFiniteError):
         raise
     except PlanError as error:
         raise PlanError(place_dropout(tiny.setup, one) for one in error.diagnostics) from None

@@ -21,9 +21,12 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.proof.divergence import governing_rule
 from parallelizer.proof.float8_tokens import LowPrecision, low_precision
 from parallelizer.proof.modes import Float64, OtherOrder, PlainAttention
+from parallelizer.proof.not_finite import HELP, NotFiniteError, not_finite
 from parallelizer.proof.observe import Observation, joined, sharded, unsharded
 from parallelizer.proof.recording import ModuleFailed
 from parallelizer.proof.rounding import nudge_size
+from parallelizer.proof.scene import Scene
+from parallelizer.proof.scenes import scenes_of
 from parallelizer.proof.slices import line
 from parallelizer.proof.staged import stage_over_the_cpu
 from parallelizer.proof.subject import Subject
@@ -38,14 +41,15 @@ COLLECTIVE_TIMEOUT = 60.0
 @dataclass(frozen=True)
 class References:
     """The unsharded run, the same in another order of summation, and the same with its first gradients nudged. Their values were
-    multiplied by `loud` before the second step. `precision` says what they computed in float8; then `full` is the first run
-    without it.
+    multiplied by `loud` before the second step, and the first two of them ran `scenes`. `precision` says what they computed in
+    float8; then `full` is the first run without it.
     """
 
     plain: Observation
     other_order: Observation
     nudged: Observation
     loud: float
+    scenes: tuple[Scene, ...] = ()
     precision: LowPrecision | None = None
     full: Observation | None = None
 
@@ -69,7 +73,7 @@ def runs_of(
     precision = low_precision(program, subject.seq_len, subject.pipeline)
     if references is None or references.precision != precision:
         references = references_of(subject, seed, dtype, precision)
-    subject = dataclasses.replace(subject, loud=references.loud)
+    subject = dataclasses.replace(subject, loud=references.loud, scenes=references.scenes)
     return Runs(references, _ranks(subject, program, seed, dtype))
 
 
@@ -85,20 +89,22 @@ def references_of(
     modes = (Float64(), PlainAttention()) if dtype == torch.float64 else (PlainAttention(),)
     in_full = [] if precision is None else [(unsharded, subject, seed, modes, dtype)]
     with _quiet():
+        scenes = scenes_of(subject, seed) if precision is None and dtype == torch.float64 else ()
+        played = dataclasses.replace(subject, scenes=scenes)
         plain, other_order, nudged, *full = in_children(
             [
-                (unsharded, subject, seed, modes, dtype, False, 0.0, True, precision),
-                (unsharded, subject, seed, (*modes, OtherOrder()), dtype, True, 0.0, False, precision),
+                (unsharded, played, seed, modes, dtype, False, 0.0, True, precision),
+                (unsharded, played, seed, (*modes, OtherOrder()), dtype, True, 0.0, False, precision),
                 (unsharded, subject, seed, modes, dtype, False, nudge_size(dtype), False, precision),
                 *in_full,
             ]
         )
-    references = References(plain, other_order, nudged, subject.loud, precision, *full)
+    references = References(plain, other_order, nudged, subject.loud, scenes, precision, *full)
     if _is_finite(plain):
         return references
     if subject.loud != 1:
         return references_of(dataclasses.replace(subject, loud=1.0), seed, dtype, precision)
-    raise PlanError([_not_finite(plain)])
+    raise NotFiniteError([not_finite(subject, seed) or _not_finite(plain)])
 
 
 def _is_finite(reference: Observation) -> bool:
@@ -117,7 +123,7 @@ def _not_finite(reference: Observation) -> Diagnostic:
         "model-failed",
         f"the {what} in step {step} of the unsharded run, so that there is nothing to compare with",
         None,
-        "every batch needs tokens that count in the loss, and the model finite initial values",
+        HELP,
     )
 
 

@@ -13,6 +13,7 @@ from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Option, Plan, Rule, StyleDefaults
 from parallelizer.language.workload import Workload
+from parallelizer.proof.scene import Scene
 from parallelizer.runtime.initialize import Initializer
 from parallelizer.runtime.step import Loss
 from parallelizer.styles.application import Program
@@ -33,7 +34,7 @@ class Subject:
     whole batch of the step that a seed stands for: `rows` sequences of `seq_len` tokens, which `accumulate`
     parts of every rank share out. Before the second step the parameters and the batch's numbers are multiplied by `loud`.
     `whole(model)` is what builds a model that only its constructor can fill. The ranks compute on `device`, cpu or cuda; the
-    unsharded run always on the CPU.
+    unsharded run always on the CPU. Behind the steps the `scenes` are run.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Subject:
     loud: float = LOUD
     pipeline: Pipeline | None = None
     device: str = "cpu"
+    scenes: tuple[Scene, ...] = ()
 
     def compile(self, model: nn.Module, *, force: bool = False) -> Program:
         """Compile the plan for the model. Raises PlanError; with `force` only where no program can be

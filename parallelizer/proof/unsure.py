@@ -1,7 +1,8 @@
 """Findings that a proof may settle.
 
 A flip along a split sequence that another flip undoes, or positions that a block counts for its own rows alone, look wrong and
-are right. A check cannot know that, so its error counts unless the small form of the setup is proven.
+are right. A check cannot know that, so its error counts unless the small form of the setup is proven; where no proof is made, it
+is a warning.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, in_order
 
 UNSURE = frozenset({"needs-whole", "local-positions", "fused-features"})
 """The codes of errors that a proof may settle."""
+
+VERIFY = "prove that it is right as it is: `parallelizer verify` with the same overrides"
 
 
 def only_unsure(found: Iterable[Diagnostic]) -> bool:
@@ -30,6 +33,16 @@ def settled(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
     """The findings about a setup that is proven: what a check was not sure of is a note."""
     return in_order(
         dataclasses.replace(one, severity="note", help="nothing to do: the small form is proven with it")
+        if one.code in UNSURE and one.severity == "error"
+        else one
+        for one in found
+    )
+
+
+def doubted(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """The findings about a setup of which no proof is made: what a check was not sure of is a warning."""
+    return in_order(
+        dataclasses.replace(one, severity="warning", help=f"{one.help or 'mend it'}; or {VERIFY}")
         if one.code in UNSURE and one.severity == "error"
         else one
         for one in found

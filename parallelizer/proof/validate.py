@@ -6,21 +6,30 @@ assert not [found for found in pz.validate(setup) if found.severity == "error"]
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.validate import validate as validate_unproven
 from parallelizer.configuration.validate import validated
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, in_order
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, has_errors, in_order
+from parallelizer.language.load import load_plan
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh, Plan, StyleDefaults
 from parallelizer.language.workload import Workload
 from parallelizer.proof.certificate import FOLDER, Found, find, missing, told
-from parallelizer.proof.quick import prove_quickly
-from parallelizer.proof.unsure import UNSURE, only_unsure, refused, settled
+from parallelizer.proof.halves import unequal_halves
+from parallelizer.proof.quick import prove_quickly, unproven_difference
+from parallelizer.proof.subject import Subject
+from parallelizer.proof.tiny import proof_batch
+from parallelizer.proof.unsure import UNSURE, doubted, only_unsure, refused, settled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +39,9 @@ if TYPE_CHECKING:
 
 SECONDS = 10.0
 """A proof that should take longer is left to `verify` and to the recipe."""
+
+ROWS = 4
+"""Rows of a batch that a model is run on without a proof."""
 
 NOTHING = "one rank: nothing to prove"
 """What is known about the proof of a run of one rank."""
@@ -83,20 +95,63 @@ def validate(
 
     The tiny form of a setup without errors is then proven on CPU ranks, as `parallelizer verify` does, if that should take less
     than ten seconds and no certificate in `.parallelizer/proofs` shows it; `prove=False` leaves it out. A difference is an error
-    `not-equal`.
+    `not-equal`. Without a proof, one process compares what halves of a batch compute with what the whole batch computes: data
+    ranks must not differ.
 
-    A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent` does
-    that). `plan` is a plan, its name or its path, `mesh` has the sizes of axes, `pipeline` the schedule of one
-    with `pp`. `workload` lets batch, sequence and heads be
-    checked; with `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and
-    finds what no file can tell. The process forks for that: it must have no process group. One that has used CUDA starts new
-    processes instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
+    A model is looked at as it is, on meta or not, and left so; it is not proven (`parallelizer.testing.assert_equivalent`
+    does that), but a small one runs in this way on a batch of four rows. `plan` is a plan, its name or its path, `mesh` has
+    the sizes of axes, `pipeline` the schedule of one with `pp`. `workload` lets batch, sequence and heads be checked; with
+    `loss(output, batch)` too, one step is followed and one is traced on a fake world, which needs no ranks and finds what no
+    file can tell. The process forks for that: it must have no process group. One that has used CUDA starts new processes
+    instead, for which the model and the loss must pickle. Raises ValueError for a model without a plan or a mesh.
     """
     if isinstance(subject, Setup) and prove:
         return check(subject).found
-    return validate_unproven(
+    if isinstance(subject, Setup):
+        return _unproven(subject)
+    found = validate_unproven(
         subject, plan, mesh, workload=workload, loss=loss, defaults=defaults, pipeline=pipeline
     )
+    wrong = None if has_errors(found) else _of_model(subject, plan, mesh, workload, loss)
+    return found if wrong is None else in_order((*found, wrong))
+
+
+def _unproven(setup: Setup) -> tuple[Diagnostic, ...]:
+    """The findings about a setup of which no proof is made."""
+    try:
+        model = setup.build_model()
+        found = doubted(validated(setup, setup.compile(model, unsure=UNSURE), model).found)
+    except PlanError as error:
+        return error.diagnostics
+    if has_errors(found) or setup.mesh.world_size == 1:
+        return found
+    wrong = unproven_difference(setup)
+    return found if wrong is None else in_order((*found, wrong))
+
+
+def _of_model(
+    model: nn.Module,
+    plan: Plan | str | Path | None,
+    mesh: Mesh | Mapping[str, int] | None,
+    workload: Workload | None,
+    loss: Loss | None,
+) -> Diagnostic | None:
+    """What a model shows without ranks, on a batch of four rows of the workload."""
+    if workload is None or loss is None or plan is None or mesh is None:
+        return None
+    work = dataclasses.replace(workload, batch_size=ROWS, accumulate=1)
+    subject = Subject(
+        plan=plan if isinstance(plan, Plan) else load_plan(str(plan)),
+        mesh=mesh if isinstance(mesh, Mesh) else Mesh(mesh),
+        build=functools.partial(copy.deepcopy, model),
+        loss=loss,
+        optimizer=torch.optim.AdamW,  # which nothing calls
+        batch=functools.partial(proof_batch, work),
+        rows=ROWS,
+        seq_len=work.seq_len,
+        workload=work,
+    )
+    return unequal_halves(subject) if subject.mesh.world_size > 1 else None
 
 
 def look(setup: Setup, model: nn.Module, validation: Validation, proofs: Path) -> Looked:
@@ -124,7 +179,9 @@ def check(setup: Setup, proofs: Path | None = None) -> Checked:
     found = looked.found
     if proven.passed:
         found = settled(found)
-    elif proven.difference is not None and not looked.unsure:
+    elif not proven.made:
+        found = doubted(found)
+    if proven.difference is not None and not only_unsure(found):
         found = in_order((*found, proven.difference))
     return Checked(found, proven.line)
 

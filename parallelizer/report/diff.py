@@ -21,7 +21,7 @@ from parallelizer.diagnostics.units import size
 from parallelizer.language.plan import Mesh
 from parallelizer.report.figures import Change, Fields, Figures, changes, figures
 from parallelizer.report.lock import number
-from parallelizer.report.rows.time import compared
+from parallelizer.report.rows.time import compared, faster_of, shares_of_difference
 from parallelizer.report.text.tables import Screen, width_of
 from parallelizer.simulate.record.trace_classes import trace_classes
 from parallelizer.simulate.time.predict import StepTime
@@ -206,7 +206,16 @@ def _ratio(field: str, before: str | None, after: str | None) -> str:
 
 
 def document(one: Side, other: Side, names: Sequence[str]) -> dict[str, Any]:
-    """The comparison for scripts: paths are folded, values are as in a lock. `seconds` are the two predicted times."""
+    """The comparison for scripts: paths are folded, values are as in a lock. `seconds` are the two predicted times, `faster`
+    the side of more tokens a second on each device, and `causes` what it has less of, each as a share of the difference.
+    """
+    times = one.time, other.time
+    faster, causes = None, list[tuple[str, float]]()
+    if one.time is not None and other.time is not None:
+        faster = faster_of(one.time, other.time)
+        if faster is not None:
+            slow, fast = (other.time, one.time) if faster == 0 else (one.time, other.time)
+            causes = shares_of_difference(slow, fast)
     return {
         "sides": list(names),
         "changes": [
@@ -218,7 +227,9 @@ def document(one: Side, other: Side, names: Sequence[str]) -> dict[str, Any]:
             }
             for c in changes(one.figures, other.figures)
         ],
-        "seconds": [None if side.time is None else side.time.seconds for side in (one, other)],
+        "seconds": [None if time is None else time.seconds for time in times],
+        "faster": None if faster is None else names[faster],
+        "causes": [{"cause": cause, "share": share} for cause, share in causes],
     }
 
 

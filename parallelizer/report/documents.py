@@ -44,17 +44,19 @@ def plan_document(
     time: StepTime | None = None,
     full: StepTime | None = None,
     shared: Sharing | None = None,
+    plain: Trace | None = None,
 ) -> dict[str, Any]:
     """What `plan --json` prints: one rank's figures, sizes in bytes; no collectives or memory without a
-    trace, and no time where nothing is known of the hardware. `full` is the time of the plan without float8,
-    and `shared` says how experts are shared out.
+    trace, and no time where nothing is known of the hardware. `plain` is the traced step of the plan without
+    float8 and `full` its time, and `shared` says how experts are shared out.
     """
     from parallelizer.compiler.parameter_shards import parameter_shards
     from parallelizer.report.rows.collectives import collective_rows
+    from parallelizer.report.rows.messages import message_rows
     from parallelizer.report.rows.precision import precision
     from parallelizer.report.rows.stages import stage_rows
 
-    in_float8 = precision(program, model, trace)
+    in_float8 = precision(program, model, trace, plain)
     return {
         "world_size": program.mesh.world_size,
         "mesh": program.mesh.every,
@@ -94,6 +96,9 @@ def plan_document(
         "experts": shared.as_json() if shared else None,
         "rank_classes": [c.as_json() for c in trace.classes] if trace else [],
         "stages": [row.as_json() for row in stage_rows(program, model)] if program.stages else [],
+        "messages": [row.as_json() for row in message_rows(program, trace.cuts)]
+        if trace and program.stages
+        else [],
         "buffers": {
             "batch": {n: b.make or b.dim for n, b in program.plan.batch.items()},
             "model": {n: b.dim for n, b in program.plan.buffers.items()},

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from parallelizer.compiler.observe.calling import Routed
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.runtime.load_balancing import load_balancing_loss
 from parallelizer.styles.sharded_logits import plain
 
 WANTED = "return (sum of the losses of the batch's tokens, number of those tokens)"
@@ -21,8 +23,15 @@ def loss_sums(
     """Call the loss: the sum of the local tokens' losses and what they weigh, both plain tensors of one number, []. A
     number that is no tensor is made one, so that a count may be a Python int. Collective where they are DTensors.
 
+    Where the output is a `Routed`, the loss is given the logits, and the balancing loss is added for each token that counts.
+    Collective over the data axes and cp then.
+
     Raises PlanError (`wrong-loss`), at the line of the function, for a result of another form.
     """
+    if isinstance(output, Routed):
+        total, weight = loss_sums(loss, output.logits, batch)
+        balance = load_balancing_loss(output.router, output.top_k, output.counted)
+        return total + output.coefficient * balance.to(total.dtype) * weight.detach(), weight
     result = loss(output, batch)
     if not isinstance(result, (tuple, list)):
         raise wrong_loss(loss, f"returns {_said(result)} instead of two values")

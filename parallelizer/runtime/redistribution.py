@@ -206,9 +206,11 @@ def _written(placements: Sequence[Any], mesh: Any) -> str:
 
 def wire_bytes(kind: str, payload: int, ranks: int) -> int:
     """What one rank of W sends, by the algorithms that move the least: (W-1)/W of the payload, an all-reduce
-    twice that.
+    twice that. Who receives sends nothing.
     """
-    if kind in ("send", "recv", "broadcast"):
+    if kind == "recv":
+        return 0
+    if kind in ("send", "broadcast"):
         return payload
     share = payload * (ranks - 1) // ranks
     return 2 * share if kind == "all_reduce" else share

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from parallelizer.compiler.observe.calling import call
+from parallelizer.compiler.observe.calling import call, outcome
 from parallelizer.compiler.observe.phase import phase
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
@@ -58,7 +59,8 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step computed: scalar tensors, the same on every rank; read them when you log.
+    """What a step computed: scalar tensors, the same on every rank; read them when you log. Those of
+    `train_step(skip_nonfinite=True)` lie on the CPU: the read that the step makes has read them too.
 
     `skipped` is None unless the optimizer was not stepped, and `words` are the greatest of all ranks' numbers: see
     `train_step`.
@@ -116,7 +118,7 @@ def accumulate(model: nn.Module, parts: Sequence[Batch], loss: Loss) -> torch.Te
     for at, part in enumerate(parts):
         progress.tell((at, None))
         with phase("forward"):
-            output = forward(model, part)
+            output = outcome_for_loss(model, part)
         with taken_sharded(output):
             with phase("loss"), noted_loss(output):
                 total, weight = loss_sums(loss, output, part)
@@ -163,11 +165,12 @@ def _train_step(
         norm = grad_norm(counted(model, pipeline), stages) * correction
     said: tuple[int, ...] | None = None
     if skip_nonfinite:
-        finite, said = _finite_everywhere(model, mean, norm, words=words)
+        finite, read, said = _finite_everywhere(model, mean, norm, words=words)
         if not all(finite):
             put_back()
-            mean, norm = map(_unless, finite, (mean, norm))
-            return Step(mean, norm, Skipped(local, random), said)
+            loss_there, norm_there = map(_unless, finite, read)
+            return Step(loss_there, norm_there, Skipped(local, random), said)
+        mean, norm = read
     with phase("clip"):
         scale_(parameters, correction * clip_factor(norm, clip) if clip is not None else correction)
     with phase("optimizer"):
@@ -178,15 +181,17 @@ def _train_step(
 
 def _finite_everywhere(
     model: nn.Module, *numbers: torch.Tensor, words: torch.Tensor | None
-) -> tuple[list[bool], tuple[int, ...] | None]:
-    """Whether each number is finite on all ranks of the model, and the greatest of all ranks' words: a host read.
+) -> tuple[list[bool], list[torch.Tensor], tuple[int, ...] | None]:
+    """Whether each number is finite on all ranks of the model, the numbers on the CPU, and the greatest of all ranks' words: one
+    host read.
 
     Every rank's word counts. The numbers are sums over the axes that deal out tokens and parameters; what all ranks of
     a tensor axis compute alike, the loss above all, one of them may have wrong alone.
     """
     device = device_of(model)  # gradients of offloaded parameters, and their norm, lie on the CPU
     groups = every_group(model)
-    bad = torch.stack([(~torch.isfinite(n)).to(device) for n in numbers])
+    own = torch.stack([n.to(device, torch.float64) for n in numbers])
+    bad = ~torch.isfinite(own)
     told = bad.float()
     world = dist.get_world_size() if dist.is_initialized() else 1
     if words is not None and world > 1 and groups != (dist.group.WORLD,):
@@ -195,9 +200,13 @@ def _finite_everywhere(
         told = torch.cat([bad.to(words.dtype), words.to(device)])
     for group in groups:
         dist.all_reduce(told, dist.ReduceOp.MAX, group=group)
-    every = told.tolist()
-    finite = [not one for one in every[: len(numbers)]]
-    return finite, None if words is None else tuple(map(int, every[len(numbers) :]))
+    # As bits: words have more digits than a float64 holds.
+    every = torch.cat([own.view(torch.int64), told.long()]).tolist()
+    count = len(numbers)
+    values = torch.tensor(every[:count], dtype=torch.int64).view(torch.float64)
+    read = [value.to(number.dtype) for value, number in zip(values, numbers, strict=True)]
+    finite = [not one for one in every[count : 2 * count]]
+    return finite, read, None if words is None else tuple(map(int, every[2 * count :]))
 
 
 def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:
@@ -218,7 +227,7 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Te
             return _evaluate_stages(model, state, state.pipeline, batches, loss)
         totals: torch.Tensor | None = None
         for batch in batches:
-            output = forward(model, batch)
+            output = outcome_for_loss(model, batch)
             with taken_sharded(output), noted_loss(output):
                 total, weight = loss_sums(loss, output, batch)
             del output
@@ -268,6 +277,12 @@ def data_groups(model: nn.Module) -> tuple[dist.ProcessGroup, ...]:
     """The groups whose ranks saw different tokens, for a parallel model; none for any other."""
     state = state_of(model)
     return () if state is None else state.data_groups
+
+
+def outcome_for_loss(model: nn.Module, batch: Batch) -> Any:
+    """What a loss is given: the logits, as `forward` has them, or a `Routed` around them."""
+    with redistribute(_redistribution(model)):
+        return outcome(model, batch)
 
 
 def _redistribution(model: nn.Module) -> str:

@@ -14,6 +14,7 @@ from parallelizer.simulate.checks.costly_redistribution import costly_redistribu
 from parallelizer.simulate.checks.does_not_run import does_not_run
 from parallelizer.simulate.checks.equal_random import equal_random
 from parallelizer.simulate.checks.float8_called import float8_called
+from parallelizer.simulate.checks.float8_rows import float8_rows
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.fused_features import fused_features
 from parallelizer.simulate.checks.half_sequence_parallel import half_sequence_parallel
@@ -71,6 +72,7 @@ TRACED: tuple[Callable[[Traced], Iterable[Diagnostic]], ...] = (
     costly_redistribution,
     compile_not_traced,
     float8_called,
+    float8_rows,
 )
 """In the order they run; each sees everything, none sees another's findings."""
 

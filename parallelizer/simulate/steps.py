@@ -13,7 +13,7 @@ from torch import nn
 
 from parallelizer.child.children import Children, WorldError, in_children
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import BATCH_AXES, TENSOR_AXES
+from parallelizer.language.plan import DATA_AXES, TENSOR_AXES
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.step import Loss
 from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
@@ -98,9 +98,9 @@ def running_steps(
 
 
 def _divides_rows(program: Program, workload: Workload) -> bool:
-    """Whether no forward sees all rows of the batch."""
+    """Whether no forward sees all tokens of the batch. Over cp a statistic of all rows is one of parts of them too."""
     microbatches = 1 if program.stages is None else program.stages.pipeline.microbatches or 1
-    return workload.accumulate * microbatches * program.mesh.size(*BATCH_AXES) > 1
+    return workload.accumulate * microbatches * program.mesh.size(*DATA_AXES) > 1
 
 
 def _first(children: Children) -> Any:

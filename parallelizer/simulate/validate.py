@@ -17,6 +17,7 @@ from torch import nn
 from parallelizer.compiler.checks.idle_rules import idle_rules
 from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 from parallelizer.simulate.all_checks import check_followed, check_traced
+from parallelizer.simulate.checks.float8_rows import float8_rows_unknown
 from parallelizer.simulate.checks.followed_step import Followed
 from parallelizer.simulate.checks.local_statistics import local_statistics
 from parallelizer.simulate.checks.tp_crosses_nodes import nodes_of, tp_crosses_nodes
@@ -77,6 +78,8 @@ def validating(
             if steps.trace is not None and recipe is not None:
                 workload, where = recipe.workload, places.optimizer
                 seen = check_traced(Traced(program, model, steps.trace, workload, optimizer or {}, where))
+            elif recipe is not None and not has_errors(wrong):
+                seen = (*seen, *float8_rows_unknown(program))
             dealt = nodes_of(program.mesh, hardware or {}) if nodes is None else nodes
             ledger = steps.trace.ledger if steps.trace is not None else ()
             crossing = tp_crosses_nodes(program.mesh, dealt, hardware or {}, ledger)

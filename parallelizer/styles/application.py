@@ -44,7 +44,8 @@ class Application:
     under the folded axis, and `reasons` says why a parameter stays whole. `buffers` are the placements of
     buffers of which a rank sees its slice. `divided` has the undivided values of attributes that the style
     divides. `arrives` has the placements that inputs are expected to have on `axis`, the axis of the style.
-    `act` is the ParallelStyle of a tensor style.
+    `act` is the ParallelStyle of a tensor style. `stacked` are the parameters with the weights of many experts, of experts in
+    float8.
     """
 
     module: str
@@ -62,6 +63,7 @@ class Application:
     arrives: Mapping[str, Placement] = field(default_factory=dict)
     axis: str | None = None
     act: ParallelStyle | None = None
+    stacked: tuple[str, ...] = ()
 
     def splits_sequence(self) -> bool:
         """Whether it splits a sequence over `cp` that was whole, because the batch is not split."""

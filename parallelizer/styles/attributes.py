@@ -52,7 +52,14 @@ def pairs(value: Any) -> bool:
 
 
 def _held(holder: Any, name: str) -> Any:
-    return dict(holder).get(name) if pairs(holder) else getattr(holder, name, None)
+    if pairs(holder):
+        return dict(holder).get(name)
+    try:
+        return getattr(holder, name, None)
+    except (
+        Exception
+    ):  # an object of the user's may refuse to be read, as a configuration whose layers differ does
+        return None
 
 
 def divide(module: nn.Module, name: str, ranks: int) -> None:

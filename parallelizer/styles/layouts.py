@@ -22,7 +22,7 @@ from parallelizer.language.placement import to_torch
 from parallelizer.language.plan import Flow
 from parallelizer.styles.application import Application
 from parallelizer.styles.equal_gradient import equal_gradient
-from parallelizer.styles.float8.inputs import gather_in_float8
+from parallelizer.styles.float8.inputs import gather_input_in_float8
 from parallelizer.styles.statements import Statement, calls, dict_text, placements_text
 from parallelizer.styles.tensor_hooks import convert_inputs, convert_outputs
 
@@ -157,7 +157,7 @@ class Layouts:
             "partial_output_gradients": self.partial_output_gradients,
             "partial_last": self.last,
             "others": lambda tensor: equal_gradient(tensor, axis),
-            "gather": gather_in_float8 if self.float8 else None,
+            "gather": gather_input_in_float8 if self.float8 else None,
         }
 
 
@@ -206,8 +206,8 @@ def lay_out_statement(layouts: Layouts, axes: Sequence[str], axis: str, mesh: st
     call = calls(lay_out, *arguments)
     if not layouts.float8:
         return call
-    given_too = (*(call.arguments or ()), f"gather={gather_in_float8.__name__}")
-    return dataclasses.replace(call, arguments=given_too, copies=(lay_out, gather_in_float8))
+    given_too = (*(call.arguments or ()), f"gather={gather_input_in_float8.__name__}")
+    return dataclasses.replace(call, arguments=given_too, copies=(lay_out, gather_input_in_float8))
 
 
 def makes_partial(flow: Flow) -> bool:

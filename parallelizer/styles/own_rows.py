@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel
 from torch.overrides import TorchFunctionMode
 
@@ -47,12 +47,20 @@ def embed_own_rows(ids: torch.Tensor, weight: DTensor, padding_idx: int | None =
 class OwnRows(TorchFunctionMode):
     """While it is on, `F.embedding` on a weight that is sharded by rows is `embed_own_rows`.
 
-    DTensor answers calls with options that count ids or write into the weight.
+    DTensor answers calls with options that count ids or write into the weight. With `whole` it is the sum over the mesh, a plain
+    tensor.
     """
+
+    def __init__(self, whole: bool = False) -> None:
+        super().__init__()
+        self.whole = whole
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        return embedding(*args, **kwargs) if func is F.embedding else func(*args, **kwargs)
+        if func is not F.embedding:
+            return func(*args, **kwargs)
+        found = embedding(*args, **kwargs)
+        return found.full_tensor() if self.whole and isinstance(found, DTensor) else found
 
 
 def embedding(
@@ -72,21 +80,40 @@ def embedding(
 
 
 def look_up_own_rows(module: nn.Module) -> None:
-    """Let forward look up the rows that this rank holds, also if it is the forward of a subclass of `nn.Embedding`."""
+    """Let forward look up the rows that this rank holds, also if it is the forward of a subclass of `nn.Embedding`. If modules
+    lie inside of the embedding, as a norm, they get the whole sum as a plain tensor: none of them is linear for sure.
+    """
+    whole = any(True for _ in module.children())
 
     def around(
         module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        with OwnRows():
+        with OwnRows(whole):
             return forward(*args, **kwargs)
 
     wrap_forward(module, around)
 
 
 class RowwiseEmbedding(RowwiseParallel):
-    """torch's class for the weight, the input and the output of an embedding, and a lookup of this rank's rows."""
+    """torch's class for the weight, the input and the output of an embedding, and a lookup of this rank's rows. A module inside
+    of the embedding, as a norm, keeps its parameters whole.
+    """
+
+    def _partition_embedding_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
+        if isinstance(module, nn.Embedding):
+            weight = distribute_tensor(
+                module.weight, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank
+            )
+            module.register_parameter("weight", nn.Parameter(weight, module.weight.requires_grad))
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        if any(True for _ in module.children()):
+            # Before torch's own hook, which takes a DTensor.
+            module.register_forward_hook(
+                lambda _module, _args, made: DTensor.from_local(
+                    made, device_mesh, [Replicate()], run_check=False
+                )
+            )
         module = super()._apply(module, device_mesh)
         look_up_own_rows(module)
         return module

@@ -50,7 +50,8 @@ class Sharding:
     `style` is None where `applies` says what is done. `axes` are the axes of the mesh that it is applied with, none when it
     has nothing to do on this mesh; `buffers` are the placements of buffers, which stay whole and are seen so; `divided` has the
     attributes that it divides, with their whole values. `arrives` says how plain tensors are taken to lie on the
-    style's axis when they come in, by the names of forward's parameters; the first is called `""` too.
+    style's axis when they come in, by the names of forward's parameters; the first is called `""` too. `stacked` are the
+    parameters with the weights of many experts, for a style that computes with them.
     """
 
     style: ParallelStyle | None
@@ -60,6 +61,7 @@ class Sharding:
     packed: Mapping[str, Packing] = field(default_factory=dict)
     divided: Mapping[str, int] = field(default_factory=dict)
     arrives: Mapping[str, Placement] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
 
 
 class StyleError(Exception):

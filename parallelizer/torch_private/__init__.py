@@ -16,7 +16,9 @@ from parallelizer.torch_private.attention import (
 )
 from parallelizer.torch_private.attention import multi_head_attention_forward as multi_head_attention_forward
 from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
+from parallelizer.torch_private.backward import in_backward as in_backward
 from parallelizer.torch_private.backward import reduce_gradients as reduce_gradients
+from parallelizer.torch_private.backward import unsharded_gradients as unsharded_gradients
 from parallelizer.torch_private.compiling import COSTLY_OPERATORS as COSTLY_OPERATORS
 from parallelizer.torch_private.compiling import assert_all as assert_all
 from parallelizer.torch_private.compiling import compiled_graphs as compiled_graphs
@@ -32,6 +34,8 @@ from parallelizer.torch_private.flex import FlexCalls as FlexCalls
 from parallelizer.torch_private.flex import of_compiled_flex as of_compiled_flex
 from parallelizer.torch_private.fsdp_gathers import GatherExtension as GatherExtension
 from parallelizer.torch_private.fsdp_gathers import extend_gathers as extend_gathers
+from parallelizer.torch_private.grouped import is_grouped_mm as is_grouped_mm
+from parallelizer.torch_private.grouped import scaled_grouped_mm as scaled_grouped_mm
 from parallelizer.torch_private.memory import allocating as allocating
 from parallelizer.torch_private.memory import allocations as allocations
 from parallelizer.torch_private.memory import memory_history as memory_history
@@ -47,6 +51,7 @@ from parallelizer.torch_private.modules import replace_tensors as replace_tensor
 from parallelizer.torch_private.modules import set_child as set_child
 from parallelizer.torch_private.modules import twin as twin
 from parallelizer.torch_private.process_groups import arrived as arrived
+from parallelizer.torch_private.process_groups import exchanged as exchanged
 from parallelizer.torch_private.process_groups import fake_store as fake_store
 from parallelizer.torch_private.process_groups import finished_work as finished_work
 from parallelizer.torch_private.process_groups import flatten_mesh as flatten_mesh
@@ -54,9 +59,11 @@ from parallelizer.torch_private.process_groups import group_name as group_name
 from parallelizer.torch_private.process_groups import group_of as group_of
 from parallelizer.torch_private.process_groups import group_ranks as group_ranks
 from parallelizer.torch_private.process_groups import join_meshes as join_meshes
+from parallelizer.torch_private.process_groups import largest_of_ranks as largest_of_ranks
 from parallelizer.torch_private.process_groups import map_pending as map_pending
 from parallelizer.torch_private.process_groups import opened_group as opened_group
 from parallelizer.torch_private.process_groups import opened_work as opened_work
+from parallelizer.torch_private.process_groups import own_sum as own_sum
 from parallelizer.torch_private.process_groups import set_group_timeout as set_group_timeout
 from parallelizer.torch_private.process_groups import split_axis as split_axis
 from parallelizer.torch_private.random_numbers import draw_from_own_generators as draw_from_own_generators

@@ -21,7 +21,7 @@ class FakeTensors:
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        self._modes = FakeTensorMode(allow_non_fake_inputs=True), _RealIndices(), GroupedProducts()
+        self._modes = FakeTensorMode(allow_non_fake_inputs=True), _RealIndices()
 
     def __enter__(self) -> None:
         for mode in self._modes:
@@ -33,7 +33,8 @@ class FakeTensors:
 
 
 class _RealIndices(TorchDispatchMode):
-    """Lets DTensor compute indices for real under fake tensors.
+    """Lets DTensor compute indices for real under fake tensors; with `GroupedProducts`, since each mode costs time at every
+    operator.
 
     A dimension that was flattened with a sharded one behind another lies as `_StridedShard`, which reads its
     offsets from an `arange`: a value, which a fake tensor has not. Waits for a `local_shard_size_and_offset`
@@ -48,6 +49,8 @@ class _RealIndices(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _GROUPED:
+            return _grouped(func, args, kwargs)
         # Nearly every operator has a fake tensor first: those are let through at once.
         if args and isinstance(args[0], self._fake):
             return func(*args, **kwargs)
@@ -64,18 +67,21 @@ class GroupedProducts(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is not _GROUPED or args[0].dtype == torch.bfloat16:
-            return func(*args, **kwargs)
-        a, b = args[:2]
-        if not (_aligned(a) and _aligned(b)):
-            raise RuntimeError("strides should be multiple of 16 bytes")  # as the CPU's kernel has it
-        offs = kwargs.get("offs", args[2] if len(args) > 2 else None)
-        if a.dim() == b.dim() == 2:  # the groups are along the dim that is summed over
-            return a.new_empty(len(offs), a.size(0), b.size(1))
-        if a.dim() == b.dim():
-            return a.new_empty(a.size(0), a.size(1), b.size(2))
-        return a.new_empty(a.size(-2), b.size(-1))
+        return _grouped(func, args, kwargs or {}) if func is _GROUPED else func(*args, **(kwargs or {}))
+
+
+def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
+    if args[0].dtype == torch.bfloat16:
+        return func(*args, **kwargs)
+    a, b = args[:2]
+    if not (_aligned(a) and _aligned(b)):
+        raise RuntimeError("strides should be multiple of 16 bytes")  # as the CPU's kernel has it
+    offs = kwargs.get("offs", args[2] if len(args) > 2 else None)
+    if a.dim() == b.dim() == 2:  # the groups are along the dim that is summed over
+        return a.new_empty(len(offs), a.size(0), b.size(1))
+    if a.dim() == b.dim():
+        return a.new_empty(a.size(0), a.size(1), b.size(2))
+    return a.new_empty(a.size(-2), b.size(-1))
 
 
 def _aligned(factor: torch.Tensor) -> bool:

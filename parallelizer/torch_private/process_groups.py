@@ -40,6 +40,27 @@ def arrived(pending: torch.Tensor) -> torch.Tensor:
     return plain.view_as(plain)
 
 
+def exchanged(
+    rows: torch.Tensor, receive: list[int], send: list[int], group: torch.distributed.ProcessGroup
+) -> torch.Tensor:
+    """What an all-to-all brings, in a new tensor: `send[r]` rows go to rank r, `receive[r]` come from it. The public
+    `all_to_all_single` writes into an argument, and a selective checkpoint cannot keep what such operators write. Waits for
+    functional collectives to be public.
+    """
+    operators = torch.ops._c10d_functional
+    made = operators.all_to_all_single(rows, receive, send, group.group_name)
+    arrived: torch.Tensor = operators.wait_tensor(made)
+    return arrived
+
+
+def own_sum(terms: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """This rank's part of the sum over all ranks, in a new tensor. See `exchanged`."""
+    operators = torch.ops._c10d_functional
+    made = operators.reduce_scatter_tensor(terms, "sum", group.size(), group.group_name)
+    summed: torch.Tensor = operators.wait_tensor(made)
+    return summed
+
+
 def fake_store() -> Any:
     """A store for the `fake` backend, and the backend itself, which importing its module registers. It is
     documented for dry runs and kept under `torch.testing._internal`; waits for a public place.
@@ -101,6 +122,17 @@ def group_ranks(name: str) -> tuple[int, ...]:
 def group_of(name: str) -> torch.distributed.ProcessGroup:
     """The group of a name, which is all that an operator can be given of it; waits for a public spelling."""
     return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def largest_of_ranks(tensor: torch.Tensor, group: torch.distributed.ProcessGroup) -> torch.Tensor:
+    """The largest values that the ranks of a group have, element by element. The functional all-reduce, which DTensor uses for
+    the same, names its operation, so that a dry run can tell it from a sum: to one who watches operators,
+    `torch.distributed.all_reduce` hands an object that cannot be read. Waits for a public functional collective.
+    """
+    from torch.distributed._functional_collectives import all_reduce, wait_tensor
+
+    largest: torch.Tensor = wait_tensor(all_reduce(tensor, "max", group))
+    return largest
 
 
 def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:

@@ -31,7 +31,9 @@ class Tracker(Protocol):
         """
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """The measurements of a step, from 1: the keys of a line of `metrics.jsonl` without `step`."""
+        """The measurements of a step, from 1: the keys of a line of `metrics.jsonl` without `step` and
+        `experts`. Of a mixture also `experts_busiest/MODULE`, `experts_rows/expert_NUMBER` and `experts_rows/rank_NUMBER`.
+        """
 
     def close(self, status: str) -> None:
         """End with `finished`, `stopped` (the run may be resumed) or `failed`."""

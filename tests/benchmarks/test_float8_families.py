@@ -19,6 +19,9 @@ def test_the_named_linears_are_cast_and_no_others(name: str) -> None:
     if name.startswith("hf_"):
         pytest.importorskip("transformers", reason="the optional extra `hf`")
     halves = counts(name)
+    stacked = {"hf_mixtral", "hf_qwen3_moe", "hf_deepseek_v3"}
+    named = {path for count in halves for path in count.named}
+    assert any(path.endswith(".experts") for path in named) == (name in stacked)
     assert len(halves) == (0 if name in WITHOUT_LINEARS else 2)
     for count in halves:
         assert count.named and (count.unnamed, count.skipped) == (frozenset(), frozenset())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,27 @@ def test_each_rank_is_shown_beside_what_was_predicted(capfd: pytest.CaptureFixtu
     for part in ("rank 0 of 4", "rank 3 of 4", "predicted", "as planned", "Not seen:"):
         assert part in printed.out
     assert "profiler" not in printed.err
+
+
+def test_a_page_has_the_rehearsal_beside_the_dry_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "rehearsed.html"
+    words = [
+        "rehearse",
+        "parallel=pp2",
+        "model.n_layers=2",
+        "--rank",
+        "1",
+        "--html",
+        str(page),
+        "hardware=h100",
+    ]
+    assert main([*words, *(w for w in SMALL if w != "model.n_layers=1")]) == 0
+    text = page.read_text()
+    assert "Rank 1 of 2 on cpu" in text and "The costliest kernels" in text and 'id="memory"' in text
+    assert main(["rehearse", "parallel=tp2", "--html", str(tmp_path / "no" / "x.html"), *SMALL]) == 1
+    assert "file-unwritable" in capfd.readouterr().err
 
 
 def test_in_json_sizes_are_bytes(capfd: pytest.CaptureFixture[str]) -> None:

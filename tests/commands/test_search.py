@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from parallelizer.commands.search import _next_steps
+from parallelizer.commands.search import _kinds, _next_steps
+from parallelizer.diagnostics.diagnostic import PlanError
 
 
 @pytest.fixture(autouse=True)
@@ -36,3 +37,17 @@ def test_a_preset_outside_of_the_configuration_is_to_be_moved(output: str, confi
     move, run = _next_steps(output, config_dir, [])
     assert move == f"to use it, move it to {own}/parallel/best.yaml"
     assert run == f"then run it: parallelizer plan --config-dir {own} parallel=best"
+
+
+def test_each_kind_of_hardware_has_its_price() -> None:
+    words = ["gpus=8", "hardware=h100,h200", "++hardware.price_per_hour=2.5,3.5"]
+    assert _kinds(words, several=True) == [
+        ["gpus=8", "hardware=h100", "++hardware.price_per_hour=2.5"],
+        ["gpus=8", "hardware=h200", "++hardware.price_per_hour=3.5"],
+    ]
+    one = ["hardware=h100,h200", "++hardware.price_per_hour=2"]
+    assert [words[1] for words in _kinds(one, several=True)] == ["++hardware.price_per_hour=2"] * 2
+    assert _kinds(words, several=False) == [words]
+    with pytest.raises(PlanError) as raised:
+        _kinds(["hardware=h100,h200,b200", "++hardware.price_per_hour=2,3"], several=True)
+    assert raised.value.diagnostics[0].code == "search-price"

@@ -20,7 +20,7 @@ REFUSED = re.findall(r"\(`(precision-[\w-]+)`", TEXT)
 
 
 def test_the_page_has_all_of_it() -> None:
-    assert [len(PLANS), *(command.split()[0] for command, _ in SHOWN)] == [3, "verify", "plan"]
+    assert [len(PLANS), *(command.split()[0] for command, _ in SHOWN)] == [4, "verify", "plan"]
 
 
 @pytest.mark.ranks
@@ -42,7 +42,11 @@ def test_a_command_prints_what_the_page_shows(number: int) -> None:
 @pytest.mark.parametrize("number", range(len(PLANS)))
 def test_a_plan_of_the_page_is_proven(number: int, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(PLANS[number])
-    words = ("verify", "plan=./mine.yaml", "parallel=fsdp2_tp2")
+    setup = ("parallel=fsdp2_tp2",)
+    if "hf_qwen3_moe" in PLANS[number]:
+        pytest.importorskip("transformers", reason="the optional extra `hf`")
+        setup = ("model=hf_qwen3_moe", "parallel=fsdp2_ep2")
+    words = ("verify", "plan=./mine.yaml", *setup)
     done = typed(*words, cwd=tmp_path, module="parallelizer", timeout=300)
     assert done.status == 0 and "\nproven: " in done.out, done.out + done.err
 

@@ -18,22 +18,48 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.propose.from_transformers.imported import parsed
 from parallelizer.propose.from_transformers.proposal import propose
+from parallelizer.propose.from_transformers.tp_plan import with_wildcards
 from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face.families import Family, families
 from tests.hugging_face.placements import TP, Piece, ours, theirs_of_experts
 
 DENSE = ("DiffusionGemmaTextConfig", "Gemma4TextConfig")
-"""Their `ep_plan` splits the dense MLP beside the experts over the same ranks too, which then need the same tokens. Here these
-ranks have tokens of their own, and tp splits the MLP.
+"""Their `ep_plan` splits the dense MLP beside the experts over the same ranks too, which then need the same tokens. Here tp
+splits it, so `ep` is taken out of the ranks of tp, and what the `ep_plan` names is compared; its attention lies whole, and tp
+splits that too.
 """
+
+WITH_EXPERTS = {
+    "Gemma4TextConfig": {
+        "enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16,
+    },
+}  # fmt: skip
+"""What a configuration needs so that its model has experts, where the usual values make none."""
 
 REFUSED = {"MuseSparkTextConfig": "experts-module"}
 """A norm inside of the experts, which every rank would have to hold whole."""
 
 
 def imported(model: nn.Module, rank: int = TP - 1) -> dict[str, Piece]:
+    """The pieces of a rank of two that have tokens of their own."""
     program = pz.compile(parsed(write_plan(propose(model), [])), model, Mesh({"dp_shard": TP}, ep=TP))
     return ours(program, model, rank, "ep")
+
+
+def imported_over_tp(model: nn.Module, rank: int = TP - 1) -> dict[str, Piece]:
+    """The pieces, of what the `ep_plan` names, of a rank of two that tp splits tensors over."""
+    program = pz.compile(parsed(write_plan(propose(model), [])), model, Mesh({"tp": TP}, ep=TP))
+    over_tp, over_ep = (ours(program, model, rank, axis) for axis in ("tp", "ep"))
+    named = {with_wildcards(name) for name in model.ep_plan}  # type: ignore[union-attr]
+    wanted = [
+        name for name in over_ep if named & {with_wildcards(name), with_wildcards(name).rpartition(".")[0]}
+    ]
+    return {name: over_ep[name] or over_tp[name] for name in wanted}
+
+
+def with_experts(family: Family) -> nn.Module:
+    """The model of a family, with its experts."""
+    return family.build(**WITH_EXPERTS.get(family.config.__name__, {}))
 
 
 def outcome(some: Sequence[Family], rank: int) -> list[tuple[str, str]]:
@@ -41,9 +67,10 @@ def outcome(some: Sequence[Family], rank: int) -> list[tuple[str, str]]:
     warnings.filterwarnings("ignore")
     found = []
     for family in some:
-        model = family.build()
+        model = with_experts(family)
         try:
-            mine = imported(model, rank)
+            dense = family.config.__name__ in DENSE
+            mine = imported_over_tp(model, rank) if dense else imported(model, rank)
         except PlanError as error:
             found.append((family.config.__name__, error.diagnostics[0].code))
             continue

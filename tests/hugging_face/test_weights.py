@@ -130,6 +130,44 @@ def test_a_folder_goes_through_every_mesh_and_comes_back_the_same(
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+SHARED_OUT = """
+version: 1
+rules:
+  model.layers.*.mlp.experts: experts
+  model.layers.*: fsdp
+  "": fsdp
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("ranks", "ep"),
+    [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(4, 4, marks=pytest.mark.slow)],
+)
+def test_experts_that_are_shared_out_come_from_a_folder_and_go_back_the_same(
+    ranks: int, ep: int, tmp_path: Path
+) -> None:
+    folders = {name: write(tmp_path / name, name) for name in ("mixtral", "qwen3_moe")}
+
+    def worker() -> list[str]:
+        placed = []
+        for name, folder in folders.items():
+            model = on_meta(transformers.AutoConfig.from_pretrained(folder))
+            mesh = Mesh({"dp_shard": ranks}, ep=ep)
+            program = pz.compile(plan(SHARED_OUT), model, mesh)
+            model = pz.apply(program, model, pz.build_mesh(mesh, "cpu"))
+            load_pretrained(model, folder, device="cpu")
+            save_pretrained(model, tmp_path / f"{name}-again")
+            placed.append(str(model.get_parameter("model.layers.0.mlp.experts.gate_up_proj").placements))  # type: ignore[attr-defined]
+        return placed
+
+    (placed, *others) = run_ranks(worker, ranks)
+    assert all(other == placed for other in others)
+    assert all("Shard(dim=0)" in one for one in placed), placed
+    for name, folder in folders.items():
+        assert digests(tmp_path / f"{name}-again") == digests(folder), name
+
+
 @pytest.mark.parametrize("kind", a_fifth(FAMILIES))
 def test_one_process_loads_and_saves_what_transformers_does(kind: str, tmp_path: Path) -> None:
     """A folder is saved as it lay, and a model that came from none byte for byte as save_pretrained writes it."""

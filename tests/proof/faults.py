@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel
 
@@ -28,6 +30,7 @@ from parallelizer.proof.prove import prove, prove_subject
 from parallelizer.proof.subject import Subject
 from parallelizer.runtime import gradients, initialize, step, sum_over_batch
 from parallelizer.runtime.pipeline import live
+from parallelizer.runtime.pipeline.execute import Execution
 from parallelizer.runtime.pipeline.passes import LossHead
 from parallelizer.runtime.pipeline.stage_model import StageModel
 from parallelizer.runtime.state import state_of
@@ -36,9 +39,10 @@ from parallelizer.styles.context_parallel import balance, gathering, intercept
 from parallelizer.styles.context_parallel.buffers import LocalBuffers
 from parallelizer.styles.experts import dispatch
 from parallelizer.styles.experts.stream import Stream
-from parallelizer.styles.float8 import gathers, inputs, linear
+from parallelizer.styles.float8 import experts, gathers, grouped, inputs, linear
 from parallelizer.styles.packing import Packing
 from tests.proof import subjects
+from tests.proof.ledger_proof import LedgerProof, ledger_proof
 from tests.simulate.setups import CAST, GATHERED, in_float8
 
 Patch = pytest.MonkeyPatch
@@ -51,7 +55,8 @@ SMALL = functools.partial(subjects.mlp, {"tp": 2})
 @dataclass(frozen=True)
 class Fault:
     """`plant` patches; the proof must name the module, the phase and the axis, and use the words. No
-    overrides: the `subject`, without one the small model.
+    overrides: the `subject`, without one the small model. `by_ledger`: every value stays right, and the ranks' ledger is
+    compared with the planned one.
     """
 
     name: str
@@ -63,6 +68,7 @@ class Fault:
     words: str
     force: bool = False
     subject: Callable[[], Subject] = SMALL
+    by_ledger: bool = False
 
     @property
     def needs_torchao(self) -> bool:
@@ -70,16 +76,25 @@ class Fault:
         return any("float8" in override for override in self.overrides)
 
 
-def proof_of(fault: Fault) -> Proof:
+def proof_of(fault: Fault) -> Proof | LedgerProof:
     """Plant the fault, and prove."""
-    with pytest.MonkeyPatch.context() as patch:
-        fault.plant(patch)
+    if fault.by_ledger:
+        return ledger_proof(subjects.setup(*fault.overrides), lambda: planted(fault))
+    with planted(fault):
         if not fault.overrides:
             return prove_subject(fault.subject())
         return prove(subjects.setup(*fault.overrides), force=fault.force)
 
 
-def found_rightly(fault: Fault, proof: Proof) -> bool:
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Inside, ranks have the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault.plant(patch)
+        yield
+
+
+def found_rightly(fault: Fault, proof: Proof | LedgerProof) -> bool:
     """Whether the proof fails, and says of the fault what is true."""
     found = proof.divergence
     return (
@@ -311,6 +326,27 @@ def _swap_stages(model: nn.Module) -> None:
         models[at].watch()
 
 
+def _root_left_out(patch: Patch) -> None:
+    """The modules of a stage are units, and the stage itself is none. So FSDP has no root that is told which backward is the
+    last one, as in torch's own schedules.
+    """
+
+    def wrap(right: Faulty, module: nn.Module, **options: Any) -> Any:
+        if not isinstance(module, StageModel):
+            return right(module, **options)
+        for inside in reversed(list(module.modules())):
+            if any(not isinstance(p, DTensor) for p in inside.parameters(recurse=False)):
+                right(inside, **options)
+        return module
+
+    def prepare(right: Faulty, execution: Any, action: Any, stage: StageModel, final: bool) -> None:
+        if isinstance(stage, FSDPModule):
+            right(execution, action, stage, final)
+
+    on_ranks(patch, torch.distributed.fsdp, "fully_shard", wrap)
+    on_ranks(patch, Execution, "_prepare_backward", prepare)
+
+
 def _scale_of_a_shard(right: Faulty, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """The scale of what a rank has of a tensor, taken for that of the tensor."""
     if not isinstance(tensor, DTensor):
@@ -349,6 +385,12 @@ def _cast_alone(right: Faulty, x: Any, module: Any) -> Any:
     return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False)
 
 
+def _scale_of_another_expert(right: Faulty, largest: torch.Tensor) -> torch.Tensor:
+    """Stacked weights, each with the largest values of the expert before."""
+    scales: torch.Tensor = right(largest.roll(1, 0) if largest.ndim == 3 else largest)
+    return scales
+
+
 def _round_head(model: nn.Module) -> None:
     """What a glob that matches too much would do."""
     linear.run_in_float8(model.get_submodule("output"), "rowwise", emulate=True)
@@ -366,6 +408,7 @@ MIXTURE = (
     "model.config.num_key_value_heads=2", "model.config.moe_intermediate_size=32",
 )  # fmt: skip
 OVER_TP = ("parallel.mesh.tp=2", "parallel.mesh.ep=2")
+EXPERTS_IN_FLOAT8 = 'rules=["model.layers.*.mlp.experts: {style: float8, recipe: rowwise}"]'
 BIAS_IN_EVERY_TERM = """
 rules:
   experts:
@@ -648,6 +691,16 @@ FAULTS = (
         "the output of layers.1.attention_norm differs",
     ),
     Fault(
+        "a root that is not wrapped",
+        ("parallel=pp2_fsdp2",),
+        _root_left_out,
+        "layers.0",
+        "backward",
+        "dp_shard",
+        "it runs once a microbatch and not once a step",
+        by_ledger=True,
+    ),
+    Fault(
         "the encoder's output of another microbatch",
         ("model=encoder_decoder_tiny", "plan=encoder_decoder", "parallel=pp2"),
         replaced(StageModel, "forward", _memory_before),
@@ -722,6 +775,16 @@ FAULTS = (
         subject=functools.partial(subjects.balanced, {"dp_shard": 2}),
     ),
     Fault(
+        "a router's bias changed by the load of one rank's tokens",
+        (),
+        replaced(sum_over_batch, "_reduced", _own_sum),
+        "router",
+        "forward",
+        "dp_shard",
+        "the output of router",
+        subject=functools.partial(subjects.corrected, {"dp_shard": 2}),
+    ),
+    Fault(
         "a bias of experts added tp times",
         (),
         nothing,
@@ -793,6 +856,33 @@ FAULTS = (
         "forward",
         "tp",
         "the output of layers.0.attention.wq",
+    ),
+    Fault(
+        "the largest value of a part of a row, of stacked experts",
+        (*MIXTURE, "parallel=tp2", EXPERTS_IN_FLOAT8),
+        replaced(grouped, "agreed", lambda right, largest, groups: right(largest, ())),
+        "model.layers.1.mlp.experts",  # a scale that is another power of two changes only the smallest values
+        "forward",
+        "tp",
+        "the output of model.layers.1.mlp.experts",
+    ),
+    Fault(
+        "weights scaled as those of another expert",
+        (*MIXTURE, "parallel=fsdp2_ep2", EXPERTS_IN_FLOAT8),
+        replaced(grouped, "row_scales", _scale_of_another_expert),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "dp_shard",
+        "the output of model.layers.0.mlp.experts",
+    ),
+    Fault(
+        "stacked experts that stay in their own dtype",
+        (*MIXTURE, "parallel=fsdp2_ep2", EXPERTS_IN_FLOAT8),
+        replaced(experts, "run_experts_in_float8", nothing),
+        "model.layers.0.mlp.experts",
+        "forward",
+        "dp_shard",
+        "the output of model.layers.0.mlp.experts",
     ),
 )
 

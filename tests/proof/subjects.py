@@ -128,6 +128,40 @@ class Balanced(nn.Module):
         return {"logits": self.head(x + self.experts(x, shares)), "balance": (load * wanted).sum()}
 
 
+class Corrected(nn.Module):
+    """A mixture that is balanced without a loss: experts with many tokens are chosen less, by a bias that forward changes after
+    the load of the whole batch, as DeepSeek's `e_score_correction_bias`.
+    """
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, hidden)
+        self.router = CorrectedRouter(hidden)
+        self.experts = BiasedExperts(hidden, 2 * hidden)
+        self.head = nn.Linear(hidden, VOCAB, bias=False)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        logits: Tensor = self.head(x + self.experts(x, self.router(x)))
+        return logits
+
+
+class CorrectedRouter(nn.Linear):
+    """The share of each expert for every token; `correction` is added to the scores that choose."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden, EXPERTS, bias=False)
+        self.register_buffer("correction", torch.zeros(EXPERTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x).softmax(-1)
+        chosen = (scores + self.correction).topk(2, -1).indices
+        with torch.no_grad():
+            load = pz.sum_over_batch(F.one_hot(chosen, EXPERTS).to(x.dtype).sum((0, 1, 2)))
+            self.correction += 0.05 * (load.mean() - load)
+        return torch.zeros_like(scores).scatter(-1, chosen, 0.25 + scores.gather(-1, chosen))
+
+
 def _made(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) / 4)
 
@@ -173,6 +207,11 @@ def balanced(mesh: Mapping[str, int], text: str = 'rules: {"": fsdp}') -> Subjec
     """The small mixture under a plan."""
     batch = functools.partial(token_batch, tokens=8)
     return dataclasses.replace(mlp(mesh, text), build=Balanced, loss=balanced_loss, batch=batch, seq_len=8)
+
+
+def corrected(mesh: Mapping[str, int]) -> Subject:
+    """The small mixture whose router has a bias."""
+    return dataclasses.replace(balanced(mesh), build=Corrected, loss=token_loss)
 
 
 def _meta_mlp() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import sys
@@ -20,6 +21,7 @@ from parallelizer.proof import certificate as certificates
 from parallelizer.proof import fingerprint as fingerprints
 from parallelizer.proof.certificate import Certificate, find, told, write
 from parallelizer.proof.fingerprint import PARTS, parts_of
+from tests.simulate.setups import in_float8
 
 MODEL = """
 import torch
@@ -135,7 +137,9 @@ def test_a_version_that_changed_is_named(
 
 
 def test_every_part_has_a_test_that_changes_it() -> None:
-    assert {*CHANGES, "axes", "pipeline", "torch", "python", "parallelizer", "sources"} == set(PARTS)
+    assert {*CHANGES, "axes", "pipeline", "torch", "python", "parallelizer", "sources", "packages"} == set(
+        PARTS
+    )
 
 
 @pytest.fixture
@@ -149,14 +153,35 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         sys.modules.pop(name, None)
 
 
-def test_a_source_file_that_the_model_imports_is_part_of_it(own_model: Path) -> None:
-    before = fingerprints._source_digests(["net"])
-    assert set(before) == {"net", "helper"}
+def test_a_source_file_that_the_model_imports_is_part_of_it(
+    own_model: Path, shipped: Setup, tmp_path: Path
+) -> None:
+    own = {"_target_": "net.Net", "plan": shipped.model.get("plan")}
+    mine = dataclasses.replace(shipped, model=own, loss_path="net.loss")
+    model = mine.build_model()
+    write(certificate(mine), tmp_path / "proofs")
     (own_model / "unrelated.py").write_text("x = 1\n")
-    assert fingerprints._source_digests(["net"]) == before
+    assert find(mine, model, tmp_path / "proofs").certificate is not None
     (own_model / "helper.py").write_text("def scale(x):\n    return 2 * x\n")
-    after = fingerprints._source_digests(["net"])
-    assert after["net"] == before["net"] and after["helper"] != before["helper"]
+    assert find(mine, model, tmp_path / "proofs").changed == (PARTS["sources"],)
+
+
+@pytest.mark.parametrize("package", ["transformers", "torchao"])
+def test_another_version_of_a_package_that_computes_is_another_proof(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module's class imports functions of other files of its package, and a style those of torchao."""
+    pytest.importorskip(package)
+    words = ["model=hf_llama"] if package == "transformers" else [in_float8("tensorwise")]
+    setup = from_overrides(["parallel=tp2", *words])
+    model = setup.build_model()
+    write(certificate(setup), tmp_path)
+    assert find(setup, model, tmp_path).certificate is not None
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: "9.9" if name == package else version(name)
+    )
+    assert find(setup, model, tmp_path).changed == (PARTS["packages"],)
 
 
 def test_a_damaged_or_changed_file_is_no_certificate(shipped: Setup, tmp_path: Path) -> None:

@@ -43,6 +43,13 @@ def verdict(
     return judge(observation(), observation(other), observation(), ranks, ONE, 48, torch.float64)
 
 
+def test_a_buffer_may_be_a_sum_in_another_order() -> None:
+    def rounded(seen: Observation) -> None:
+        seen.buffers["b"] = torch.ones(2, dtype=torch.float64) + 2**-51
+
+    assert verdict(rounded).passed
+
+
 def scale(factor: float) -> Callable[[Observation], None]:
     return lambda seen: seen.gradients[0].update(w=seen.gradients[0]["w"] * factor)  # type: ignore
 
@@ -67,6 +74,7 @@ def test_what_is_equal_passes_and_a_frozen_parameter_has_no_gradient() -> None:
         lambda s: s.parameters[1]["w"].add_(1e-9),
         lambda s: s.states.clear(),
         lambda s: s.buffers["b"].add_(1e-6),
+        lambda s: s.buffers.update(b=torch.zeros(2)),
         lambda s: s.start["w"].mul_(1 + 1e-12),
         lambda s: s.logits.add_(1e-9),  # type: ignore[union-attr]
         lambda s: s.bits[2].update(w="another"),

@@ -10,6 +10,7 @@ import pytest
 
 import parallelizer as pz
 from parallelizer.commands.main import main
+from parallelizer.proof import validate
 from parallelizer.proof.certificate import write
 from parallelizer.proof.validate import Checked, check, require_proof
 from tests.proof.test_certificate import certificate
@@ -29,6 +30,9 @@ class Net(nn.Module):
         x = self.embed(input_ids)
         x = x.flip(1).flip(1) if self.flipped else x
         return self.head(x - x.mean(0) if self.centred else x)
+
+def no_number(output, batch):
+    return (-output.square().sum()).sqrt(), batch["labels"].numel()
 """
 
 CONFIG = """
@@ -71,6 +75,32 @@ def test_a_forward_that_mixes_the_rows_of_a_rank_is_an_error(folder: str) -> Non
     assert not (Path(folder) / ".parallelizer").exists()
 
 
+def test_without_a_proof_halves_of_a_batch_are_compared_in_one_process(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixing = setup(folder, "model.centred=true")
+    monkeypatch.setattr(validate, "SECONDS", 0.0)
+    checked = check(mixing)
+    for found in (pz.validate(mixing, prove=False), checked.found):
+        assert [(d.code, d.span and d.span.line) for d in found] == [("not-equal", 13)]
+    assert "its proof should take about" in checked.proof
+    assert not check(setup(folder)).found
+
+
+def test_a_model_without_a_configuration_runs_on_halves_of_four_rows(folder: str) -> None:
+    mixing = setup(folder, "model.centred=true")
+    given = (mixing.build_model(), mixing.plan, {"dp_shard": 2})
+    found = pz.validate(*given, workload=mixing.workload, loss=mixing.loss())
+    assert [(d.code, d.span and d.span.line) for d in found if d.severity == "error"] == [("not-equal", 13)]
+
+
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_loss_that_is_no_number_is_an_error_at_its_line(folder: str, proven: bool) -> None:
+    (found,) = pz.validate(setup(folder, "model.loss=net_of_rows.no_number"), prove=proven)
+    assert (found.code, found.severity) == ("model-failed", "error")
+    assert found.span is not None and found.span.line == 16
+
+
 def test_a_proof_leaves_a_certificate_that_the_next_validation_finds(folder: str) -> None:
     first, second = (check(setup(folder), Path("proofs")) for _ in range(2))
     assert not first.found and not second.found
@@ -97,6 +127,17 @@ def test_a_certificate_is_required_and_settles_what_a_check_is_not_sure_of(
     assert codes(checked) == ({"note": {code}} if code else {})
     assert checked.proof.startswith("proven on ")
     assert main([*words, *overrides, "--proofs", "proofs"]) == 0
+
+
+def test_what_a_check_is_not_sure_of_is_a_warning_where_no_proof_is_made(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validate, "SECONDS", 0.0)
+    unsure = setup(folder, *UNSURE)
+    assert codes(check(unsure)) == {"warning": {"needs-whole"}}
+    (found,) = pz.validate(unsure, prove=False)
+    assert (found.code, found.severity) == ("needs-whole", "warning")
+    assert found.help is not None and "parallelizer verify" in found.help
 
 
 def codes(checked: Checked) -> dict[str, set[str]]:

@@ -57,6 +57,13 @@ def test_a_short_run_has_the_losses_of_one_rank(tmp_path: Path) -> None:
     one = losses(tmp_path / "one", "parallel=single", *short)
     assert len(one) == 2
     assert worst(losses(tmp_path / "two", "parallel=fsdp2_ep2", *short), one) <= TOLERANCE
+    for row in metrics(tmp_path / "two"):
+        assert row["experts_dropped"] == 0 and row["experts_busiest"] >= 1 <= row["experts_busiest_rank"]
+        assert list(row["experts"]) == [f"model.layers.{n}.mlp.experts" for n in (0, 1)]
+        for one_module in row["experts"].values():
+            # Two experts for each of the 2 x 16 tokens.
+            assert sum(one_module["rows"]) == sum(one_module["rows_of_ranks"]) == 64
+            assert [len(one_module[k]) for k in ("rows", "rows_of_ranks")] == [8, 2]
 
 
 GOES_ON = {

@@ -72,7 +72,7 @@ def test_the_greedy_text_is_the_plain_model_s_under_every_preset(run: Path, tmp_
     expected = likeliest(run)
     assert len(set(expected)) > 3
     words = [f"checkpoint={run}", f"prompt={PROMPT}", "temperature=0", f"max_new_tokens={COUNT}"]
-    for preset in ("single", "tp2", "cp2", "fsdp2_tp2"):
+    for preset in ("single", "tp2", "cp2", "fsdp2_tp2", "pp2"):
         assert text(prepared(tmp_path / preset, *words, f"parallel={preset}")) == [expected], preset
 
 

@@ -4,6 +4,7 @@ the loss alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from parallelizer.language.plan import Plan
 from parallelizer.models.llama import Llama
 from parallelizer.runtime import apply as applier
 from parallelizer.runtime import step
+from parallelizer.simulate.rehearse.host_reads import host_reads
 from parallelizer.styles import fsdp
 from tests.chosen import chosen
 from tests.parity import (
@@ -286,6 +288,29 @@ def test_an_unsharded_model_takes_the_same_step() -> None:
     torch.testing.assert_close(done.grad_norm, norm, rtol=1e-12, atol=0)
     torch.testing.assert_close(model.table.weight, reference.table.weight, rtol=1e-12, atol=1e-15)
     assert model.table.weight.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_that_may_be_skipped_reads_everything_at_once(dtype: torch.dtype) -> None:
+    """One host read a step: the loss, the norm, whether they are finite, and words of 63 bits."""
+    model = llama()().to(dtype)
+    twin, batch = copy.deepcopy(model), token_batch()
+    optimizer = torch.optim.SGD(model.parameters())
+    plain = pz.train_step(twin, batch, token_loss, torch.optim.SGD(twin.parameters()), 1.0)
+    words = torch.tensor([7, -(2**62) - 1])
+    taken: list[step.Step] = []
+
+    def take() -> None:
+        taken.append(
+            pz.train_step(model, batch, token_loss, optimizer, 1.0, skip_nonfinite=True, words=words)
+        )
+
+    reads = host_reads(take, "cpu")
+    [done] = taken
+    assert sum(reads.values()) == 1, reads
+    assert torch.equal(done.loss, plain.loss) and torch.equal(done.grad_norm, plain.grad_norm)
+    assert done.loss.dtype == plain.loss.dtype and done.loss.device.type == "cpu"
+    assert done.words == (7, -(2**62) - 1)
 
 
 def test_parts_of_unequal_weight_are_one_batch() -> None:

@@ -13,6 +13,12 @@ KINDS: Mapping[str, Sequence[str]] = {
     "cp, tp": ("cp2_tp2",),
 }
 
+KNOWN: Mapping[str, frozenset[str]] = {"validate": frozenset(), "verify": frozenset()}
+"""The cases that each command takes for what they are not, and which the pages name."""
+
+COMMANDS = ("static", "validate", "verify")
+"""`static` is `validate` without a proof."""
+
 Record = Mapping[str, Any]
 
 
@@ -21,23 +27,23 @@ def table(records: Iterable[Record]) -> str:
     records = list(records)
     kinds = {**KINDS, "all": tuple(p for presets in KINDS.values() for p in presets)}
     lines = [
-        "| axes | right | accepted by validate | proven by verify | wrong | refused by validate | not proven by verify"
-        " | by neither |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| axes | right | accepted without a proof | by validate | proven by verify | wrong | refused without a proof"
+        " | by validate | not proven by verify | by neither |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for kind, presets in kinds.items():
         own = [r for r in records if r["preset"] in presets]
         right = [r for r in own if r["expected"] == "right"]
         wrong = [r for r in own if r["expected"] != "right"]
         cells = [
-            len(right), _count(right, "validate", True), _count(right, "verify", True),
-            len(wrong), _count(wrong, "validate", False), _count(wrong, "verify", False),
+            len(right), *(_count(right, command, True) for command in COMMANDS),
+            len(wrong), *(_count(wrong, command, False) for command in COMMANDS),
             sum(bool(_accepted(r, "validate") and _accepted(r, "verify")) for r in wrong),
         ]  # fmt: skip
         lines.append(f"| {kind} | " + " | ".join(map(str, cells)) + " |")
     disputed = [r for r in records if r["verdict"] not in (None, r["expected"])]
     lines += _listed("judged otherwise than expected", disputed, lambda r: f"{r['verdict']}, {r['error']}")
-    for command in ("validate", "verify"):
+    for command in COMMANDS:
         for expected, accepted, title in (
             ("right", False, f"right plans that {command} refuses"),
             ("wrong", True, f"wrong plans that {command} accepts"),
@@ -48,6 +54,16 @@ def table(records: Iterable[Record]) -> str:
                 title, of, lambda r, c=command, a=accepted: r["why"] or r["error"] if a else r[c]["said"]
             )
     return "\n".join(lines)
+
+
+def unlisted(records: Iterable[Record]) -> list[str]:
+    """The cases that `validate` or `verify` takes for what they are not, and that are not known for it."""
+    return [
+        f"{record['name']} ({command})"
+        for record in records
+        for command, known in KNOWN.items()
+        if _accepted(record, command) is (record["expected"] != "right") and record["name"] not in known
+    ]
 
 
 def _accepted(record: Record, command: str) -> bool | None:

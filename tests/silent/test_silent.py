@@ -5,7 +5,7 @@ import pytest
 from tests.silent.__main__ import main
 from tests.silent.case import Case, all_cases, changed, without
 from tests.silent.judge import judge
-from tests.silent.table import table
+from tests.silent.table import table, unlisted
 
 FEW = (
     "lm/mean_of_means/fsdp2",
@@ -47,10 +47,10 @@ def test_there_are_right_and_wrong_cases_of_every_kind_of_axes() -> None:
     assert len({case.model.target for case in cases}) >= 16
 
 
-def test_the_table_counts_and_names_what_is_missed() -> None:
+def test_the_table_counts_and_names_what_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     record = {
         "name": "a", "preset": "tp2", "expected": "wrong", "verdict": "wrong", "error": "w: 1", "why": "because",
-        "validate": {"accepted": True, "said": ""}, "verify": {"accepted": False, "said": "no"},
+        "static": None, "validate": {"accepted": True, "said": ""}, "verify": {"accepted": False, "said": "no"},
     }  # fmt: skip
     right = {
         **record,
@@ -60,9 +60,12 @@ def test_the_table_counts_and_names_what_is_missed() -> None:
         "validate": {"accepted": False, "said": "code: no"},
     }
     text = table([record, right])
-    assert "| tp | 1 | 0 | 0 | 1 | 0 | 1 | 0 |" in text
+    assert "| tp | 1 | 0 of 0 asked | 0 | 0 | 1 | 0 of 0 asked | 0 | 1 | 0 |" in text
     assert "wrong plans that validate accepts (1):\n  a: because" in text
     assert "right plans that validate refuses (1):\n  b: code: no" in text
+    assert unlisted([record, right]) == ["a (validate)", "b (validate)", "b (verify)"]
+    monkeypatch.setattr("tests.silent.table.KNOWN", {"validate": frozenset("ab")})
+    assert unlisted([record, right]) == []
     assert "judged otherwise than expected (1):\n  b: wrong, w: 1" in text
 
 

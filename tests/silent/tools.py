@@ -50,6 +50,14 @@ def configured(case: Case) -> Iterator[pz.Setup | Answer]:
         yield setup
 
 
+def static(setup: pz.Setup | Answer) -> Answer:
+    """What `validate` finds without the proof: what it knows of the model API and of setups whose proof takes too long."""
+    if isinstance(setup, Answer):
+        return setup
+    found = pz.validate(setup, prove=False)
+    return Answer(not has_errors(found), _said(found))
+
+
 def validate(setup: pz.Setup | Answer) -> Answer:
     """What the command `validate` finds."""
     if isinstance(setup, Answer):

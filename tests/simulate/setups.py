@@ -51,6 +51,7 @@ MIXTURES = {
 }
 """Mixtures of experts of transformers, small."""
 
+EXPERTS_IN_FLOAT8 = "rules=['model.layers.*.mlp.experts: {{style: float8, recipe: {}}}']"
 CHECKPOINT = 'rules=["{}.*: checkpoint"]'
 FLOAT8_RECIPES = tuple(TORCHAO_NAMES)
 GATHERED = "layers.*: {style: fsdp, gather: float8}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from parallelizer.language.fold import fold_paths
 from parallelizer.language.glob import parse_glob
 from parallelizer.language.plan import BATCH_AXES, Placement, full_name
 from parallelizer.styles.application import Application, tensor_placements
-from parallelizer.styles.float8.recipes import DIVISOR
+from parallelizer.styles.float8.recipes import DIVISOR, rows_matter
 from parallelizer.styles.placed_parameters import ShardParams
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ def float8_linears(state: Compilation) -> Iterator[Diagnostic]:
             by_rule.setdefault(application.rule.span, []).append(application)
     for applications in by_rule.values():
         yield from _caught(state, applications)
+        applications = [a for a in applications if not a.stacked]
+        if not applications:
+            continue
         yield from _split_scales(state, applications)
         if not applications[0].options.get("emulate"):
             yield from _sizes(state, applications)
@@ -40,7 +43,7 @@ def _caught(state: Compilation, applications: list[Application]) -> Iterator[Dia
     for alternative in rule.glob.alternatives:
         found = parse_glob(alternative).select(paths)
         for what, special in (
-            ("outside of the repeated layers", [p for p in found if not _is_repeated(p)]),
+            ("outside of the repeated layers", [p for p in found if not _is_repeated(state.modules, p)]),
             ("a router, which scores experts", [p for p in found if _is_router(state.modules, p)]),
         ):
             if not special or len(special) == len(found):
@@ -55,13 +58,29 @@ def _caught(state: Compilation, applications: list[Application]) -> Iterator[Dia
             )
 
 
-def _is_repeated(path: str) -> bool:
-    return any(segment.isdigit() for segment in path.split("."))
+def _is_repeated(modules: Mapping[str, nn.Module], path: str) -> bool:
+    """Whether a module is in a list of layers, or in one of several equal blocks of an `nn.Sequential`. A head may be an
+    `nn.Sequential` too, of a few linears and activations.
+    """
+    segments = path.split(".")
+    for at, segment in enumerate(segments):
+        if not segment.isdigit():
+            continue
+        parent = modules.get(".".join(segments[:at]))
+        if not isinstance(parent, nn.Sequential):
+            return True
+        kind = type(parent[int(segment)])
+        if kind is not nn.Linear and sum(type(m) is kind for m in parent) > 1:
+            return True
+    return False
 
 
 def _is_router(modules: Mapping[str, nn.Module], path: str) -> bool:
     """Whether a linear has as many outputs as there are experts beside it."""
-    outputs = cast(nn.Linear, modules[path]).out_features
+    linear = modules[path]
+    if not isinstance(linear, nn.Linear):
+        return False
+    outputs = linear.out_features
     parent = path.rpartition(".")[0]
     beside = [m for p, m in modules.items() if p != path and p.rpartition(".")[0] == parent and p != parent]
     for module in beside:
@@ -130,10 +149,13 @@ def _local(
 
 
 def _tokens(state: Compilation, applications: list[Application]) -> Iterator[Diagnostic]:
-    """The tokens are a dimension of the product that gives the weight's gradient."""
+    """The tokens are a dimension of the product that gives the weight's gradient. Where all entries of the batch are of one
+    sequence, their number is known before a step is traced.
+    """
     work, application = state.workload, applications[0]
-    in_float8 = application.options.get("recipe") != "rowwise-gw-hp"
-    if work is None or not work.has_sequence() or not in_float8 or application.options.get("pad"):
+    if work is None or not rows_matter(application):
+        return
+    if any(entry.sequence_dim() is None for entry in work.entries.values()):
         return
     parts = state.mesh.size(*BATCH_AXES) * work.accumulate
     if state.pipeline is not None and state.stages is not None:

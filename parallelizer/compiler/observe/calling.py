@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +17,25 @@ OURS_ALONE = frozenset({"labels"})
 names them is not given them either: it would shift labels that are shifted already, inside of each rank's part of the
 sequence, and take a mean that is not the batch's.
 """
+
+
+class Routed(NamedTuple):
+    """The logits of a mixture whose configuration asks for a balancing loss, and what this loss is computed from: the router's
+    logits of each layer, [tokens, experts], which weigh `coefficient`, each token having `top_k` experts. `counted` [tokens]
+    says which tokens are no padding; None where all are not.
+    """
+
+    logits: torch.Tensor
+    router: tuple[torch.Tensor, ...]
+    top_k: int
+    coefficient: float
+    counted: torch.Tensor | None = None
+
+
+def outcome(model: nn.Module, batch: Mapping[str, Any]) -> Any:
+    """What losses are computed from: the logits of the model's forward, or a `Routed`."""
+    family = family_of(model)
+    return call(model, batch) if family is None else family.outcome(model, batch, call)
 
 
 def call(model: nn.Module, batch: Mapping[str, Any]) -> Any:

@@ -43,6 +43,9 @@ class Family(Protocol):
     def inputs(self, model: nn.Module, taken: dict[str, Any]) -> dict[str, Any]:
         """What forward is called with, from the batch entries that it takes; labels are not among them."""
 
+    def outcome(self, model: nn.Module, batch: Mapping[str, Any], call: Callable[..., Any]) -> Any:
+        """`call(model, batch)`, the logits, or a `Routed` with them where the model asks for a balancing loss."""
+
     def initializer(self, model: nn.Module) -> Callable[[nn.Module], None] | None:
         """What fills one module's own parameters and buffers; None where each module fills its own."""
 

@@ -21,8 +21,12 @@ def made_up(func: Any, args: Sequence[Any], rows: int = ROWS) -> torch.Tensor | 
 
 
 def without_masks(func: Any, args: Sequence[Any], rows: int = ROWS) -> Sequence[Any]:
-    """The arguments of an operator with indices for a mask of booleans, of which as many are taken to be true."""
+    """The arguments of an operator with indices for a mask of booleans, of which as many are taken to be true; the same object
+    without a mask.
+    """
     if func.overloadpacket not in (aten.index, aten.index_put, aten.index_put_):
+        return args
+    if not any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]):
         return args
     indices: list[Any] = []
     for index in args[1]:

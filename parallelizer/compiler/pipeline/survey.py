@@ -116,9 +116,11 @@ def _surveyed(model: nn.Module, candidates: tuple[str, ...], workload: Workload)
     needs = frozenset[Need]().union(*(watch.taint_of(t) for t in leaves))
     watch.behind.read(None, len(watch.begun), (t for t in leaves if isinstance(t, torch.Tensor)))
     updated = tuple(_updated(before, model))
-    other = UnitWatch(model, candidates, units, rows=ROWS + 1)
-    _followed(other, model, batch)
-    varying = frozenset(value for value, shape in watch.shapes.items() if other.shapes.get(value) != shape)
+    varying = frozenset[UnitOutput]()
+    if watch.counted:
+        other = UnitWatch(model, candidates, units, rows=ROWS + 1)
+        _followed(other, model, batch)
+        varying = frozenset(v for v, shape in watch.shapes.items() if other.shapes.get(v) != shape)
     return Survey(
         tuple(watch.calls),
         needs,

@@ -63,6 +63,8 @@ class UnitWatch(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.rows = rows
+        self.counted = False
+        """Whether the shape of a tensor depended on values, in the place of which `rows` stood."""
         self.shapes: dict[UnitOutput, torch.Size] = {}
         self.calls: list[UnitCall] = []
         self.begun: list[str] = []
@@ -106,8 +108,9 @@ class UnitWatch(TorchDispatchMode):
         return self.taints.of(value)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = without_masks(func, args, self.rows)
+        given, args = args, without_masks(func, args, self.rows)
         made = made_up(func, args, self.rows)
+        self.counted = self.counted or args is not given or made is not None
         output = func(*args, **(kwargs or {})) if made is None else made
         running, returned = self.running, [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         if running is not None:
@@ -115,15 +118,15 @@ class UnitWatch(TorchDispatchMode):
             if count is not None:
                 running.flops += int(count(*args, **(kwargs or {}), out_val=output))
             running.bytes += sum(t.numel() * t.element_size() for t in returned)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         written = [t for t in _written(func, args) if storage_key(t) not in self.kept]
-        self.behind.read(running.call if running is not None else None, len(self.begun), given)
+        self.behind.read(running.call if running is not None else None, len(self.begun), read)
         if running is None:
             self.rewritten.update(*(self.taints.made.get(storage_key(t), ()) for t in written))
         else:
-            self.behind.made(running.call, given, returned, written)
+            self.behind.made(running.call, read, returned, written)
         if running is None or not running.has_parameters:
-            taint = frozenset[Need]().union(*map(self.taints.of, given), *self._needs_of_parameters(given))
+            taint = frozenset[Need]().union(*map(self.taints.of, read), *self._needs_of_parameters(read))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 taint |= {Draw(func.overloadpacket.__name__, self.draws)}
                 self.draws += 1

@@ -7,7 +7,8 @@ An action starts as soon as the action before it on its rank has ended and every
 - a backward needs the own forward, and from every stage but the last the gradient that the stage after computes,
 - a backward for weights needs the own backward for the input.
 
-A result for a stage on another rank is a message. Sending never blocks the sender. Each ordered pair of ranks has one
+A result for a stage on another rank is a message. Sending never blocks the sender, as in `messages.py`, which the runtime
+follows. Each ordered pair of ranks has one
 channel for activations and one for gradients. A channel carries one message at a time, in the order in which they were
 sent. The receiver takes them in that order when an action needs one, and keeps those that it needs later.
 """

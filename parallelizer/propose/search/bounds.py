@@ -1,4 +1,6 @@
-"""Bounds that never exceed the truth: what a candidate holds and takes at least."""
+"""What a candidate holds and takes at least. `memory_bound` and `time_bound` never exceed a dry run; `no_slower` names candidates
+that the clock prices no higher.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,11 @@ def with_whole_sequences(candidate: Candidate, cp: int = 1) -> Candidate | None:
     whole = replace(candidate, cp=cp, dp_shard=candidate.dp_shard * times, rows=rows, method=method)
     if candidate.pp == 1:
         return replace(whole, accumulate=parts)
-    fits = SCHEDULES[candidate.schedule].misfit(candidate.pp, candidate.stages_per_rank, parts) is None
-    return replace(whole, microbatches=parts) if fits and parts >= candidate.pp else None
+    microbatches, rest = divmod(parts, candidate.accumulate)
+    if rest or microbatches < candidate.pp:
+        return None
+    misfit = SCHEDULES[candidate.schedule].misfit(candidate.pp, candidate.stages_per_rank, microbatches)
+    return replace(whole, microbatches=microbatches) if misfit is None else None
 
 
 def _factors(number: int) -> list[int]:
@@ -84,7 +89,7 @@ def best_rate(machine: Machine, *, float8: bool = False) -> float:
     if found is not None:
         grid, scale = found
         best = max(max(max(row) for row in plane) for plane in grid.tflops)
-        reached = 1.0 if machine.measured else FITTED.gemm * machine.power**FITTED.power
+        reached = 1.0 if machine.measured else FITTED.sustained * machine.power**FITTED.power
         rates.append(best * scale * reached)
     for known in machine.table.attention.values():
         rates.append(max(known) * machine.scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -42,16 +43,7 @@ class Candidate:
     @property
     def mesh(self) -> Mesh:
         """The sizes of the axes."""
-        return Mesh(
-            {
-                "pp": self.pp,
-                "dp_replicate": self.dp_replicate,
-                "dp_shard": self.dp_shard,
-                "cp": self.cp,
-                "tp": self.tp,
-                EXPERT: self.ep,
-            }
-        )
+        return _mesh(*self.mesh_key())
 
     @property
     def shards(self) -> int:
@@ -63,24 +55,16 @@ class Candidate:
         """The ranks that get other rows."""
         return self.dp_replicate * self.dp_shard
 
-    @property
+    @functools.cached_property
     def trace_class(self) -> Candidate:
         """What one traced layer stands for: the candidates that differ in sizes alone, which have the same operators. It is
         traced on two shards, of the parameters of experts too.
         """
-        return Candidate(
-            dp_shard=2 * self.ep // math.gcd(self.ep, self.cp * self.tp),
-            cp=self.cp,
-            tp=self.tp,
-            checkpoint=self.checkpoint,
-            stream=self.stream,
-            method=self.method,
-            ep=self.ep,
-        )
+        return _trace_class(self.cp, self.tp, self.checkpoint, self.stream, self.method, self.ep)
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What `validate` goes by: the axes that it has, not their sizes, and what it changes of the plan."""
+        """What errors go by: the axes that it has, not their sizes, and what it changes of the plan."""
         axes = tuple(axis for axis, size in self.mesh.every.items() if size > 1)
         return axes, self.stream, self.method, self.checkpoint
 
@@ -122,3 +106,18 @@ class Candidate:
     def without_layers(self) -> Candidate:
         """The same before its layers are cut into stages."""
         return replace(self, layers=())
+
+
+@functools.cache
+def _mesh(pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int) -> Mesh:
+    """One for all candidates with these sizes: a search has tens of thousands."""
+    sizes = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "tp": tp}
+    return Mesh({**sizes, EXPERT: ep})
+
+
+@functools.cache
+def _trace_class(cp: int, tp: int, checkpoint: str, stream: str, method: str, ep: int) -> Candidate:
+    shards = 2 * ep // math.gcd(ep, cp * tp)
+    return Candidate(
+        dp_shard=shards, cp=cp, tp=tp, checkpoint=checkpoint, stream=stream, method=method, ep=ep
+    )

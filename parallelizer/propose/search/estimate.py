@@ -15,6 +15,7 @@ from parallelizer.propose.search.stages import (
     StageTimes,
     cut_layers,
     least_seconds,
+    level_layers,
     pipeline_seconds,
     rank_peaks,
 )
@@ -22,6 +23,11 @@ from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.time.constants import FITTED
 from parallelizer.simulate.time.machine import Machine
 from parallelizer.simulate.time.price_collectives import collective_seconds
+
+SURE = 1.1
+"""An estimated peak above the limit by so much is taken not to fit, and one below it by so much to fit. Between them a dry run
+decides. `python -m benchmarks.search --only exhaustive` compares estimates with dry runs.
+"""
 
 AGAIN = 0.5
 """The share of a layer's forward that a checkpoint computes again at least: all but what follows the last saved tensor."""
@@ -44,9 +50,12 @@ class Estimates:
         self._times = functools.cache(self._layer_times)
         self._units = functools.cache(lambda key: unit_bytes(self.traces[key]))
         self._seconds = functools.cache(self._collective)
+        self.least = functools.cache(self._least)
 
     def of(self, candidate: Candidate, memory: float = math.inf) -> Estimate:
-        """The price. A pipeline that takes more than `memory` bytes has the seconds of `least`: its schedule is not replayed."""
+        """The price. The layers of a pipeline are cut so that it is fast; where it then takes more than `memory` bytes, so that
+        its ranks hold the same. One that surely takes more in both ways has the seconds of `least`: its schedule is not replayed.
+        """
         times = self._times_of(candidate)
         if candidate.pp > 1:
             return self._of_stages(candidate, times, memory)
@@ -57,7 +66,7 @@ class Estimates:
             peak = round(candidate.share * peak + (1 - candidate.share) * other)
         return Estimate(candidate, self._late(candidate, self._step(candidate, times)), peak)
 
-    def least(self, candidate: Candidate, again: float = 0.0) -> float:
+    def _least(self, candidate: Candidate, again: float = 0.0) -> float:
         """The seconds of `of` at least, in closed form; with a share of the layers computed `again` in backward."""
         times = self._times_of(candidate)
         if again:
@@ -67,17 +76,15 @@ class Estimates:
             return self._late(candidate, self._step(candidate, times))
         traced = self.traces[candidate.trace_class]
         cut, found, gathered, reduced = self._stages(candidate, times)
-        seconds = least_seconds(cut, found, gathered, reduced) + self._tail(candidate, times, traced)
-        return self._late(candidate, seconds)
+        seconds = candidate.accumulate * least_seconds(cut, found, gathered, reduced)
+        return self._late(candidate, seconds + self._tail(candidate, times, traced))
 
     def peak(self, candidate: Candidate, part: float = 1.0) -> int:
         """The peak of memory, with this part of the activations."""
         traced = self.traces[candidate.trace_class]
         if candidate.pp == 1:
             return self._peak(candidate, traced, part)
-        cut = self._stages(candidate, self._times_of(candidate))[0]
-        units = self._units(candidate.trace_class)
-        return max(rank_peaks(cut, traced, units, self._message_bytes(candidate, traced), part))
+        return max(self._rank_peaks(self._stages(candidate, self._times_of(candidate))[0], part))
 
     def _times_of(self, candidate: Candidate) -> LayerTimes:
         times = self._times(candidate.trace_class, candidate.rows)
@@ -179,14 +186,34 @@ class Estimates:
         return replace(candidate, layers=layers), _stage_times(layers, times), gathered, reduced
 
     def _of_stages(self, candidate: Candidate, times: LayerTimes, memory: float) -> Estimate:
-        traced, units = self.traces[candidate.trace_class], self._units(candidate.trace_class)
-        cut, stages, gathered, reduced = self._stages(candidate, times)
-        peak = max(rank_peaks(cut, traced, units, self._message_bytes(candidate, traced)))
-        if peak > memory:
+        traced = self.traces[candidate.trace_class]
+        found = self._stages(candidate, times)
+        peak = max(self._rank_peaks(found[0]))
+        if peak > memory and not candidate.layers:
+            even = level_layers(found[0], self._rank_peaks)
+            if even != found[0].layers:
+                found = self._stages(replace(candidate, layers=even), times)
+                peak = max(self._rank_peaks(found[0]))
+        cut, stages, gathered, reduced = found
+        if peak > SURE * memory:
             seconds = least_seconds(cut, stages, gathered, reduced)
         else:
             seconds = pipeline_seconds(cut, stages, gathered, reduced, self._message(candidate, traced))
-        return Estimate(cut, self._late(candidate, seconds + self._tail(candidate, times, traced)), peak)
+        seconds = candidate.accumulate * seconds + self._tail(candidate, times, traced)
+        return Estimate(cut, self._late(candidate, seconds), peak)
+
+    def _rank_peaks(self, cut: Candidate, part: float = 1.0) -> list[int]:
+        """The peak of each rank of a pipeline whose layers are cut."""
+
+        def of(key: Candidate) -> list[int]:
+            traced = self.traces[key]
+            return rank_peaks(cut, traced, self._units(key), self._message_bytes(cut, traced), part)
+
+        peaks = of(cut.trace_class)
+        if cut.share == 1 or cut.checkpoint == NO_CHECKPOINT:
+            return peaks
+        others = of(_plain(cut).trace_class)
+        return [round(cut.share * a + (1 - cut.share) * b) for a, b in zip(peaks, others, strict=True)]
 
     def _message_bytes(self, candidate: Candidate, traced: ClassTrace) -> int:
         """The bytes that cross a cut: what a layer under a checkpoint keeps, its input."""

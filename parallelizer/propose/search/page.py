@@ -29,6 +29,7 @@ STYLE = """
 .front .estimate { fill: var(--strong-line); } .front .fits { fill: var(--tp); }
 .front .large { fill: none; stroke: var(--error); }
 .front .edge { fill: none; stroke: var(--tp); }
+.results details:target > summary { font-weight: 600; }
 .results pre { overflow-x: auto; background: var(--sunk); padding: .8rem; }
 """
 
@@ -46,7 +47,8 @@ def page(found: SearchResult, task: SearchTask, texts: Sequence[str]) -> str:
                 tag(
                     "p",
                     "Filled: dry-run whole. Rings: dry-run, and too large. Grey: estimated only. The line joins the dry-run "
-                    "candidates that no other beats in both; the dashed line is the limit of memory.",
+                    "candidates that no other beats in both; the dashed line is the limit of memory. Time of a "
+                    "step upward, peak of memory to the right. A filled point leads to its preset.",
                 ),
                 plot(found, task),
                 class_="front",
@@ -59,7 +61,7 @@ def page(found: SearchResult, task: SearchTask, texts: Sequence[str]) -> str:
             tag(
                 "section",
                 tag("h2", "Presets"),
-                [_result(found, one, text) for one, text in zip(found.results, texts, strict=True)],
+                [_result(found, at, text) for at, text in enumerate(texts)],
                 class_="results",
             ),
             tag(
@@ -114,7 +116,10 @@ def plot(found: SearchResult, task: SearchTask) -> Markup:
     shown = [e for e in found.priced if e.peak <= most and e.seconds <= slowest and e.candidate not in known]
     dots = [dot(e.peak, e.seconds, "estimate", 2, f"{e.candidate.words()}, estimated") for e in shown[:2000]]
     dots += [dot(o.peak, o.seconds, "large", 5, reasons.too_large(o, task)) for o in found.too_large]
-    dots += [dot(o.peak, o.seconds, "fits", 5, _words(o)) for o in found.results]
+    dots += [
+        tag("a", dot(o.peak, o.seconds, "fits", 5, _words(o)), href=f"#result-{at}")
+        for at, o in enumerate(found.results)
+    ]
     edge = " ".join(f"{x(o.peak)},{y(o.seconds)}" for o in front(found.results))
     ground = HEIGHT - BELOW
     labels = [
@@ -145,11 +150,11 @@ def plot(found: SearchResult, task: SearchTask) -> Markup:
     )
 
 
-def _result(found: SearchResult, one: TracedWhole, text: str) -> Markup:
-    behind = "" if one is found.results[0] else f" ({reasons.loses(found.results[0], one)})"
-    return tag(
-        "details", tag("summary", f"{_words(one)}{behind}"), tag("pre", text), open=one is found.results[0]
-    )
+def _result(found: SearchResult, at: int, text: str) -> Markup:
+    one = found.results[at]
+    behind = f" ({reasons.loses(found.results[0], one)})" if at else ""
+    summary = tag("summary", f"{_words(one)}{behind}")
+    return tag("details", summary, tag("pre", text), open=not at, id=f"result-{at}")
 
 
 def _words(one: TracedWhole) -> str:

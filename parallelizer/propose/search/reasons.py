@@ -32,8 +32,8 @@ def counts(found: SearchResult) -> str:
     pruned = sum(found.pruned.values())
     traced = len(found.results) + len(found.too_large) + len(found.failed)
     return (
-        f"{found.total:,} candidates: {out:,} ruled out, {pruned:,} pruned by bounds, {len(found.priced):,} priced from "
-        f"{found.classes} traced classes, {traced} dry-run whole"
+        f"{found.total:,} candidates: {out:,} ruled out, {pruned:,} pruned by bounds and estimates, {len(found.priced):,} priced "
+        f"from {found.classes} traced classes, {traced} dry-run whole"
     )
 
 

@@ -22,24 +22,30 @@ from parallelizer.propose.search.bounds import (
 )
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.classes import SIDE_BY_SIDE, Tell, TracedClasses
-from parallelizer.propose.search.estimate import Estimates
+from parallelizer.propose.search.estimate import SURE, Estimate, Estimates
 from parallelizer.propose.search.found import STATES, SearchResult
 from parallelizer.propose.search.preset import preset_text
+from parallelizer.propose.search.refine import refined
 from parallelizer.propose.search.setups import STREAM
 from parallelizer.propose.search.space import CandidateCount, SpaceFacts, candidates
 from parallelizer.propose.search.task import SearchTask
 from parallelizer.propose.search.truth import NotTraced, TracedWhole, effort, tracing_whole
 
-SURE = 1.1
-"""An estimated peak above the limit by so much is taken not to fit. Below it a dry run decides."""
-
 SLOWER = 1.3
-"""Candidates that take so many times as long as the last that may be dry-run are not priced."""
+"""Candidates whose least seconds by estimate are so many times those of the last that may be dry-run are not priced. The least is
+an estimate too, no bound of a dry run: `python -m benchmarks.search --only exhaustive` compares both.
+"""
 
 NEAR = 1.03
-"""Estimates of candidates that differ in recomputation or in cp alone err alike, up to this factor."""
+"""Estimates of candidates that differ in recomputation or in cp alone are taken to err alike, up to this factor."""
 
-EFFORT = 420
+TEN = 10
+"""So many of the best by estimate are refined."""
+
+SMALL = 3
+"""Candidates that hold less than the best ten, and are dry-run for the page."""
+
+EFFORT = 300
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -54,8 +60,6 @@ class Search:
         self.model, self.run_of_layers = self.classes.model, self.classes.run
         self.states = state_bytes(self.model)
         self.found = SearchResult()
-        self.valid: set[tuple[object, ...]] = set()
-        """The kinds of candidates of which `validate` found one without errors: the others have none either."""
         self.refused: dict[tuple[object, ...], str] = {}
         """By kind and class, why one was not traced whole."""
 
@@ -76,7 +80,20 @@ class Search:
             stream is not None and stream.kind == "shard",
             self.classes.experts,
             self.classes.modes,
+            tuple(task.given.get("pipeline", {}).get("balance", ())),
+            self._method(),
         )
+
+    def _method(self) -> str:
+        """The method of context parallelism that the plan or the preset names; empty where they name none or several."""
+        found = {
+            option.value
+            for rule in self.base.plan.rules
+            for use in rule.uses
+            if use.style == "context-parallel"
+            if (option := use.options.get("method")) is not None
+        }
+        return str(found.pop()) if len(found) == 1 else ""
 
     def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
@@ -118,7 +135,11 @@ class Search:
                 now += self._worth_it(rest[waiting.pop(0)], estimates, task)
             self._take(now, estimates, task)
         found.sort()
+        self._refine(estimates, task)
+        found.sort()
         self._trace_best(task)
+        found.sort()
+        self._trace_small(task)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
         """Without those that take longer than the best even if nothing is computed twice and no sequence is split, and those that
@@ -129,7 +150,9 @@ class Search:
         for one in some:
             # Estimates of recomputation err by a little; what cp adds is never less than nothing.
             if least(one) > (limit if one.cp == 1 else limit / NEAR):
-                self.found.pruned["slower than the best even without recomputation and split sequences"] += 1
+                self.found.pruned[
+                    "slower than the best by estimate, even without recomputation and split sequences"
+                ] += 1
                 continue
             whole = with_whole_sequences(one)
             if whole is not None and whole.trace_class in self.classes.traces:
@@ -137,13 +160,13 @@ class Search:
                     self.found.pruned["cp splits sequences that fit whole"] += 1
                     continue
                 if estimates.peak(whole, 1 / one.cp) > task.memory:
-                    self.found.pruned["too large even with every activation split over cp"] += 1
+                    self.found.pruned["too large by estimate, even with every activation split over cp"] += 1
                     continue
             left.append(one)
         return left
 
     def _least(self, estimates: Estimates, task: SearchTask) -> Callable[[Candidate], float]:
-        """The function that bounds the seconds of a candidate from below; it knows nothing before the first trace."""
+        """The least seconds of a candidate, by a bound or by the estimate of a simpler one; 0 before the first trace."""
         traces = self.classes.traces
         if not traces:
             return lambda _: 0.0
@@ -188,18 +211,30 @@ class Search:
         bounds = sorted((estimates.least(one), one) for one in kept)
         for at, (least, one) in enumerate(bounds):
             if at % 200 == 0:
-                self.tell(f"priced {len(found.priced):,} of {found.total:,} candidates")
+                pruned = sum(found.pruned.values())
+                self.tell(f"priced {len(found.priced):,} and pruned {pruned:,} of {found.total:,} candidates")
             if len(fastest) == wanted and least > SLOWER * fastest[-1]:
-                found.pruned["slower than the best by a bound of the pipeline"] += len(bounds) - at
+                found.pruned["slower than the best by estimate"] += len(bounds) - at
                 return
             if one.pp > 1 and len(fastest) == wanted and least > fastest[-1]:
-                found.pruned["slower than the best by a bound of the pipeline"] += 1
+                found.pruned["slower than the best by estimate"] += 1
                 continue
-            price = estimates.of(one, SURE * task.memory)
+            price = estimates.of(one, task.memory)
             found.priced.append(price)
             if SURE * price.peak <= task.memory:
                 bisect.insort(fastest, price.seconds)
                 del fastest[wanted:]
+
+    def _refine(self, estimates: Estimates, task: SearchTask) -> None:
+        """Price what differs from the ten best in keys that are not tried everywhere, unless a limit names them: the share of the
+        layers that is checkpointed, and of the fastest with tp or cp a whole stream and other methods.
+        """
+        best = [e.candidate.without_layers() for e in self.found.priced if e.peak <= SURE * task.memory][:TEN]
+        facts, known = self.facts(task), {e.candidate.without_layers() for e in self.found.priced}
+        more = refined(best, facts, task.within)
+        new = [one for one in dict.fromkeys(more) if one not in known]
+        self.found.total += len(new)
+        self._take(new, estimates, task)
 
     # Truth
 
@@ -227,8 +262,25 @@ class Search:
                 started, spent = started + 1, spent + cost
                 self.tell(f"dry run {started}: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                check = price.candidate.kind not in self.valid
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=check))
+                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
+            on_the_way.finish_all()
+
+    def _trace_small(self, task: SearchTask) -> None:
+        """For the page, dry-run some that hold less than all results, which no other beats in time and memory by estimate."""
+        if not task.front or not self.found.results:
+            return
+        least = min(one.peak for one in self.found.results)
+        edge: list[Estimate] = []
+        for one in self.found.priced:  # by time
+            if one.peak < min(least, edge[-1].peak if edge else least):
+                edge.append(one)
+        count = min(SMALL, len(edge))
+        chosen = [edge[(at + 1) * len(edge) // count - 1] for at in range(count)]
+        with _DryRuns(lambda truth: self._judge(truth, task)) as on_the_way:
+            for price in chosen:
+                self.tell(f"dry run for the page: {price.candidate.words()}")
+                text = self.preset(task, price.candidate)
+                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
             on_the_way.finish_all()
 
     def _judge(self, truth: TracedWhole | NotTraced, task: SearchTask) -> None:
@@ -236,7 +288,6 @@ class Search:
             self.found.failed.append(truth)
             self.refused[truth.candidate.kind, truth.candidate.trace_class] = truth.reason
             return
-        self.valid.add(truth.candidate.kind)
         if truth.peak <= task.memory:
             self.found.results.append(truth)
         else:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 
 from parallelizer.compiler.observe.equal_layers import SHORT
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
-from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, SPLIT, Candidate
 from parallelizer.propose.search.within import Within
 
 MOST_ROWS = 16
 """More rows at once make products no faster, and take more memory. `--within rows=` tries others."""
-
-SHARES = (1.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,8 @@ class SpaceFacts:
     """What the space depends on. `layers` are the equal layers, which a pipeline is cut between, 0 where they are fewer than
     SHORT; `cuts` says whether the plan allows cuts, `context` and `tensor` whether it has context and tensor parallelism,
     `stream` whether it has a stream that tp splits; `experts` is the number of experts that it shares out, 0 for none.
-    `checkpoints` are the modes that are tried.
+    `checkpoints` are the modes that are tried, and `balance` has the number of layers of each stage, if it is given;
+    `method` is the plan's own of context parallelism.
     """
 
     gpus: int
@@ -36,7 +35,9 @@ class SpaceFacts:
     tensor: bool
     stream: bool
     experts: int = 0
-    checkpoints: tuple[str, ...] = (NO_CHECKPOINT, "selective", "full")
+    checkpoints: tuple[str, ...] = (NO_CHECKPOINT, SELECTIVE, FULL)
+    balance: tuple[int, ...] = ()
+    method: str = ""
 
 
 @dataclass
@@ -116,26 +117,45 @@ def _settings(mesh: Candidate, facts: SpaceFacts, within: Within) -> Iterator[Ca
         for n in divisors(own_rows)
         if within.number("rows", n) and (within.sets("rows") or n <= MOST_ROWS or n == 1)
     ]
-    shares = [s for s in SHARES if within.number("checkpoint.share", s)] or [1.0]
+    shares = _shares(facts, within)
     for rows in rows_tried:
+        parts = own_rows // rows
         for schedule, stages in _schedules(mesh, within):
             # A pipeline keeps what it has gathered in any case, and without shards nothing is gathered.
             one_way = mesh.pp > 1 or mesh.shards == 1
-            for reshard in ("true",) if one_way else within.words("reshard_after_forward"):
-                for checkpoint in within.words("checkpoint"):
-                    if checkpoint not in facts.checkpoints:
-                        continue
-                    for share in (
-                        shares if checkpoint == "full" and within.sets("checkpoint.share") else [1.0]
-                    ):
-                        for stream in within.words("stream") if mesh.tp > 1 and facts.stream else ("split",):
-                            for method in within.words("cp.method") if mesh.cp > 1 else ("",):
-                                parts = own_rows // rows
-                                yield Candidate(
-                                    mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, rows,
-                                    1 if mesh.pp > 1 else parts, parts if mesh.pp > 1 else 1, schedule, stages,
-                                    reshard == "true", checkpoint, share, stream, method, ep=mesh.ep,
-                                )  # fmt: skip
+            for accumulate in _accumulated(mesh, parts, within):
+                for reshard in ("true",) if one_way else within.words("reshard_after_forward"):
+                    for checkpoint in within.words("checkpoint"):
+                        if checkpoint not in facts.checkpoints:
+                            continue
+                        for share in shares if checkpoint == FULL else (1.0,):
+                            for stream in (
+                                within.words("stream") if mesh.tp > 1 and facts.stream else (SPLIT,)
+                            ):
+                                for method in within.words("cp.method") if mesh.cp > 1 else ("",):
+                                    yield Candidate(
+                                        mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, rows,
+                                        accumulate, parts // accumulate if mesh.pp > 1 else 1, schedule, stages,
+                                        reshard == "true", checkpoint, share, stream, method,
+                                        facts.balance if mesh.pp > 1 else (), ep=mesh.ep,
+                                    )  # fmt: skip
+
+
+def _accumulated(mesh: Candidate, parts: int, within: Within) -> list[int]:
+    """The accumulated parts that are tried: of a pipeline 1, unless a limit asks for others. Its microbatches do the same without
+    a bubble for each part.
+    """
+    if mesh.pp == 1:
+        return [parts]
+    if not within.sets("accumulate"):
+        return [1]
+    return [n for n in divisors(parts) if within.number("accumulate", n)] or [1]
+
+
+def _shares(facts: SpaceFacts, within: Within) -> tuple[float, ...]:
+    """The shares of layers to checkpoint, each of another number of layers."""
+    by_layers = {round(share * facts.layers) or -share: share for share in reversed(within.shares())}
+    return tuple(by_layers.values())
 
 
 def _schedules(mesh: Candidate, within: Within) -> list[tuple[str, int]]:
@@ -152,6 +172,10 @@ def _schedules(mesh: Candidate, within: Within) -> list[tuple[str, int]]:
 def _wrong_settings(one: Candidate, facts: SpaceFacts, within: Within) -> str | None:
     if not within.number("accumulate", one.accumulate):
         return "not the accumulation that is asked for"
+    if facts.balance and len(facts.balance) != one.pp * one.stages_per_rank:
+        return "not as many stages as the balance that is given has"
+    if one.share < 1 and not round(one.share * facts.layers):
+        return "the share of the layers that are checkpointed is less than one layer"
     if one.pp == 1:
         return None
     if not within.number("pipeline.microbatches", one.microbatches):

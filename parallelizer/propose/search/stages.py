@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from parallelizer.language.pipeline.actions import Order
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
@@ -43,6 +43,31 @@ def cut_layers(layers: int, stages: int, layer: float, first: float, last: float
         counts[at] += 1
         costs[at] += layer
     return tuple(counts)
+
+
+def level_layers(cut: Candidate, peaks_of: Callable[[Candidate], Sequence[int]]) -> tuple[int, ...]:
+    """The layers of each stage with which the fullest rank holds less: from its last stage with more than one layer, a layer goes
+    to the first stage of the emptiest rank, as long as that helps. `peaks_of` has the bytes of each rank.
+    """
+    kind = SCHEDULES[cut.schedule]
+    peaks = peaks_of(cut)
+    while True:
+        full, empty = max(range(cut.pp), key=lambda r: peaks[r]), min(range(cut.pp), key=lambda r: peaks[r])
+        layers = list(cut.layers)
+        of_rank = {
+            rank: [at for at in range(len(layers)) if kind.rank_of(at, cut.pp) == rank]
+            for rank in (full, empty)
+        }
+        giving = [at for at in of_rank[full] if layers[at] > 1]
+        if not giving or full == empty:
+            return cut.layers
+        layers[giving[-1]] -= 1
+        layers[of_rank[empty][0]] += 1
+        moved = replace(cut, layers=tuple(layers))
+        now = peaks_of(moved)
+        if max(now) >= max(peaks):
+            return cut.layers
+        cut, peaks = moved, now
 
 
 def least_seconds(

@@ -30,7 +30,7 @@ NAME = "found"
 class SearchTask:
     """`base` is the configuration on one rank, from `overrides`, which a run of a found preset repeats, and from what is `given`
     of the key `parallel`, which stands in every preset. `memory` are the bytes that a rank may hold; `traced` is the number of
-    candidates that are traced whole.
+    candidates that are traced whole. With `front`, so are some that are slower and hold less.
     """
 
     base: Setup
@@ -43,6 +43,7 @@ class SearchTask:
     config_dir: str | None = None
     config_name: str = "train"
     traced: int = 10
+    front: bool = False
 
     def setup_of(self, text: str, candidate: Candidate) -> Setup:
         """The setup of a run with the preset `text`, composed as every command does. Raises PlanError."""
@@ -62,9 +63,10 @@ def read_task(
     memory: int | None = None,
     config_dir: str | None = None,
     config_name: str = "train",
+    front: bool = False,
 ) -> SearchTask:
     """The task of a command line. `overrides` are those of a run, and `gpus=N`; `memory` are the bytes that a rank may hold,
-    by default nine tenths of the device's. Raises PlanError.
+    by default nine tenths of the device's; `front` as in `SearchTask`. Raises PlanError.
     """
     limits, rest = read_within(within, overrides)
     gpus, rest = _gpus(rest)
@@ -83,6 +85,7 @@ def read_task(
     run = [one for one in rest if not _of_preset(one)]
     given = _parallel(rest, config_dir, config_name)
     given = differing(given, _parallel([*run, "parallel=base"], config_dir, config_name))
+    _refuse_pipeline(given.get("pipeline", {}))
     return SearchTask(
         base,
         tuple(run),
@@ -93,6 +96,7 @@ def read_task(
         limits,
         config_dir,
         config_name,
+        front=front,
     )
 
 
@@ -115,6 +119,18 @@ def _refuse_preset(overrides: Sequence[str]) -> None:
             f"{chosen} chooses a preset, which is what the search looks for",
             "leave it out; to fix a part of it, set that key, as in parallel.mesh.tp=8 or --within mesh.tp=1..8",
         )
+
+
+def _refuse_pipeline(given: Mapping[str, Any]) -> None:
+    """Of a pipeline only a list of layers can be given: a word chooses how layers are cut, and a file the whole schedule."""
+    for key in ("balance", "csv"):
+        value = given.get(key)
+        if isinstance(value, str):
+            raise _mistake(
+                "search-preset",
+                f"parallel.pipeline.{key}={value} chooses what the search looks for",
+                "leave it out, or give the number of layers of each stage, as in parallel.pipeline.balance=[7,9]",
+            )
 
 
 def _of_preset(override: str) -> bool:

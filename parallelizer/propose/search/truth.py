@@ -122,7 +122,8 @@ def effort(candidate: Candidate, run: Run | None) -> int:
     if candidate.pp > 1:
         on_rank = candidate.stages_per_rank * max(candidate.layers, default=1)
         ranks = min(3, candidate.pp)
-        return ranks * on_rank * (1 + min(candidate.microbatches, FEW) + candidate.microbatches // PLAYED)
+        parts = min(candidate.accumulate, FEW) * min(candidate.microbatches, FEW)
+        return ranks * on_rank * (1 + parts + candidate.accumulate * candidate.microbatches // PLAYED)
     parts = 1 + min(candidate.accumulate, FEW)
     if candidate.share < 1:
         return parts * (2 * SHORT + 1 + layers - round(max(candidate.share, 1 - candidate.share) * layers))

@@ -33,6 +33,11 @@ USUAL: Mapping[str, tuple[str, ...]] = {
 }
 """What is tried of a key's words without `--within`; of the others all."""
 
+SHARE = "checkpoint.share"
+
+QUARTERS = (1.0, 0.75, 0.5, 0.25)
+"""The shares that a range holds."""
+
 FIXED = {
     **{
         f"parallel.mesh.{axis}": f"mesh.{axis}"
@@ -70,8 +75,21 @@ class Within:
         return tuple(word for word in WORDS[key] if word in limit)
 
     def sets(self, key: str) -> bool:
-        """Whether the key has a limit."""
+        """Whether the key has a limit, be it `*`."""
         return key in self.limits
+
+    def shares(self) -> tuple[float, ...]:
+        """The shares of layers that `full` checkpoints: those that are named, or the ends of a range and the quarters inside; all
+        layers without a limit.
+        """
+        limit = self.limits.get(SHARE)
+        if limit is None:
+            return (1.0,)
+        if isinstance(limit, frozenset):
+            return tuple(sorted(map(float, limit), reverse=True))
+        low, high = max(limit[0], 0.0), min(limit[1], 1.0)
+        inside = {share for share in (*QUARTERS, low, high) if low <= share <= high and share > 0}
+        return tuple(sorted(inside, reverse=True))
 
 
 def read_within(texts: Iterable[str], overrides: Iterable[str] = ()) -> tuple[Within, list[str]]:
@@ -102,15 +120,28 @@ def _limit(key: str, values: str) -> dict[str, Any]:
         if unknown is not None:
             raise _wrong(f"{key} cannot be {unknown!r}", did_you_mean(unknown, WORDS[key], "it can be"))
         return {key: frozenset(words)}
-    if values == "*":
-        return {}
     try:
-        low, dots, high = values.partition("..")
-        if dots:
-            return {key: (float(low or 0), float(high or "inf"))}
-        return {key: frozenset(f"{float(v):g}" for v in values.split(","))}
+        limit = _numbers(values)
     except ValueError:
         raise _wrong(f"{key}={values} has no numbers", "write 4, 1,2,4 or 1..8, or * for all") from None
+    if key == SHARE:
+        ends = map(float, limit) if isinstance(limit, frozenset) else [limit[0] or 1.0]
+        if not all(0 < share <= 1 for share in ends) or (isinstance(limit, tuple) and not limit[1] > 0):
+            raise _wrong(
+                f"{key}={values} is no share of the layers",
+                "write shares above 0 and up to 1, as in 0.25,0.5",
+            )
+    return {key: limit}
+
+
+def _numbers(values: str) -> tuple[float, float] | frozenset[str]:
+    """A range, of which `*` is the widest, or a set. Raises ValueError."""
+    if values == "*":
+        return 0.0, float("inf")
+    low, dots, high = values.partition("..")
+    if dots:
+        return float(low or 0), float(high or "inf")
+    return frozenset(f"{float(v):g}" for v in values.split(","))
 
 
 def _wrong(message: str, help_text: str) -> PlanError:

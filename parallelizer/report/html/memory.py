@@ -30,11 +30,13 @@ MEANING = {
     "parameters": "this rank's shards",
     "optimizer": "its states",
     "gradients": "of the shards, after reduction",
+    "unsharded": "gradients of whole parameters, which fsdp keeps until the last microbatch",
     "buffers": "the model's own, such as rotary tables",
     "batch": "what the step is fed",
     "gathered": "parameters that fsdp has put together",
     "activations": "made in forward or loss, kept for backward or on their way",
     "collectives": "buffers that are sent from or received into",
+    "received": "activations and gradients from other stages",
     "temporaries": "made in backward (recomputed activations too), clipping, optimizer",
 }
 """From the bottom of the chart: what stays from step to step, then what comes and goes."""

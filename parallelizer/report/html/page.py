@@ -19,12 +19,13 @@ from parallelizer.compiler.parameter_shards import ParameterShard, parameter_sha
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, counts, in_order
 from parallelizer.diagnostics.units import size
 from parallelizer.report.capacity import capacity
-from parallelizer.report.html import memory, mesh, stages, traffic
+from parallelizer.report.html import memory, mesh, rehearsal, stages, traffic
 from parallelizer.report.html import program as plan
 from parallelizer.report.html import time as show_time
 from parallelizer.report.html.markup import Child, Markup, data, join, tag
 from parallelizer.report.html.sources import Sources
 from parallelizer.report.rows.parameters import parameter_total
+from parallelizer.report.rows.rehearsal import Compared
 from parallelizer.report.rows.stages import summary
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.time.predict import StepTime
@@ -42,14 +43,23 @@ def write(
     diagnostics: Iterable[Diagnostic] | None = None,
     rank: int = 0,
     time: StepTime | None = None,
+    rehearsed: Sequence[Compared] = (),
 ) -> None:
     """Write the page. Without a trace it has no memory and no collectives.
 
-    `diagnostics` are the program's unless given. The file appears whole or not at all. Raises PlanError when
-    it cannot be written.
+    `diagnostics` are the program's unless given, and `rehearsed` are ranks that `rehearse` ran.
+    The file appears whole or not at all. Raises PlanError when it cannot be written.
     """
     text = page(
-        program, model, trace, device=device, hardware=hardware, diagnostics=diagnostics, rank=rank, time=time
+        program,
+        model,
+        trace,
+        device=device,
+        hardware=hardware,
+        diagnostics=diagnostics,
+        rank=rank,
+        time=time,
+        rehearsed=rehearsed,
     )
     # A module's name may hold what is no character at all.
     save(text.encode("utf-8", "replace"), path)
@@ -92,6 +102,7 @@ def page(
     diagnostics: Iterable[Diagnostic] | None = None,
     rank: int = 0,
     time: StepTime | None = None,
+    rehearsed: Sequence[Compared] = (),
 ) -> str:
     """The page as text."""
     sources = Sources()
@@ -102,10 +113,14 @@ def page(
     hardware = hardware or {}
     ones = [a for a, n in program.mesh.every.items() if n == 1]
     sections: list[tuple[str, str, str, Markup]] = []
+    if rehearsed:
+        on = f"one step of a rank at a time on {rehearsed[0].rehearsal.device}, its peers not there"
+        sections.append(("rehearsal", "Rehearsal", on, rehearsal.section(rehearsed)))
     axes = f"{', '.join(ones)}: size 1" if ones else "every axis is above 1"
     sections.append(("mesh", "Mesh", axes, mesh.section(program, trace, hardware, rank, sources)))
     if program.stages is not None:
-        sections.append(("stages", "Stages", summary(program), stages.section(program, model)))
+        cuts = trace.cuts if trace is not None else ()
+        sections.append(("stages", "Stages", summary(program), stages.section(program, model, cuts)))
     if trace is not None:
         of_step = f"of rank {rank}, in one step"
         sections.append(("memory", "Memory", of_step, memory.section(trace, hardware)))

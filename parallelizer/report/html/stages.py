@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 
+from parallelizer.diagnostics.units import size
 from parallelizer.report.html import schedule
 from parallelizer.report.html.markup import Markup, join
 from parallelizer.report.html.table import table
+from parallelizer.report.rows.messages import message_rows
 from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import bubble, stage_rows
+from parallelizer.simulate.record.stage_forms import CutTraffic
 from parallelizer.styles.application import Program
 
 
-def section(program: Program, model: nn.Module) -> Markup:
-    """The stages, the timeline of the schedule, and the other schedules beside it."""
+def section(program: Program, model: nn.Module, cuts: Sequence[CutTraffic] = ()) -> Markup:
+    """The stages, what they send to each other if that is known, the timeline of the schedule, and the other schedules beside
+    it.
+    """
     heads = ("#stage", "#pp rank", "modules", "#parameters", "receives", "#microbatches held")
     rows = [
         (
@@ -29,4 +36,18 @@ def section(program: Program, model: nn.Module) -> Markup:
     stages = program.require_stages()
     others = rows_beside(stages.pipeline, stages.ranks)
     caption = "What each stage holds and receives"
-    return join(table(caption, heads, rows), schedule.section(bubble(program), others))
+    sent = [
+        (
+            row.kind,
+            *map(str, (*row.stages, *row.ranks)),
+            f"{row.count:,}",
+            size(row.bytes),
+            size(row.sent_bytes),
+        )
+        for row in message_rows(program, cuts)
+    ]
+    ways = ("what", "#from stage", "#to stage", "#from pp rank", "#to pp rank", "#messages", "#of", "#sent")
+    messages = (
+        [table("What two ranks of stages that follow each other send in a step", ways, sent)] if sent else []
+    )
+    return join(table(caption, heads, rows), *messages, schedule.section(bubble(program), others))

@@ -13,7 +13,7 @@ from parallelizer.simulate.record.ledger import Collective
 @dataclass
 class CollectiveRow:
     """The collectives of one phase, axis and kind. `ahead` counts those that FSDP issues before they are needed,
-    `rules` counts them by key, file and line of the rule behind them.
+    `rules` counts them by key, file and line of the rule behind them, `dtypes` by what they send.
     """
 
     phase: str
@@ -25,6 +25,7 @@ class CollectiveRow:
     ahead: int = 0
     ahead_bytes: int = 0
     rules: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    dtypes: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of `collectives` in the documented form."""
@@ -44,6 +45,7 @@ def collective_rows(ledger: Iterable[Collective]) -> list[CollectiveRow]:
     for e in ledger:
         row = rows.setdefault((e.phase, e.axis, e.kind), CollectiveRow(e.phase, e.axis, e.kind))
         row.count += 1
+        row.dtypes[e.dtype] += 1
         row.payload_bytes += e.payload_bytes
         row.wire_bytes += e.wire_bytes
         if e.overlapped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.plan import full_name
-from parallelizer.simulate.record.operators import GEMM, Moment, Operator
+from parallelizer.simulate.record.operators import GEMM
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.time.price_gemm import EIGHT_BITS
 from parallelizer.styles.application import Application, Program, tensor_placements
@@ -19,12 +20,14 @@ from parallelizer.styles.float8.recipes import casts_inputs, recipe_of, weights_
 
 @dataclass(frozen=True)
 class Precision:
-    """`linears` are the modules in float8, folded, by recipe; `number` counts them; `full` are the linears that are not.
+    """`linears` are the modules in float8, folded, by recipe; `number` counts them, `experts` those that hold stacked experts;
+    `full` are the linears that are not.
 
     The rest is of a step of one rank. `gathered` are the bytes that fsdp gathers in float8, `gathers` all that it gathers;
     `inputs_gathered` and `inputs_gathers` are those of tensors that are gathered over tp.
     `reductions` are the all-reduces of largest values, which send `reduced_bytes`. `kept` are the bytes of activations when
-    there are most. `products` are those by kernels for float8; they and `casts` are None for a pipeline.
+    there are most, and `kept_without` those of the plan without float8, if its step was traced. `products` are those by kernels
+    for float8. They and `casts` are None without a traced step.
     """
 
     linears: Mapping[str, tuple[str, ...]]
@@ -37,8 +40,10 @@ class Precision:
     reductions: int = 0
     reduced_bytes: int = 0
     kept: int = 0
+    kept_without: int | None = None
     products: int | None = None
     casts: int | None = None
+    experts: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The documented form."""
@@ -49,8 +54,12 @@ class Precision:
         }
 
 
-def precision(program: Program, model: nn.Module, trace: Trace | None) -> Precision | None:
-    """What a plan puts in float8, and what it costs and saves in a step; None for a plan without."""
+def precision(
+    program: Program, model: nn.Module, trace: Trace | None, plain: Trace | None = None
+) -> Precision | None:
+    """What a plan puts in float8, and what it costs and saves in a step; None for a plan without. `plain` is the traced step of
+    the plan without float8.
+    """
     applications = program.of_slot("precision")
     if not applications:
         return None
@@ -63,8 +72,12 @@ def precision(program: Program, model: nn.Module, trace: Trace | None) -> Precis
         {recipe: tuple(fold_paths(paths)) for recipe, paths in by_recipe.items()},
         tuple(fold_paths(full)),
         len(applications),
+        experts=sum(bool(a.stacked) for a in applications),
     )
-    return found if trace is None else _of_step(found, program, model, trace, named)
+    if trace is None:
+        return found
+    of_step = _of_step(found, program, model, trace, named)
+    return of_step if plain is None else dataclasses.replace(of_step, kept_without=_kept(plain))
 
 
 def _of_step(
@@ -80,7 +93,7 @@ def _of_step(
     casting = {a.module for a in program if casts_inputs(a)}
     inputs = [e for e in trace.ledger if e.kind == "all_gather" and e.axis == "tp"]
     largest = [e for e in trace.ledger if e.largest and (e.module in {*named, *units, *casting})]
-    line = _line(trace)
+    operators = list(trace.operators())
     return Precision(
         found.linears,
         found.full,
@@ -91,16 +104,16 @@ def _of_step(
         sum(e.payload_bytes for e in inputs),
         len(largest),
         sum(e.wire_bytes for e in largest),
-        max((point.by_category.get("activations", 0) for point in trace.memory.course), default=0),
-        None if line is None else sum(o.kind == GEMM and o.dtype in EIGHT_BITS for o in line),
-        None if line is None else sum(o.casts for o in line),
+        _kept(trace),
+        products=sum(times for o, times in operators if o.kind == GEMM and o.dtype in EIGHT_BITS),
+        casts=sum(o.casts * times for o, times in operators),
+        experts=found.experts,
     )
 
 
-def _line(trace: Trace) -> list[Operator] | None:
-    """The operators of the step; None of a pipeline, whose actions are recorded one by one."""
-    moments: tuple[Moment, ...] = trace.line
-    return [m for m in moments if isinstance(m, Operator)] if moments and trace.lines is None else None
+def _kept(trace: Trace) -> int:
+    """The bytes of activations when there are most."""
+    return max((point.by_category.get("activations", 0) for point in trace.memory.course), default=0)
 
 
 def _gathered_bytes(unit: Application, program: Program, model: nn.Module) -> int:

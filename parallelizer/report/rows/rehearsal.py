@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parallelizer.simulate.record.planned import Planned, differences
+from parallelizer.diagnostics.units import size
+from parallelizer.report.rows.time import range_of
+from parallelizer.simulate.record.planned import CountMismatch, Planned, differences, outside_compiled
 from parallelizer.simulate.rehearse.rehearse import Rehearsal
 from parallelizer.simulate.time.predict import StepTime
 
 LAUNCH_BOUND = 0.6
 """The share of a step in which a GPU runs kernels, below which the host is what the step waits for."""
+
+
+UNSEEN = (
+    "Not seen: sums over ranks, the order of collectives between ranks, links, and what overlaps with them. "
+    "Values are those of no training."
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +47,16 @@ class Compared:
 
     @property
     def whole_job(self) -> str | None:
-        """`1.9 s a step on H100-SXM with this computation, 1.7 s as priced; waiting 22%: tp 18, dp_shard 4`; None if the time of
-        a step is not known.
+        """`1.9 s a step (1.6 to 2.1 s) on H100-SXM, with this computation; 1.7 s as priced; waits for tp 18%`; None if the time
+        of a step is not known.
         """
         time, priced = self.measured, self.predicted
         if time is None or priced is None:
             return None
         waits = sorted(((name, s / time.seconds) for name, s in time.waits.items()), key=lambda i: -i[1])
         parts = ", ".join(f"{name} {share:.0%}" for name, share in waits if share >= 0.005)
-        text = f"{time.seconds:.3g} s a step on {time.machine}, with this computation; {priced.seconds:.3g} s as priced"
+        text = f"{time.seconds:.3g} s a step ({range_of(time)}) on {time.machine}, with this computation; "
+        text += f"{priced.seconds:.3g} s as priced"
         return text + (f"; waits for {parts}" if parts else "")
 
     @property
@@ -58,19 +67,45 @@ class Compared:
         return sorted(((k, v / total) for k, v in seconds.items()), key=lambda i: -i[1]) if total else []
 
     @property
-    def as_planned(self) -> bool | None:
-        """Whether the step sent what was planned; None where compiled code hides it."""
-        ledger = self.rehearsal.ledger
-        return None if ledger is None else not differences(self.planned.ledger, ledger)
+    def different(self) -> list[CountMismatch]:
+        """Where the step's collectives are not as many as planned."""
+        planned = outside_compiled(self.planned.ledger, self.rehearsal.compiled)
+        return differences(planned, self.rehearsal.ledger)
 
     @property
     def collectives(self) -> str:
         """`428 as planned`, or what differs."""
-        ledger = self.rehearsal.ledger
-        if ledger is None:
-            return "inside compiled code, where they are not seen"
-        apart = differences(self.planned.ledger, ledger)
-        return "; ".join(map(str, apart)) if apart else f"{len(ledger):,} as planned" if ledger else "none"
+        count = len(self.rehearsal.ledger)
+        return "; ".join(map(str, self.different)) or (f"{count:,} as planned" if count else "none")
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """The figures in words, each under its name; a line without a name belongs to the one before."""
+        found, peak = self.rehearsal, self.rehearsal.peak
+        apart = peak.requested - self.planned.peak
+        more = f"{'+' if apart >= 0 else '-'}{size(abs(apart))}"
+        lines = [
+            ("memory", f"{size(peak.requested)} at the peak, {size(self.planned.peak)} predicted ({more})")
+        ]
+        if peak.allocated is not None and peak.reserved is not None:
+            highest = max(peak.phases, key=lambda name: peak.phases[name]) if peak.phases else "the step"
+            held = f"{size(peak.allocated)} allocated, {size(peak.reserved)} reserved; highest in {highest}"
+            lines.append(("", held))
+        lines.append(("time", self.time))
+        if self.whole_job is not None:
+            lines.append(("whole job", self.whole_job))
+        if self.shares:
+            shares = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares)
+            lines.append(("kernels", f"{found.kernels.count:,}: {shares}"))
+        if found.graphs[0]:
+            anew = f", and {found.graphs[1]} in later steps" if found.graphs[1] else ", none in later steps"
+            lines.append(("graphs", f"{found.graphs[0]} compiled in the first step{anew}"))
+        reads = ", ".join(f"{place} ({times})" for place, times in found.host_reads.items())
+        lines.append(
+            ("host reads", f"{sum(found.host_reads.values())} a step{': ' + reads if reads else ''}")
+        )
+        lines.append(("collectives", self.collectives))
+        return lines
 
     def as_json(self) -> dict[str, Any]:
         """The documented form, sizes in bytes."""
@@ -91,6 +126,8 @@ class Compared:
                 "host": found.host_seconds,
                 "busy": found.kernels.busy,
                 "whole_job": None if self.measured is None else self.measured.seconds,
+                "whole_job_low": None if self.measured is None else self.measured.low,
+                "whole_job_high": None if self.measured is None else self.measured.high,
                 "whole_job_priced": None if self.predicted is None else self.predicted.seconds,
             },
             "kernels": {"count": found.kernels.count, "seconds": dict(found.kernels.seconds)},
@@ -98,8 +135,8 @@ class Compared:
             "graphs": {"first_step": found.graphs[0], "later_steps": found.graphs[1]},
             "collectives": {
                 "planned": len(self.planned.ledger),
-                "counted": None if found.ledger is None else len(found.ledger),
-                "as_planned": self.as_planned,
+                "counted": len(found.ledger),
+                "as_planned": not self.different,
             },
             "loss": found.loss,
             "grad_norm": found.grad_norm,

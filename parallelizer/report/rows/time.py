@@ -52,11 +52,19 @@ def compared(one: StepTime, other: StepTime, names: Sequence[str]) -> list[str]:
         for name, time in zip(names, (one, other), strict=True)
     ]
     rates = one.tokens_per_second, other.tokens_per_second
-    if not all(rates) or abs(rates[1] / rates[0] - 1) < 0.005:
+    faster = faster_of(one, other)
+    if faster is None:
         return [*parts, "neither is faster"]
-    faster = int(rates[1] > rates[0])
     why = causes((one, other)[1 - faster], (one, other)[faster])
     return [*parts, f"{names[faster]} is {max(rates) / min(rates) - 1:.0%} faster: {'; '.join(why)}"]
+
+
+def faster_of(one: StepTime, other: StepTime) -> int | None:
+    """Which of two steps, 0 or 1, has more tokens a second on each device; None where they differ by less than 0.5 %."""
+    rates = one.tokens_per_second, other.tokens_per_second
+    if not all(rates) or abs(rates[1] / rates[0] - 1) < 0.005:
+        return None
+    return int(rates[1] > rates[0])
 
 
 def causes(slow: StepTime, fast: StepTime) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -40,17 +41,19 @@ def write(
     time: StepTime | None = None,
     full: StepTime | None = None,
     shared: Sharing | None = None,
+    plain: Trace | None = None,
 ) -> None:
-    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted, and `full` that of
-    the plan without float8. `shared` says how experts are shared out.
+    """Print a dry run: tables to stdout, findings to stderr. `time` is the step's, if it could be predicted. `plain` is the
+    traced step of the plan without float8, and `full` its time. `shared` says how experts are shared out.
     """
     show_diagnostics.write(found, sys.stderr)
     show_plan.write(program, parameter_shards(program, model, rank), sys.stdout, rank=rank)
     show_stages.write(program, model, tables.console(sys.stdout))
     show_experts.write(shared, sys.stdout, int(setup.hardware.get("devices_per_node") or 0) or None)
-    show_precision.write(precision(program, model, step), sys.stdout, time, full)
+    show_precision.write(precision(program, model, step, plain), sys.stdout, time, full)
     if step is not None:
-        show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware)
+        show_stages.write_messages(program, step.cuts, tables.console(sys.stdout))
+        show_step.write(step, sys.stdout, device=setup.device, hardware=setup.hardware, dtype=_dtype(model))
         if time is not None:
             show_time.write(time, sys.stdout, device=setup.device)
         room = capacity(step, setup.hardware)
@@ -61,6 +64,14 @@ def write(
         if setup.mesh.world_size > 1:
             sys.stdout.write(f"proof: {told(find(setup, model))}\n")
     sys.stdout.flush()
+
+
+def _dtype(model: nn.Module) -> str | None:
+    """The dtype of a model's parameters, those of most if they differ."""
+    counts: Counter[str] = Counter()
+    for param in model.parameters():
+        counts[str(param.dtype).removeprefix("torch.")] += param.numel()
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _would_fit(found: Sequence[Alternative], room: Capacity, stream: TextIO) -> None:

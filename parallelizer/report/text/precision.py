@@ -27,7 +27,7 @@ def write(
     if found is None:
         return
     screen = Screen(file=stream, width=width_of(stream, width), highlight=False)
-    screen.print(Text.assemble(("precision", "bold"), f"  {found.number} linears in float8"))
+    screen.print(Text.assemble(("precision", "bold"), f"  {counted(found.number, found.experts)} in float8"))
     for head, text in (*_lines(found), *_gain(time, full)):
         first = f"  {head:<12}"
         for line in textwrap.wrap(
@@ -35,6 +35,15 @@ def write(
         ):
             screen.print(Text(line))
     screen.print()
+
+
+def counted(modules: int, experts: int) -> str:
+    """`8 linears and the experts of 2 modules`, of so many modules, among which so many hold stacked experts."""
+    parts = (
+        [f"{modules - experts} linear{'' if modules - experts == 1 else 's'}"] if modules > experts else []
+    )
+    parts += [f"the experts of {experts} module{'' if experts == 1 else 's'}"] if experts else []
+    return " and ".join(parts)
 
 
 def _lines(found: Precision) -> Iterator[tuple[str, str]]:
@@ -55,8 +64,8 @@ def _lines(found: Precision) -> Iterator[tuple[str, str]]:
     if found.inputs_gathered:
         yield "tp", f"gathers {size(found.inputs_gathered)} of {size(found.inputs_gathers)} in float8"
     if found.kept:
-        kept = "at most; the inputs of linears among them are kept in their own dtype"
-        yield "activations", f"{size(found.kept)} {kept}"
+        beside = f", {size(found.kept_without)} without float8" if found.kept_without is not None else ""
+        yield "activations", f"{size(found.kept)} at most{beside}"
 
 
 def _gain(time: StepTime | None, full: StepTime | None) -> Iterator[tuple[str, str]]:

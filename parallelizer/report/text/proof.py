@@ -12,6 +12,7 @@ from parallelizer.proof.not_equal import not_equal
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.rounding import MARGIN
 from parallelizer.report.rows.proof import loss_error, number_compared
+from parallelizer.report.text.precision import counted
 
 MOST_DECISIONS = 5
 """Lines of a report for what a proof did not reach."""
@@ -107,7 +108,7 @@ def _float8(proof: Proof) -> list[str]:
         if errors:
             worst, module = max(errors)
             shown.append(f"{what} by {min(errors)[0]:.1%} to {worst:.1%} ({module})")
-    modules = f"{len(proof.float8)} linear{'s' if len(proof.float8) > 1 else ''}"
+    modules = counted(len(proof.float8), sum(one.experts for one in proof.float8))
     return [f"float8, in both runs: {modules}; from full precision differ {', '.join(shown)}"]
 
 

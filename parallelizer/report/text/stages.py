@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Console
 from rich.text import Text
 from torch import nn
 
+from parallelizer.diagnostics.units import size
+from parallelizer.report.rows.messages import message_rows
 from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import stage_rows, summary
 from parallelizer.report.text import schedule, tables
 from parallelizer.report.text.tables import Column
+from parallelizer.simulate.record.stage_forms import CutTraffic
 from parallelizer.styles.application import Program
 
 
@@ -42,4 +47,27 @@ def write(program: Program, model: nn.Module, screen: Console) -> None:
     screen.print()
     pipeline, ranks = program.stages.pipeline, program.stages.ranks
     schedule.write_table(rows_beside(pipeline, ranks), screen, ranks, pipeline.microbatches or 1)
+    screen.print()
+
+
+def write_messages(program: Program, cuts: Iterable[CutTraffic], screen: Console) -> None:
+    """Print what stages send to each other in a step; nothing for a program without stages."""
+    if program.stages is None:
+        return
+    names = ("what", "from stage", "to stage", "from pp rank", "to pp rank", "messages", "of", "sent")
+    columns = [Column(name, right=at > 0) for at, name in enumerate(names)]
+    rows = [
+        [
+            row.kind,
+            *map(str, (*row.stages, *row.ranks)),
+            f"{row.count:,}",
+            size(row.bytes),
+            size(row.sent_bytes),
+        ]
+        for row in message_rows(program, cuts)
+    ]
+    head = Text.assemble(
+        ("messages", "bold"), " of one step between two ranks of stages that follow each other"
+    )
+    tables.write(screen, head, columns, rows)
     screen.print()

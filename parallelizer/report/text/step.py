@@ -33,18 +33,20 @@ def write(
     device: str,
     hardware: Mapping[str, Any] | None = None,
     width: int | None = None,
+    dtype: str | None = None,
 ) -> None:
-    """Print the collectives and the memory of one rank's step. `device` is what the run will be on.
+    """Print the collectives and the memory of one rank's step. `device` is what the run will be on, and `dtype` that of the
+    model's parameters: what is sent in another one is named.
 
     Colour and width follow the terminal; a file gets plain text of 100 columns, or of COLUMNS.
     """
     console = Screen(file=stream, width=width_of(stream, width), highlight=False)
-    _collectives(trace, device, console)
+    _collectives(trace, dtype, console)
     _memory(trace, device, hardware or {}, console)
     classes.write(trace.classes, console)
 
 
-def _collectives(trace: Trace, device: str, console: Console) -> None:
+def _collectives(trace: Trace, dtype: str | None, console: Console) -> None:
     if not trace.ledger:
         console.print(Text.assemble(("collectives", "bold"), " of one step: none\n"))
         return
@@ -57,10 +59,21 @@ def _collectives(trace: Trace, device: str, console: Console) -> None:
         if not (narrow and name == "payload"):
             table.add_column(name, justify="right", no_wrap=True)
     rows, last = collective_rows(trace.ledger), ""
-    for row in rows:
+    others = [", ".join(d for d in row.dtypes if d != dtype) if dtype else "" for row in rows]
+    if any(others):
+        table.add_column("dtype")
+    for row, other in zip(rows, others, strict=True):
         phase, last = "" if row.phase == last else row.phase, row.phase
         payload = [] if narrow else [size(row.payload_bytes)]
-        table.add_row(f"  {phase}", row.axis, row.kind, f"{row.count:,}", *payload, size(row.wire_bytes))
+        table.add_row(
+            f"  {phase}",
+            row.axis,
+            row.kind,
+            f"{row.count:,}",
+            *payload,
+            size(row.wire_bytes),
+            *([other] if any(others) else []),
+        )
     console.print(table)
     sent, ahead = sum(row.wire_bytes for row in rows), sum(row.ahead for row in rows)
     sent_ahead = sum(row.ahead_bytes for row in rows)

@@ -14,7 +14,8 @@ from parallelizer.language.pipeline.actions import stages_of
 from parallelizer.language.pipeline.settings import stage_rank
 from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import full_name
-from parallelizer.runtime.pipeline.live import SharedParameter, new_group
+from parallelizer.runtime.pipeline.channels import new_group
+from parallelizer.runtime.pipeline.live import SharedParameter
 from parallelizer.runtime.pipeline.meta_copy import meta_copy
 from parallelizer.runtime.pipeline.stage_model import StageModel, leave_out
 from parallelizer.styles.application import Application, Program

@@ -12,14 +12,15 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from parallelizer import torch_private
 from parallelizer.compiler.observe.phase import phase
-from parallelizer.language.pipeline.actions import SENDS_GRADIENT, Action, ActionKind, Order
+from parallelizer.language.pipeline.actions import Action, ActionKind, Order
+from parallelizer.language.pipeline.messages import Message, sender_stage
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.runtime.exception_notes import noted_backward
 from parallelizer.runtime.object_group import object_group
 from parallelizer.runtime.pipeline import progress
-from parallelizer.runtime.pipeline.channels import Incoming, Outgoing, crossing, receive_object, send_object
+from parallelizer.runtime.pipeline.channels import Channels, receive_object, send_object
 from parallelizer.runtime.pipeline.forms import Forms, TensorForm, root_of
-from parallelizer.runtime.pipeline.live import Direction, Key, LivePipeline, key_of
+from parallelizer.runtime.pipeline.live import Key, LivePipeline, key_of
 from parallelizer.runtime.pipeline.microbatches import Batch
 from parallelizer.runtime.pipeline.split_backward import Branches, backward_inputs, backward_weights
 from parallelizer.runtime.pipeline.stage_model import StageModel
@@ -52,7 +53,7 @@ Head = Callable[[Any, Batch], torch.Tensor | None]
 class Execution:
     """One pass through a schedule: `batches` are the microbatches, `head` takes the last stage's outputs. With
     `reduces`, the last backward of each stage ends the step: FSDP reduces the gradients in it. `part` counts the passes
-    of a step.
+    of a step. `forwards`: the order is one of `LivePipeline.forwards`.
     """
 
     pipeline: LivePipeline
@@ -62,48 +63,45 @@ class Execution:
     sequence: CurrentOrder
     part: int = 0
     reduces: bool = True
+    forwards: bool = False
     key: Key = ()
     computed: dict[tuple[int, int], Computed] = field(default_factory=dict)
-    handed: dict[tuple[str, int, int], list[torch.Tensor]] = field(default_factory=dict)
-    incoming: dict[Direction, dict[int, Incoming]] = field(default_factory=dict)
-    outgoing: dict[tuple[Direction, int], Outgoing] = field(default_factory=dict)
+    handed: dict[Message, list[torch.Tensor]] = field(default_factory=dict)
     objects: list[Any] = field(default_factory=list)
 
     def run(self) -> None:
         """All actions of this rank. Afterwards everything that was sent has arrived."""
         self.key = key_of(self.batches[0])
-        self._expect()
+        channels = self._channels()
         mine = self.order[self.pipeline.rank]
         final = {a.stage: a for a in mine if a.kind in (ActionKind.BACKWARD, ActionKind.BACKWARD_WEIGHT)}
         for action in mine:
             progress.tell((self.part, action))
             model = self.pipeline.models[action.stage]
             if action.kind is ActionKind.FORWARD:
-                self._forward(action, model)
+                self._forward(action, model, channels)
             else:
                 ends = final[action.stage] is action and self.reduces
                 with phase("backward"):
                     self._prepare_backward(action, model, ends)
-                self._backward(action, model)
+                self._backward(action, model, channels)
                 with phase("backward"):
                     self._finish_backward(action, model, ends)
         progress.tell((self.part, None))
-        for channel in self.outgoing.values():
-            channel.finish()
+        channels.finish()
         for work, _ in self.objects:
             work.wait()
-        self.incoming.clear()  # the channels refer to this object: the batch would live until Python collects cycles
 
     # Forward
 
-    def _forward(self, action: Action, model: StageModel) -> None:
+    def _forward(self, action: Action, model: StageModel, channels: Channels) -> None:
         batch = self.batches[action.microbatch]
         known: Forms = {}
         inputs: list[torch.Tensor] = []
         if action.stage:
             known = self._known(action.stage)
             with phase("forward"):
-                parts = self._received("F", action)
+                parts = self._received("F", action, channels)
             forms = _forms(model.stage.receives, known)
             inputs = [_leaf(form, part, self.pipeline) for form, part in zip(forms, parts, strict=True)]
         with phase("forward"):
@@ -119,7 +117,7 @@ class Execution:
             forms = _forms(model.stage.sends, model.forms)
             parts = [form.part(t.detach()) for form, t in zip(forms, output, strict=True)]
             with phase("forward"):
-                self._send("F", action, action.stage + 1, parts)
+                self._send(("F", action.stage + 1, action.microbatch), parts, channels)
             roots = [root_of(t) for t in output if t.requires_grad]
         if torch.is_grad_enabled():
             self.computed[action.stage, action.microbatch] = Computed(inputs, roots, sharded, order)
@@ -166,7 +164,7 @@ class Execution:
             if unit not in model.kept_gathered:
                 unit.reshard()
 
-    def _backward(self, action: Action, model: StageModel) -> None:
+    def _backward(self, action: Action, model: StageModel, channels: Channels) -> None:
         at = action.stage, action.microbatch
         done = self.computed[at]
         if done.order is not None:
@@ -179,7 +177,7 @@ class Execution:
         gradients: list[torch.Tensor] | None = None
         if action.stage < self.pipeline.last:
             with phase("backward"):
-                gradients = self._received("B", action)
+                gradients = self._received("B", action, channels)
         inputs = [t for t in done.inputs if t.requires_grad]
         with phase("backward"), noted_backward(), loss_parallel() if done.sharded else nullcontext():
             if action.kind is ActionKind.BACKWARD:
@@ -204,7 +202,7 @@ class Execution:
                 for form, t, g in zip(forms, inputs, found, strict=True)
             ]
             with phase("backward"):
-                self._send("B", action, action.stage - 1, parts)
+                self._send(("B", action.stage - 1, action.microbatch), parts, channels)
         for tensor in inputs:
             tensor.grad = None
 
@@ -217,81 +215,40 @@ class Execution:
 
     # Messages
 
-    def _expect(self) -> None:
-        """List the messages that will come, channel by channel."""
-        rank = self.pipeline.rank
-        for (kind, peer), keys in expected_messages(self.order, rank, self.pipeline.ranks).items():
-            self._channel((kind, rank > peer), peer).expected += keys
-
-    def _channel(self, direction: Direction, peer: int) -> Incoming:
-        channels = self.incoming.setdefault(direction, {})
-        if peer not in channels:
-            channels[peer] = Incoming(
-                self.pipeline.world[peer],
-                self.pipeline.groups[direction],
-                next(iter(self.batches[0].values())).device,
-                self._shapes,
-                lambda message: self._cut(message[0], message[1]),
-            )
-        return channels[peer]
-
-    def _shapes(self, message: tuple[str, int, int]) -> list[TensorForm] | None:
-        """What the tensors of a message to a stage are; None before the stage was told."""
-        kind, stage, _ = message
-        told = stage if kind == "F" else stage + 1
-        forms = self.pipeline.forms.get((self.key, told))
-        if forms is None:
-            return None
-        values = self.pipeline.stages.stages[told].receives
-        found = _forms(values, forms)
-        return found if kind == "F" else [f for f in found if f.wants_gradient]
-
-    def _received(self, kind: str, action: Action) -> list[torch.Tensor]:
-        """The local parts of a message to the action's stage."""
-        sender = self.pipeline.ranks[action.stage + (-1 if kind == "F" else 1)]
-        message = kind, action.stage, action.microbatch
-        if sender == self.pipeline.rank:
-            return self.handed.pop(message)
-        return self._channel((kind, self.pipeline.rank > sender), sender).receive(message)
-
-    def _send(self, kind: str, action: Action, stage: int, parts: list[torch.Tensor]) -> None:
-        there = self.pipeline.ranks[stage]
-        if there == self.pipeline.rank:
-            self.handed[kind, stage, action.microbatch] = parts
-            return
-        direction = kind, there > self.pipeline.rank
-        channel = self.outgoing.setdefault(
-            (direction, there), Outgoing(self.pipeline.world[there], self.pipeline.groups[direction])
+    def _channels(self) -> Channels:
+        return Channels(
+            self.pipeline.messages(self.order, forwards=self.forwards),
+            self.pipeline.groups,
+            self.pipeline.world,
+            next(iter(self.batches[0].values())).device,
+            self._shapes,
+            lambda message: (self.key, _told(message)) in self.pipeline.forms,
+            lambda message: self.pipeline.stages.first[_told(message)],
         )
-        with crossing(self._cut(kind, stage)):
-            channel.send((kind, stage, action.microbatch), parts)
 
-    def _cut(self, kind: str, stage: int) -> str:
-        """The module before which the cut lies that a message to a stage crosses."""
-        return self.pipeline.stages.first[stage if kind == "F" else stage + 1]
+    def _shapes(self, message: Message) -> list[TensorForm]:
+        """What the tensors of a message are. Waits until its stage is told."""
+        told = _told(message)
+        found = _forms(self.pipeline.stages.stages[told].receives, self._known(told))
+        return found if message[0] == "F" else [f for f in found if f.wants_gradient]
 
+    def _received(self, kind: str, action: Action, channels: Channels) -> list[torch.Tensor]:
+        """The local parts of a message to the action's stage."""
+        message = kind, action.stage, action.microbatch
+        if self.pipeline.ranks[sender_stage(message)] == self.pipeline.rank:
+            return self.handed.pop(message)
+        return channels.receive(message)
 
-def expected_messages(
-    order: Order, rank: int, ranks: Sequence[int]
-) -> dict[tuple[str, int], list[tuple[str, int, int]]]:
-    """The messages to a rank by kind and sender, in the order in which they are sent: (kind, stage that it is for,
-    microbatch). `ranks` has the rank of each stage.
-    """
-    found: dict[tuple[str, int], list[tuple[str, int, int]]] = {}
-    for peer, actions in enumerate(order):
-        for action in actions:
-            for kind, other in _sends(action, len(ranks) - 1):
-                if ranks[other] == rank != peer:
-                    found.setdefault((kind, peer), []).append((kind, other, action.microbatch))
-    return found
+    def _send(self, message: Message, parts: list[torch.Tensor], channels: Channels) -> None:
+        if self.pipeline.ranks[message[1]] == self.pipeline.rank:
+            self.handed[message] = parts
+        else:
+            channels.send(message, parts)
 
 
-def _sends(action: Action, last: int) -> Iterable[tuple[str, int]]:
-    """The kind of message that an action sends, and the stage that it is for."""
-    if action.kind is ActionKind.FORWARD and action.stage < last:
-        yield "F", action.stage + 1
-    if action.kind in SENDS_GRADIENT and action.stage:
-        yield "B", action.stage - 1
+def _told(message: Message) -> int:
+    """The stage that is told the shapes of a message: the one behind the cut that the message crosses."""
+    return max(message[1], sender_stage(message))
 
 
 def _forms(values: Iterable[UnitOutput], forms: Forms) -> list[TensorForm]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -11,10 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.language.pipeline.actions import Action, ActionKind, Order, stages_of
+from parallelizer.language.pipeline.actions import Order
+from parallelizer.language.pipeline.messages import Channel, RankMessages, Traffic, forward_order, traffic
 from parallelizer.language.pipeline.settings import order_of, stage_rank
 from parallelizer.language.pipeline.stages import Stages
 from parallelizer.language.plan import Plan
+from parallelizer.runtime.pipeline.channels import open_channels
 from parallelizer.runtime.pipeline.forms import Forms
 from parallelizer.runtime.pipeline.microbatches import Batch, microbatches
 from parallelizer.runtime.pipeline.stage_model import StageModel
@@ -22,17 +23,15 @@ from parallelizer.runtime.pipeline.stage_model import StageModel
 Key = tuple[object, ...]
 """What tells apart batches whose tensors between stages have other shapes."""
 
-Direction = tuple[str, bool]
-"""A channel's kind: activations `F` or gradients `B`, and whether it leads to a higher rank."""
-
 
 @dataclass
 class LivePipeline:
     """What a rank needs to run its stages. `models` are those by number, `ranks` the rank of each stage on `pp`, `order` the
-    actions of a training step of all ranks. `groups` has the process group of each kind of channel, `world` the world's
+    actions of a training step of all ranks. `groups` has the process group of each of its channels, `world` the world's
     rank of each rank on `pp`. `whole` is the model as it was before it was cut, on meta. `forms` are the forms that each
     stage was told, by the key of the batch. With a `sample` only these microbatches of each part are run, in the order in
-    which all would be; a dry run does so.
+    which all would be; a dry run does so. `elsewhere` is what a rank without the last stage adds to the sums of the losses
+    and of what they weigh: nothing, except in a rehearsal, where no peer adds to them.
     """
 
     stages: Stages
@@ -42,11 +41,13 @@ class LivePipeline:
     rank: int
     world: tuple[int, ...]
     mesh: DeviceMesh
-    groups: Mapping[Direction, dist.ProcessGroup]
+    groups: Mapping[Channel, dist.ProcessGroup]
     whole: nn.Module
     shared: tuple[SharedParameter, ...] = ()
     sample: tuple[int, ...] | None = None
+    elsewhere: float = 0.0
     forms: dict[tuple[Key, int], Forms] = field(default_factory=dict)
+    _traffic: list[tuple[Order, Traffic]] = field(default_factory=list)
 
     @property
     def last(self) -> int:
@@ -73,16 +74,15 @@ class LivePipeline:
         return [every[at] for at in self.sample], sampled(self.order, self.sample)
 
     def forwards(self, microbatches: int) -> Order:
-        """The order of a forward without a backward: each rank runs its stages in turn on every microbatch."""
-        ranks = range(len(self.order))
-        return tuple(
-            tuple(
-                Action(ActionKind.FORWARD, stage, microbatch)
-                for stage in stages_of(self.ranks, rank)
-                for microbatch in range(microbatches)
-            )
-            for rank in ranks
-        )
+        """The order of a forward without a backward."""
+        return forward_order(self.ranks, microbatches)
+
+    def messages(self, order: Order, *, forwards: bool = False) -> RankMessages:
+        """What this rank does with its messages in a pass through an order; `forwards`: it is one of `forwards`."""
+        if not any(order is known for known, _ in self._traffic):
+            self._traffic[:] = [*self._traffic[-1:], (order, traffic(order, self.rank, self.ranks))]
+        found = next(one for known, one in self._traffic if known is order)
+        return RankMessages(found, self.ranks, len(self.order) if forwards else None)
 
     @property
     def copies(self) -> list[SharedParameter]:
@@ -142,27 +142,10 @@ def pipeline_of(
         mesh.get_local_rank("pp"),
         tuple(mine),
         mesh,
-        _groups(placed, mesh),
+        open_channels(placed, mine, mesh.get_local_rank("pp"), torch.device(mesh.device_type)),
         whole,
         tuple(shared),
     )
-
-
-def _groups(placed: tuple[int, ...], mesh: DeviceMesh) -> dict[Direction, dist.ProcessGroup]:
-    """A group for each kind of channel that there is; the mesh's own is the first."""
-    steps = {b > a for a, b in itertools.pairwise(placed) if a != b}
-    kinds = [("F", up) for up in sorted(steps, reverse=True)] + [("B", not up) for up in sorted(steps)]
-    found: dict[Direction, dist.ProcessGroup] = {}
-    for number, kind in enumerate(kinds):
-        own = mesh.get_group("pp")
-        found[kind] = own if number == 0 else new_group(dist.get_process_group_ranks(own))
-    return found
-
-
-def new_group(ranks: list[int]) -> dist.ProcessGroup:
-    """Another group over these ranks of the world. Collective over them alone: a large world has many pipelines."""
-    group: dist.ProcessGroup = dist.new_group(sorted(ranks), use_local_synchronization=True)
-    return group
 
 
 def key_of(batch: Mapping[str, torch.Tensor]) -> Key:

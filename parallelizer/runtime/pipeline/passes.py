@@ -74,7 +74,7 @@ def train_passes(
     for at, part in enumerate(parts):
         cut, order = pipeline.training(part, plan)
         Execution(pipeline, order, cut, head, sequence, part=at, reduces=at == len(parts) - 1).run()
-    return head.sums
+    return head.sums if pipeline.is_last else head.sums + pipeline.elsewhere
 
 
 def evaluate_passes(
@@ -90,7 +90,7 @@ def evaluate_passes(
     for batch in batches:
         head = head or LossHead(loss, 1.0, next(iter(batch.values())).device, dtype)
         cut = microbatches(batch, plan, gcd(rows_of(batch, plan), pipeline.stages.pipeline.microbatches or 1))
-        Execution(pipeline, pipeline.forwards(len(cut)), cut, head, sequence).run()
+        Execution(pipeline, pipeline.forwards(len(cut)), cut, head, sequence, forwards=True).run()
     if head is None:
         raise ValueError("evaluate was given no batch")
     return head.sums
@@ -100,7 +100,7 @@ def forward_passes(pipeline: LivePipeline, batch: Batch, sequence: CurrentOrder)
     """The model's output for a batch, on every rank: sent from the last stage's to the others. No gradient."""
     head = OutputHead()
     with torch.no_grad():
-        Execution(pipeline, pipeline.forwards(1), [batch], head, sequence).run()
+        Execution(pipeline, pipeline.forwards(1), [batch], head, sequence, forwards=True).run()
     [output] = head.outputs if pipeline.is_last else [None]
     return _on_every_stage(output, pipeline, next(iter(batch.values())).device)
 

@@ -51,12 +51,18 @@ class StageModel(nn.Module):
         self.divided, self.rewritten = stages.divided, stages.rewritten
         self.absent: dict[nn.Module, dict[str, torch.Tensor]] = {}
         names = {module: path for path, module in model.named_modules()}
-        taken = frozenset(unit for other in before for unit, _ in other.stage.elsewhere)
+        taken = frozenset(
+            unit
+            for other in before
+            for unit in (*other.stage.recomputed, *(called for called, _ in other.stage.elsewhere))
+        )
         self.model = _Outline(names, stages, self.stage, taken, self._stand_in, self.absent).of(model)
         modules = dict(self.model.named_modules())
         # In a tuple, so that they are no children of this module.
         self._outlined = tuple(
-            (module, modules[path]) for module, path in names.items() if path in self.divided | taken
+            (module, modules[path])
+            for module, path in names.items()
+            if path in self.divided or any(path == unit or path.startswith(f"{unit}.") for unit in taken)
         )
         self._stood_on: torch.device | None = None
         self._received: dict[UnitOutput, torch.Tensor] = {}
@@ -192,12 +198,8 @@ class _Outline:
         for name, child in children_of(module).items():
             inner = self.names[child] if child is not None else ""
             if child is None or inner in self.stage.units or inner in self.stage.recomputed:
-                # Without parameters, so it may be twice on a rank, each with its own hooks.
-                children[name] = (
-                    outline_twin(child, children_of(child))
-                    if child is not None and inner in self.taken
-                    else child
-                )
+                # Without parameters, so it may be twice on a rank, each with its own hooks: each stage has its own rules.
+                children[name] = _twin(child) if child is not None and inner in self.taken else child
             elif inner in self.stages.divided:
                 children[name] = self.of(child)
             else:
@@ -214,6 +216,12 @@ class _Outline:
         if lacking:
             self.absent[twin] = lacking
         return twin
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Another module over the same parameters and buffers, down to its last child, with hooks of its own."""
+    children = {n: None if child is None else _twin(child) for n, child in children_of(module).items()}
+    return outline_twin(module, children)
 
 
 def leave_out(model: nn.Module, path: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from parallelizer.diagnostics.diagnostic import Diagnostic, Related
 from parallelizer.language.fold import fold_paths
-from parallelizer.language.plan import BATCH_AXES
+from parallelizer.language.plan import DATA_AXES
 from parallelizer.simulate.checks.grouped import grouped
 from parallelizer.simulate.follow.statistics import FollowedStatistics
 from parallelizer.styles.application import Program
@@ -15,7 +15,7 @@ from parallelizer.styles.application import Program
 def local_statistics(program: Program, statistics: FollowedStatistics) -> Iterator[Diagnostic]:
     """Each line of a model that does."""
     mesh = program.mesh
-    axes = [a for a in BATCH_AXES if mesh.sizes[a] > 1]
+    axes = [a for a in DATA_AXES if mesh.sizes[a] > 1]
     of = f"one rank of {', '.join(f'{a}={mesh.sizes[a]}' for a in axes)}" if axes else "one part of the batch"
     related = tuple(
         Related(mesh.spans[a], f"{a}={mesh.sizes[a]} is set here") for a in axes if a in mesh.spans

@@ -36,7 +36,7 @@ from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.loss_sums import loss_sums
-from parallelizer.runtime.step import Loss, forward
+from parallelizer.runtime.step import Loss, outcome_for_loss
 from parallelizer.simulate.collectives import axes_by_ranks, expert_meshes
 from parallelizer.simulate.fake_world import enter_fake_world, raises_anywhere, remedy
 from parallelizer.simulate.follow.attention_shapes import OtherShape, watch_attention, whole_attention
@@ -204,7 +204,7 @@ class _Step:
                 # Filled while forward runs, so that what was seen before a failure is there.
                 self.flow.positions, self.flow.attentions = positions, attentions
                 self.flow.taken_apart = wholes.taken_apart
-                output = forward(self.model, batch)
+                output = outcome_for_loss(self.model, batch)
             self.flow.sharded_output = is_sharded(output)
             with taken_sharded(output):
                 with self._staged("loss"):

@@ -28,7 +28,7 @@ from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.loss_sums import loss_sums
-from parallelizer.runtime.step import Loss, forward
+from parallelizer.runtime.step import Loss, outcome_for_loss
 from parallelizer.runtime.sum_over_batch import summing_by
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.follow.parts import Call, Lay, NeedsWhole, Part, Terms, after
@@ -94,7 +94,7 @@ def follow_statistics(
             _mark(tensor, Part(shape.index("batch"), ROWS), True, _NONE)
     watch.buffers = {torch_private.storage_key(b): n for n, b in model.named_buffers()}
     with FlexAttention(), fake, watch, summing_by(_whole):
-        output = forward(model, batch)
+        output = outcome_for_loss(model, batch)
         watch.in_loss = True
         total, _ = loss_sums(loss, output, batch)
         for name, buffer in model.named_buffers():

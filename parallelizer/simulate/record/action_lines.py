@@ -6,15 +6,15 @@ gathers, the second, and the last, which reduces.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
-from parallelizer.language.pipeline.actions import ActionKind, Order
+from parallelizer.language.pipeline.actions import Action, ActionKind, Order
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.record.pipeline_step import Marks, pieces_of, stage_kinds
+from parallelizer.simulate.record.pipeline_step import Marks, occurrences, pieces_of, stage_kinds, stand_in
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.styles.application import Program
 
@@ -24,11 +24,20 @@ Line = tuple[Moment, ...]
 @dataclass(frozen=True)
 class RankLines:
     """The lines of one rank on `pp`. `actions` are those of a part, kind and stage, by the microbatches that were recorded, and
-    `tail` is what the rank does behind its last action: it clips, and runs the optimizer.
+    `tail` is what the rank does behind its last action: it clips, and runs the optimizer. `times` says how many actions of a step
+    each of the recorded ones stands for.
     """
 
     actions: Mapping[tuple[int, ActionKind, int], tuple[Line, ...]]
     tail: Line
+    times: Mapping[tuple[int, ActionKind, int], tuple[int, ...]] = field(default_factory=dict)
+
+    def counted(self) -> Iterator[tuple[Moment, int]]:
+        """The moments of a whole step, each with how often it comes."""
+        for key, lines in self.actions.items():
+            for line, times in zip(lines, self.times[key], strict=True):
+                yield from ((moment, times) for moment in line)
+        yield from ((moment, 1) for moment in self.tail)
 
     @property
     def stages(self) -> frozenset[int]:
@@ -57,8 +66,12 @@ class PipelineLines:
     stand_ins: tuple[StandIn, ...]
 
 
-def rank_lines(line: TimeLine, entries: Sequence[Collective], marks: Marks) -> RankLines:
-    """The lines of a recorded rank, with the ledger's entries in their places."""
+def rank_lines(
+    line: TimeLine, entries: Sequence[Collective], marks: Marks, schedule: Sequence[Action], parts: int
+) -> RankLines:
+    """The lines of a recorded rank, with the ledger's entries in their places. `schedule` are the actions of the rank in each of
+    the `parts` of a step.
+    """
     pieces = pieces_of([list(range(len(line.line)))], marks)
     known: dict[Moment, Moment] = {}
 
@@ -73,7 +86,15 @@ def rank_lines(line: TimeLine, entries: Sequence[Collective], marks: Marks) -> R
         )
         for key, those in pieces.actions.items()
     }
-    return RankLines(actions, moments(pieces.ends[max(pieces.ends)][0]))
+    times = {key: [0] * len(those) for key, those in actions.items()}
+    recorded = 1 + max(pieces.ends)
+    for part in range(parts):
+        for action, (at, count) in zip(schedule, occurrences(schedule), strict=True):
+            those = times[stand_in(part, parts, recorded), action.kind, action.stage]
+            those[stand_in(at, count, len(those))] += 1
+    return RankLines(
+        actions, moments(pieces.ends[max(pieces.ends)][0]), {key: tuple(n) for key, n in times.items()}
+    )
 
 
 def pipeline_lines(

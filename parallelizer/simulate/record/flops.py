@@ -13,7 +13,7 @@ from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, 
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.initialize import allocate
 from parallelizer.runtime.loss_sums import loss_sums
-from parallelizer.runtime.step import Loss, forward
+from parallelizer.runtime.step import Loss, outcome_for_loss
 from parallelizer.styles.application import Program
 
 
@@ -56,7 +56,7 @@ def _of_one_sequence(model: nn.Module, workload: Workload, loss: Loss) -> int | 
             batch = {k: torch.empty_like(v) for k, v in workload.example(1, workload.seq_len).items()}
         # Written out, attention is two products of matrices; the CPU's kernel is no operator that is counted.
         with sdpa_kernel(SDPBackend.MATH), fake, FlopCounterMode(display=False) as counter:
-            total, _ = loss_sums(loss, forward(model, batch), batch)
+            total, _ = loss_sums(loss, outcome_for_loss(model, batch), batch)
             total.backward()
     except (Exception, SystemExit):  # whatever the model raises
         return None

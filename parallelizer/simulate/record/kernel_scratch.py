@@ -2,13 +2,14 @@
 allocator by a test.
 
 Every figure is in bytes and for one thread, and lies beside the operator's results until it returns. A table
-cannot know what oneDNN takes for matrix products in 16 bits, which depends on the processor: such calls,
+cannot know what oneDNN takes for matrix products in 16 bits and for convolutions, which depends on the processor: such calls,
 where they are small, are made once, and watched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class Scratch:
         multiplications = MULTIPLICATIONS.get(name)
         if (
             multiplications is not None
-            and _first_tensor(args).dtype in REDUCED
+            and (name in CONVOLUTIONS or _first_tensor(args).dtype in REDUCED)
             and multiplications(args) <= LARGEST
         ):
             call = (
@@ -73,15 +74,25 @@ class Scratch:
         self.unknown.clear()
 
 
+@dataclass(frozen=True)
+class _Dense:
+    """A tensor without its data."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
 def _described(value: Any) -> Any:
-    return (tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return _Dense(tuple(value.shape), value.stride(), value.dtype)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _made(value: Any) -> Any:
-    if isinstance(value, tuple):
-        shape, strides, dtype = value
-        return torch.empty_strided(shape, strides, dtype=dtype).zero_()
-    return value
+    if isinstance(value, _Dense):
+        return torch.empty_strided(value.shape, value.strides, dtype=value.dtype).zero_()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _watch(func: Any, call: Call) -> int:
@@ -92,7 +103,7 @@ def _watch(func: Any, call: Call) -> int:
         total += change
         peak = max(peak, total)
     made = results[0] if isinstance(results[0], tuple) else results
-    return peak - sum(t.untyped_storage().nbytes() for t in made)
+    return peak - sum(t.untyped_storage().nbytes() for t in made if t is not None)
 
 
 def _first_tensor(args: tuple[Any, ...]) -> torch.Tensor:
@@ -107,6 +118,18 @@ def _product(args: tuple[Any, ...]) -> int:
 def _scores(first: int) -> Callable[[tuple[Any, ...]], int]:
     """Of attention whose queries are argument `first` and whose keys are the next."""
     return lambda args: args[first].numel() * args[first + 1].size(2)
+
+
+def _convolution(first: int) -> Callable[[tuple[Any, ...]], int]:
+    """Of a convolution whose input [batch, channels, ...] is argument `first`, and whose weight is the next: at most as many
+    places as the input has, each of which all of the weight is multiplied with.
+    """
+
+    def count(args: tuple[Any, ...]) -> int:
+        x, weight = args[first], args[first + 1]
+        return x.numel() // max(1, x.size(1)) * weight.numel() * (1 + first)
+
+    return count
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> int:
@@ -217,5 +240,10 @@ MULTIPLICATIONS: Mapping[str, Callable[[tuple[Any, ...]], int]] = {
     "baddbmm": _product,
     "_scaled_dot_product_flash_attention_for_cpu": _scores(0),
     "_scaled_dot_product_flash_attention_for_cpu_backward": _scores(1),
+    "convolution": _convolution(0),
+    "convolution_backward": _convolution(1),
 }
 """The operators that are watched in 16 bits, and how many multiplications a call of them makes."""
+
+CONVOLUTIONS = ("convolution", "convolution_backward")
+"""Those that are watched in every dtype."""

@@ -35,9 +35,10 @@ from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 class Collective:
     """One collective on one rank.
 
-    `payload_bytes` is the whole tensor that is gathered, scattered, reduced or exchanged; `wire_bytes` what
-    this rank sends (and receives) of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of
-    W ranks; of an all-to-all that does not give all ranks alike, all but its own share. `rule` is (key, file, line).
+    `payload_bytes` is the whole tensor that is gathered, scattered, reduced, exchanged or sent; `wire_bytes` what
+    this rank sends of it: (W-1)/W of the payload, twice that for an all-reduce, for a group of W ranks, which is what
+    it receives, too; of an all-to-all that does not give all ranks alike, all but its own share; the payload for a
+    send, and nothing for a recv. `rule` is (key, file, line).
 
     `module` is the module that was running; for FSDP's collectives the unit, for the reduction of one
     parameter's gradient the owner of the parameter, in whatever phase it happens. `overlapped` is true for
@@ -150,8 +151,6 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(torch_private.is_made_of_tensors, types)):
-            if self.operators is not None:
-                self.operators.dispatch()
             return NotImplemented
         kwargs = kwargs or {}
         if func in OPERATORS:  # of compiled code: its collectives are inside

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running
+from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.simulate.record.kernel_scratch import Scratch
 from parallelizer.simulate.trace_failed import Reached
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
@@ -30,10 +31,12 @@ CATEGORIES = (
     "parameters",
     "buffers",
     "gradients",
+    "unsharded",
     "optimizer",
     "activations",
     "gathered",
     "collectives",
+    "received",
     "temporaries",
     "batch",
 )
@@ -89,9 +92,11 @@ class MemoryTracker(TorchDispatchMode):
         self.running = running
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
-        self.resizable: dict[int, Any] = {}
+        self.resizable: dict[int, tuple[Any, _Tracked]] = {}
         self.scratch = Scratch()
         self.reached = Reached()
+        self.dispatched: Callable[[], None] = lambda: None
+        """Called for each operator on tensors that are made of others, DTensors say. Modes around this one do not see it."""
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
@@ -101,6 +106,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(map(torch_private.is_made_of_tensors, types)):
+            self.dispatched()
             return NotImplemented
         self._poll()
         kwargs = kwargs or {}
@@ -119,6 +125,8 @@ class MemoryTracker(TorchDispatchMode):
             "_c10d_functional",
         ):
             category = "collectives"
+        elif moving() is not None:
+            category = "received"
         elif phase.current() in ("forward", "loss"):
             category = "activations"
         else:
@@ -127,7 +135,9 @@ class MemoryTracker(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and not self._is_view(leaf, args):
                 self._see(leaf, category)
         if name == "empty":  # FSDP makes the tensors so that it resizes later
-            self.resizable[result.untyped_storage()._cdata] = weakref.ref(result.untyped_storage())
+            storage = result.untyped_storage()
+            if (tracked := self.live.get(storage._cdata)) is not None:
+                self.resizable[storage._cdata] = weakref.ref(storage), tracked
         scratch = self.scratch.bytes_of(func, args, kwargs, result)
         if scratch:
             block = Allocation(scratch, "temporaries", phase.current())
@@ -192,15 +202,20 @@ class MemoryTracker(TorchDispatchMode):
 
     def _poll(self) -> None:
         """Notice storages that were resized since the last operator."""
-        for key in list(self.resizable):
-            storage = self.resizable[key]()
-            tracked = self.live.get(key)
-            if storage is None or tracked is None:
-                del self.resizable[key]
+        gone = []
+        for key, (
+            reference,
+            tracked,
+        ) in self.resizable.items():  # before every operator, so with as little as possible
+            storage = reference()
+            if storage is None:
+                gone.append(key)
             elif storage.nbytes() != tracked.block.bytes:
                 tracked.block.category = "gathered"
                 self._event(storage.nbytes() - tracked.block.bytes, tracked.block)
                 tracked.block.bytes = storage.nbytes()
+        for key in gone:
+            del self.resizable[key]
 
     def _gone(self, key: int) -> None:
         tracked = self.live.pop(key, None)

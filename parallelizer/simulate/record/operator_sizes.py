@@ -15,8 +15,8 @@ COPIES = {
     "fsdp::split_with_sizes_copy": "out",
     "fsdp::chunk_cat": "in",
 }
-GROUPED = "_grouped_mm"
-"""The products of a mixture's experts in one kernel, each with rows of its own."""
+GROUPED = ("_grouped_mm", "_scaled_grouped_mm")
+"""The products of a mixture's experts in one kernel, each with rows of its own; the second is in float8."""
 _GEMMS = (
     "mm",
     "addmm",
@@ -24,7 +24,7 @@ _GEMMS = (
     "baddbmm",
     "linear",
     "_scaled_mm",
-    GROUPED,
+    *GROUPED,
     "convolution",
     "convolution_backward",
 )
@@ -88,8 +88,9 @@ def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
     elif name == "_scaled_mm":
         left, right = given[:2]
         dtype = "float8" if given[2].numel() == 1 else "float8_rowwise"  # by its scales
-    elif name == GROUPED:
-        left, right, dtype = given[0], given[1], str(given[0].dtype)[6:]
+    elif name in GROUPED:
+        left, right = given[:2]
+        dtype = str(left.dtype)[6:] if name == GROUPED[0] else "float8_rowwise"
         if left.ndim != right.ndim or left.ndim == 2:
             return (1, left.size(-2), right.size(-1), left.size(-1)), False, False, dtype
     else:

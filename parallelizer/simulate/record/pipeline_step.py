@@ -5,21 +5,29 @@ FSDP gathers in the first forward and reduces in the last backward, the first ba
 are alike. So microbatches are recorded that have the first, the second and the last action of every kind, and the
 recordings are put together in the order of the whole schedule.
 
-What a channel allocates and frees in an action belongs to other messages: a receive is posted one message ahead, and a
-send frees what was sent before. These recordings are kept by message, and are put where the whole schedule has them.
+What an action allocates and frees of messages may belong to other actions: a receive begins one message ahead, and what was sent
+is released when an answer comes. These recordings are kept by message, and are put where `RankMessages` has them in the whole
+schedule.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import nn
 
-from parallelizer.language.pipeline.actions import Action, Order
-from parallelizer.runtime.pipeline.execute import expected_messages
+from parallelizer.language.pipeline.actions import Action
+from parallelizer.language.pipeline.messages import (
+    POST,
+    RELEASE,
+    RankMessages,
+    Steps,
+    sender_stage,
+    traffic,
+)
 from parallelizer.runtime.pipeline.forms import Forms
 from parallelizer.runtime.pipeline.live import LivePipeline, key_of
 from parallelizer.runtime.pipeline.microbatches import Batch
@@ -33,9 +41,6 @@ FEW = 3
 
 Lists = list[list[Any]]
 """The lists of a recording, or a stretch of each."""
-
-Message = tuple[str, int, int]
-"""The kind, the stage that it is for, and the microbatch."""
 
 
 def prepare(model: nn.Module, forms: Forms, microbatch: Batch) -> LivePipeline | None:
@@ -95,15 +100,19 @@ class Marks:
         )
 
 
+Place = tuple[str, str, int]
+"""`receive` or `send`, and the kind of a message and the stage that it is for."""
+
+
 @dataclass(frozen=True)
 class Pieces:
     """A recording in pieces: before the first action, the actions by part in order, behind the last action of each part,
     and what belongs to one message by what was done and its kind and stage. An action is a list of stretches, and of
-    places where messages are received or one before was sent.
+    places where messages of a kind to a stage are received or sent.
     """
 
     before: Lists
-    actions: dict[tuple[int, Any, int], list[list[Lists | Message]]]
+    actions: dict[tuple[int, Any, int], list[list[Lists | Place]]]
     ends: dict[int, Lists]
     messages: dict[tuple[str, str, int], Lists]
 
@@ -146,12 +155,21 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
         for items, more in zip(result, piece, strict=True):
             items += more
 
+    def follow(steps: Steps) -> None:
+        for step, message in steps:
+            if step in (POST, RELEASE):
+                kind, to, _ = message
+                # A receive is for a stage of this rank, a send is from one.
+                here = to if step is POST else sender_stage(message)
+                add(pieces.messages[str(step), kind, to + shift[here]])
+
     actions = pipeline.order[rank]
     recorded = 1 + max(pieces.ends)
+    moving = traffic(pipeline.order, rank, pipeline.ranks)
     for part in range(parts):
-        channels = _Channels(pipeline.order, rank, pipeline.ranks)
+        messages = RankMessages(moving, pipeline.ranks)
         stands = stand_in(part, parts, recorded)
-        number = _occurrences(actions)
+        number = occurrences(actions)
         for action, (at, count) in zip(actions, number, strict=True):
             own = action.stage + shift[action.stage]
             those = pieces.actions[stands, action.kind, own]
@@ -159,18 +177,15 @@ def whole_step(pieces: Pieces, pipeline: LivePipeline, parts: int, rank: int | N
                 if not isinstance(piece, tuple):
                     add(piece)
                     continue
-                what, stage, _ = piece
-                message = (what.partition(" ")[2], stage - own + action.stage, action.microbatch)
-                touched = channels.receive(message) if what.startswith("receive") else channels.send(message)
-                for done, (kind, to, _) in touched:
-                    # A receive is for a stage of this rank, a send is from one.
-                    here = to if done == "post" else to + (-1 if kind == "F" else 1)
-                    add(pieces.messages[done, kind, to + shift[here]])
+                what, kind, stage = piece
+                message = (kind, stage - own + action.stage, action.microbatch)
+                follow(messages.receive(message) if what == "receive" else messages.send(message))
+        follow(messages.finish())
         add(pieces.ends[stands])
     return result
 
 
-def _occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
+def occurrences(actions: Sequence[Action]) -> list[tuple[int, int]]:
     """Of each action, which of its kind and stage it is, and how many there are."""
     counts: dict[tuple[Any, int], int] = {}
     places = []
@@ -188,40 +203,6 @@ def stand_in(at: int, count: int, few: int) -> int:
     return few - 1 if at == count - 1 else 1
 
 
-class _Channels:
-    """What the channels of a rank do in the order of a whole schedule, as `channels.py` does it."""
-
-    def __init__(self, order: Order, rank: int, ranks: Sequence[int]) -> None:
-        self.expected = {peer: list(keys) for peer, keys in expected_messages(order, rank, ranks).items()}
-        self.posted: dict[Any, Message] = {}
-        self.kept: set[Message] = set()
-        self.sent: dict[Any, Message] = {}
-        self.rank, self.ranks = rank, ranks
-
-    def receive(self, message: Message) -> Iterator[tuple[str, Message]]:
-        """The messages whose receives are posted when one is received."""
-        kind, stage, _ = message
-        peer = kind, self.ranks[stage + (-1 if kind == "F" else 1)]
-        while message not in self.kept:
-            yield from self._post(peer)
-            self.kept.add(self.posted.pop(peer))
-        self.kept.discard(message)
-        yield from self._post(peer)
-
-    def _post(self, peer: Any) -> Iterator[tuple[str, Message]]:
-        if peer not in self.posted and self.expected[peer]:
-            self.posted[peer] = self.expected[peer].pop(0)
-            yield "post", self.posted[peer]
-
-    def send(self, message: Message) -> Iterator[tuple[str, Message]]:
-        """The message that is freed when one is sent."""
-        kind, stage, _ = message
-        peer = kind, self.ranks[stage]
-        if peer in self.sent:
-            yield "finish", self.sent[peer]
-        self.sent[peer] = message
-
-
 def pieces_of(lists: Lists, marks: Marks) -> Pieces:
     """A recording of a few microbatches and parts, in pieces."""
     noted = [*marks.noted, (None, tuple(map(len, lists)))]
@@ -230,10 +211,10 @@ def pieces_of(lists: Lists, marks: Marks) -> Pieces:
         return [items[b:e] for items, b, e in zip(lists, begin, end, strict=True)]
 
     before = stretch(tuple(0 for _ in lists), noted[0][1])
-    actions: dict[tuple[int, Any, int], list[list[Lists | Message]]] = {}
+    actions: dict[tuple[int, Any, int], list[list[Lists | Place]]] = {}
     ends: dict[int, Lists] = {}
     messages: dict[tuple[str, str, int], Lists] = {}
-    current: list[Lists | Message] = []
+    current: list[Lists | Place] = []
     inside = 0
     behind: int | None = None
     for (mark, begin), (_, end) in itertools.pairwise(noted):
@@ -245,17 +226,19 @@ def pieces_of(lists: Lists, marks: Marks) -> Pieces:
                 continue
             behind, current = None, []
             actions.setdefault((first, second.kind, second.stage), []).append(current)
-        elif first in ("post", "finish"):
+        elif first in (POST, RELEASE):
             messages.setdefault((first, *second[:2]), piece)
-        elif first == "send":
-            current.append((f"send {second[0]}", second[1], 0))
-        elif first == "receive":
+            continue
+        elif first in ("receive", "finish"):
             inside += 1
-            current.append((f"receive {second[0]}", second[1], 0))
-        elif first == "end receive":
+        elif first in ("end receive", "end finish"):
             inside -= 1
+        if first in ("send", "receive"):
+            current.append((first, *second[:2]))
+        if inside:
+            continue
         if behind is not None:
             ends[behind] = [[*a, *b] for a, b in zip(ends[behind], piece, strict=True)]
-        elif not inside and first not in ("post", "finish"):
+        else:
             current.append(piece)
     return Pieces(before, actions, ends, messages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -18,6 +19,7 @@ from parallelizer.runtime.pipeline.forms import Forms, form_of
 from parallelizer.runtime.pipeline.microbatches import Batch
 from parallelizer.runtime.step import forward
 from parallelizer.styles.application import Program
+from parallelizer.torch_private import tree_leaves
 
 
 def stage_forms(
@@ -43,6 +45,35 @@ def stage_forms(
         allocate(whole, "cpu")
         forward(whole, microbatch)
     return forms if run is None else _of_every_layer(forms, every, run)
+
+
+@dataclass(frozen=True)
+class CutTraffic:
+    """What crosses the cut before `stage` in a step, between two ranks: so many `messages` each way, with the bytes of one
+    activation and of one gradient.
+    """
+
+    stage: int
+    messages: int
+    activation_bytes: int
+    gradient_bytes: int
+
+
+def cut_traffic(stages: Stages, forms: Forms, parts: int) -> tuple[CutTraffic, ...]:
+    """The traffic of each cut, by the forms of a microbatch and the number of parts that gradients are accumulated over."""
+    found = []
+    for number, stage in enumerate(stages.stages[1:], start=1):
+        leaves = [tree_leaves(forms[v.unit, v.call])[v.leaf] for v in stage.receives]
+        sizes = [(leaf.shape.numel() * leaf.dtype.itemsize, leaf.wants_gradient) for leaf in leaves]
+        found.append(
+            CutTraffic(
+                number,
+                parts * (stages.pipeline.microbatches or 1),
+                sum(size for size, _ in sizes),
+                sum(size for size, wanted in sizes if wanted),
+            )
+        )
+    return tuple(found)
 
 
 def _of_every_layer(forms: Forms, units: list[str], run: Run) -> Forms:

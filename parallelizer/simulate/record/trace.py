@@ -45,7 +45,7 @@ from parallelizer.simulate.record.memory import (
     settled,
     usage,
 )
-from parallelizer.simulate.record.operators import Moment
+from parallelizer.simulate.record.operators import Moment, Operator
 from parallelizer.simulate.record.pipeline_step import (
     Marks,
     alike,
@@ -57,7 +57,7 @@ from parallelizer.simulate.record.pipeline_step import (
     whole_step,
 )
 from parallelizer.simulate.record.rank_classes import RankClass
-from parallelizer.simulate.record.stage_forms import stage_forms
+from parallelizer.simulate.record.stage_forms import CutTraffic, cut_traffic, stage_forms
 from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
 from parallelizer.simulate.record.stretch_line import stretch_line
 from parallelizer.simulate.record.time_line import TimeLine
@@ -86,7 +86,7 @@ class Recording:
     """One rank's step as recorded: collectives in order, bytes in use before it by category, and the changes
     in order, the tensors that moved in several hops, and the time line of operators and collectives. `stage_ranks` are, of a
     pipeline, the ranks on `pp` whose stages are alike, with the peak and the bytes sent of each; in the place of a time line it
-    has `lines`, of its actions.
+    has `lines`, of its actions, and `cuts` is what crosses the cuts.
     """
 
     ledger: tuple[Collective, ...]
@@ -96,6 +96,7 @@ class Recording:
     stage_ranks: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     line: tuple[Moment, ...] = ()
     lines: RankLines | None = None
+    cuts: tuple[CutTraffic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Trace:
     layers that a shorter model stood for, `classes` are all classes of ranks, with the peaks of those that
     were traced too, `moves` the tensors that moved in several hops, `stage_ranks` as in `Recording`. `line` has operators and
     collectives in the order in which the host issues them, for pricing; of a pipeline, `lines` has those of the rank's actions,
-    and `pipeline` those of all stages, where a rank of every class was traced.
+    and `pipeline` those of all stages, where a rank of every class was traced. `cuts` is what crosses the cuts between stages.
     """
 
     rank: int
@@ -117,6 +118,12 @@ class Trace:
     line: tuple[Moment, ...] = ()
     lines: RankLines | None = None
     pipeline: PipelineLines | None = None
+    cuts: tuple[CutTraffic, ...] = ()
+
+    def operators(self) -> Iterator[tuple[Operator, int]]:
+        """The operators of the rank's step, each with how often it comes."""
+        moments = self.lines.counted() if self.lines is not None else ((moment, 1) for moment in self.line)
+        return ((moment, times) for moment, times in moments if isinstance(moment, Operator))
 
 
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
@@ -186,6 +193,7 @@ def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace
             stage_ranks=one.stage_ranks,
             line=one.line,
             lines=one.lines,
+            cuts=one.cuts,
         )
         for rank, one in zip(ranks, recordings, strict=True)
     ]
@@ -245,13 +253,22 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         with FlexAttention(), attention_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
-            train_step(model, few if pipeline is None else parts[:1], loss, optimizer, recipe.clip)
+            # One part makes the gradients and the optimizer's states, whatever their number.
+            train_step(model, parts[:1], loss, optimizer, recipe.clip)
         refuse_other_than_sums(seen, recipe.workload, program.mesh)
         memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
+        memory.dispatched = line.dispatch
         marks = Marks(lambda: (len(ledger.entries), len(memory.events), len(moves), len(line.line)))
+
+        def began(mark: Any) -> None:
+            marks.note(mark)
+            if pipeline is not None and isinstance(mark[0], int):
+                units = [u for one in pipeline.models.values() for u in torch_private.fsdp_modules(one)]
+                memory.adopt(torch_private.unsharded_gradients(units), "unsharded")
+
         # The memory's mode is the innermost: it looks at who holds a tensor.
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
@@ -260,7 +277,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
             fake,
             ledger,
             memory,
-            listening(marks.note),
+            listening(began),
         ):
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)
@@ -276,13 +293,17 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         *lists, places = every_part([*lists, places], marks.of(0, 1, 2, 3, since=start), len(parts))
         moments = tuple(line.moments(ledger.entries, places))
     else:
-        lines = rank_lines(line, ledger.entries, marks.of(3))
+        schedule = pipeline.order[pipeline.rank]
+        lines = rank_lines(line, ledger.entries, marks.of(3), schedule, len(parts))
         pieces = pieces_of(lists, marks.of(0, 1, 2, since=start))
         lists = whole_step(pieces, pipeline, len(parts))
         for other in like:
             entries, changed, _ = whole_step(pieces, pipeline, len(parts), other)
             stage_ranks[other] = highest(before, changed), sum(e.wire_bytes for e in entries)
-    return Recording(tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines)
+    cuts = cut_traffic(program.stages, forms, len(parts)) if program.stages is not None else ()
+    return Recording(
+        tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines, cuts
+    )
 
 
 def microbatch_and_forms(

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from parallelizer.torch_private import TorchDispatchMode
 
-READS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select")
+READS = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "masked_select", "bincount")
 """Operators of aten whose result, or its size, the host must know at once."""
 
 

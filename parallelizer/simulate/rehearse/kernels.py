@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from parallelizer.simulate.rehearse.quiet import quiet
 
 KINDS = {
     "attention": re.compile(r"flash|fmha|attention|sdpa|mha_", re.I),
@@ -41,7 +40,7 @@ def kernels_of(step: Callable[[], object], device: str) -> Kernels:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
     if device == "cuda":
         torch.cuda.synchronize()
-    with _quiet(), profile(activities=activities) as seen:
+    with quiet(), profile(activities=activities) as seen:
         step()
         if device == "cuda":
             torch.cuda.synchronize()
@@ -62,20 +61,6 @@ def kernels_of(step: Callable[[], object], device: str) -> Kernels:
         seconds[_kind(name)] += microseconds / 1e6
         names[name] += microseconds / 1e6
     return Kernels(len(times), dict(seconds), _share(spans), dict(names.most_common(8)))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the lines that torch's profiler writes to stderr at its start and end. For a process that has one thread."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def _kind(name: str) -> str:

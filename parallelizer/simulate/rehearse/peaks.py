@@ -11,6 +11,7 @@ from torch import nn
 from parallelizer.compiler.observe import phase
 from parallelizer.runtime.step import Batch
 from parallelizer.simulate.record.peak_of_step import PeakOfStep
+from parallelizer.simulate.rehearse.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def peak_of(
     # The step frees them first of all, and the CPU's allocator does not tell of memory that was there before.
     optimizer.zero_grad(set_to_none=True)
     found = PeakOfStep(torch.device(device), _there(model, optimizer, parts))
-    with found:
+    with quiet(), found:
         step()
     return Peak(found.bytes or 0)
 

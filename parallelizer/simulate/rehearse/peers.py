@@ -3,11 +3,13 @@
 torch's `fake` backend makes groups of any size in one process, and its collectives leave some results unwritten: a received
 tensor always, and in torch 2.11 what an all-to-all or a reduce-scatter gives. Here every result is written, in one kernel, from
 the tensors of this rank: a sum is this rank's term, a gather is this rank's part as often as there are ranks, what is received is
-what was sent last. So values are finite, shapes and bytes are those of the real run, and nothing waits.
+what was sent last in the group, or small numbers where nothing was. So values are finite, shapes and bytes are those of the real
+run, and nothing waits.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,7 @@ from parallelizer.runtime.replaced_collectives import replace_collectives
 
 Tensors = list[torch.Tensor]
 
-_sent: dict[str, torch.Tensor] = {}
+_sent: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
 
 
 def stand_in_for_peers(device: str) -> None:
@@ -114,13 +116,12 @@ def _send(tensors: Tensors, group: Any, *rest: Any) -> Any:
 
 
 def _recv(tensors: Tensors, group: Any, *rest: Any) -> Any:
-    # The sent tensor is let go of: it would otherwise count to the memory of the rest of the step.
     sent = _sent.pop(torch_private.opened_group(group).group_name, None)
     for tensor in tensors:
         if sent is not None and sent.dtype == tensor.dtype:
             _filled(tensor, sent)
         else:
-            tensor.zero_()
+            tensor.fill_(0.01 if tensor.is_floating_point() else 0)
     return torch_private.finished_work()
 
 

@@ -17,11 +17,13 @@ from parallelizer.mesh import build_mesh
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate, materialize
 from parallelizer.runtime.launch.gpu_rank import prepare_gpu_rank
+from parallelizer.runtime.pipeline.forms import Forms
 from parallelizer.runtime.step import Batch, Step, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.pipeline_step import prepare
 from parallelizer.simulate.record.planned import observing, of_the_step
-from parallelizer.simulate.record.trace import Recipe, local_parts
+from parallelizer.simulate.record.trace import Recipe, local_parts, microbatch_and_forms
 from parallelizer.simulate.rehearse.host_reads import host_reads
 from parallelizer.simulate.rehearse.kernels import Kernels, kernels_of
 from parallelizer.simulate.rehearse.peaks import Peak, peak_of
@@ -34,10 +36,11 @@ from parallelizer.styles.context_parallel.order import order_of, tagged
 class Rehearsal:
     """What one rank's steps took on one device.
 
-    `ledger` has the collectives of the first step, None where compiled code hides them. `peak` is that of a step with optimizer
-    states. `device_seconds` and `host_seconds` are medians over the timed steps, of the device until it is done, and of the host
-    until the step's call returns; on a CPU they are the same. `host_reads` are the places where the host waits for a value, with
-    how often each does. `graphs` counts what `torch.compile` made: in the first step, and in all later ones.
+    `ledger` has the collectives of the first step, those inside `compiled` modules as collectives of these modules. `peak` is
+    that of a step with optimizer states. `device_seconds` and `host_seconds` are medians over the timed steps, of the device
+    until it is done, and of the host until the step's call returns; on a CPU they are the same. `host_reads` are the places
+    where the host waits for a value, with how often each does. `graphs` counts what `torch.compile` made: in the first step,
+    and in all later ones.
     """
 
     rank: int
@@ -45,7 +48,8 @@ class Rehearsal:
     device: str
     loss: float
     grad_norm: float
-    ledger: tuple[Collective, ...] | None
+    ledger: tuple[Collective, ...]
+    compiled: tuple[str, ...]
     peak: Peak
     device_seconds: float
     host_seconds: float
@@ -98,7 +102,11 @@ def _rehearsed(
     enter_fake_world(program.mesh.world_size, rank)
     stand_in_for_peers(device)
     mesh = build_mesh(program.mesh, device)
+    microbatch, forms = _forms(program, model, recipe)
     apply(program, model, mesh)
+    pipeline = prepare(model, forms, microbatch)
+    if pipeline is not None:
+        pipeline.elsewhere = 1.0
     if any(_computed(module) for module in model.modules()):
         materialize(model, device=device, seed=seed, whole=whole, skip_saved=True)
     else:
@@ -110,13 +118,14 @@ def _rehearsed(
     def step() -> Step:
         return train_step(model, parts, recipe.loss, optimizer, recipe.clip, skip_nonfinite=True)
 
-    compiled = bool(program.of_slot("compile"))
-    if compiled:
-        first, ledger = step(), None
-    else:
-        with observing(program, mesh, model) as seen:
-            first = step()
-        ledger = tuple(of_the_step(seen.entries))
+    with observing(program, mesh, model) as seen:
+        first = step()
+    if seen.failure is not None:
+        raise RuntimeError(f"its collectives were not counted: {seen.failure}")
+    if first.skipped is not None:
+        raise RuntimeError(
+            "the loss or the gradient norm of the rehearsed step is not finite, and the optimizer did not run"
+        )
     loss, grad_norm = float(first.loss), float(first.grad_norm)
     graphs = torch_private.compiled_graphs() - before
     del first
@@ -124,22 +133,32 @@ def _rehearsed(
     peak = peak_of(step, device, model, optimizer, parts)
     times = [_timed(step, device) for _ in range(steps)]
     reads = host_reads(step, device)
-    kernels = kernels_of(step, device)
+    later = torch_private.compiled_graphs() - before - graphs
+    kernels = kernels_of(step, device)  # compiled modules may be compiled anew under a profiler
     return Rehearsal(
         rank,
         program.mesh.world_size,
         torch.cuda.get_device_name() if device == "cuda" else "cpu",
         loss,
         grad_norm,
-        ledger,
+        tuple(of_the_step(seen.entries)),
+        tuple(seen.compiled),
         peak,
         statistics.median(t[0] for t in times),
         statistics.median(t[1] for t in times),
         steps,
         reads,
         kernels,
-        (graphs, torch_private.compiled_graphs() - before - graphs),
+        (graphs, later),
     )
+
+
+def _forms(program: Program, model: nn.Module, recipe: Recipe) -> tuple[Batch, Forms]:
+    """A microbatch, and what the stages before would tell this rank's stages of it; nothing where the model is not cut."""
+    if program.stages is None:
+        return {}, {}
+    mesh = build_mesh(program.mesh, "cpu")
+    return microbatch_and_forms(program, model, mesh, recipe.workload, torch_private.FakeTensors())
 
 
 def _computed(module: nn.Module) -> bool:

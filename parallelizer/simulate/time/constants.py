@@ -1,7 +1,7 @@
-"""The constants of the clock that were fitted, each with its meaning. All of them are here.
+"""The constants of the clock. All of them are here; measured kernels and datasheets are elsewhere.
 
-`python -m benchmarks.published --fit` fits them to the published runs of benchmarks/published/runs.yaml, and cross-validates by
-source.
+`python -m benchmarks.published --fit` fits those of FITTED_NAMES to the published runs of benchmarks/published/runs.yaml, and
+cross-validates them by source. The others were measured by other means and are not fitted.
 """
 
 from __future__ import annotations
@@ -13,39 +13,59 @@ from dataclasses import dataclass
 class Constants:
     """What a step on a GPU depends on beyond measured kernels and datasheets.
 
-    - `gemm`: the share of a measured product's rate that a training reaches: a hot device at its power limit, between other
-      kernels.
-    - `attention`: the share of the measured rate of the best attention that `F.scaled_dot_product_attention` reaches on GPUs
-      since Hopper, where it runs FlashAttention 2.
+    Fitted to published runs:
+
+    - `sustained`: the share of a measured kernel's rate that a training reaches, in products and attention: a hot device at its
+      power limit, between other kernels.
     - `attention_backward`: the rate of attention's backward by that of its forward.
     - `memory`: the share of the memory's datasheet bandwidth that operators bound by it reach.
-    - `network`: the share of a network adapter's datasheet rate that collectives between nodes reach.
     - `contention`: the share of its rate that a kernel loses while a collective runs beside it: the collective's own kernels take
       processors and memory bandwidth.
-    - `power`: by this power of the device's power limit the rate of products falls below that of the measured device.
-    - `early`: the share of today's rates that libraries reach on a device whose generation is new to them, as in 2023 on Hopper.
+    - `power`: by this power of the device's power limit the rate of products and attention falls below that of the measured
+      device.
     - `straggling`: the share by which a step grows with each doubling of the nodes, because the slowest of more devices sets the
       pace.
+
+    From elsewhere:
+
+    - `network`: the share of a network adapter's datasheet rate that collectives between nodes reach. NCCL's authors expect 46 to
+      48 of 50 GB/s (NVIDIA/nccl-tests#290).
     - `spread`: the standard deviation of the logarithm of published by predicted time, over sources that the fit has not seen.
     """
 
-    gemm: float = 0.912
-    attention: float = 0.404
-    attention_backward: float = 0.688
-    memory: float = 0.778
-    network: float = 0.95
-    contention: float = 0.148
-    power: float = 0.425
-    early: float = 0.86
-    straggling: float = 0.0034
-    spread: float = 0.12
+    sustained: float = 0.884
+    attention_backward: float = 0.781
+    memory: float = 0.813
+    contention: float = 0.103
+    power: float = 0.516
+    straggling: float = 0.0055
+    network: float = 0.94
+    spread: float = 0.09
 
 
 FITTED = Constants()
+FITTED_NAMES = ("sustained", "attention_backward", "memory", "contention", "power", "straggling")
 
 KERNEL_SECONDS = 2.5e-6
 """The shortest time of a kernel, from the end of the one before."""
-HOST_SECONDS = 8e-6
-"""What the host takes to ask for one operator of code that is not compiled."""
 HOP_SECONDS = 10e-6
 """What a collective takes at least for each node on its ring."""
+CAST_BYTES = 3
+"""Bytes moved for each element that is quantised, read in 16 bits and written in 8; its greatest value is found before."""
+
+HOST_SECONDS = 8e-6
+"""What the host takes to ask for one operator of code that is not compiled, autograd included."""
+COMPILED_HOST = 0.25
+"""The share of HOST_SECONDS that a kernel of compiled code takes."""
+MODULE_SECONDS = 4e-6
+"""What the host takes to call a module, with its hooks."""
+DTENSOR_SECONDS = 120e-6
+"""What the host takes to dispatch an operator on DTensors, beyond its local operators. From the eager steps under tp in
+docs/gpu.md, on a host that had other work too.
+"""
+
+RESERVED = 1.19
+"""What CUDA's caching allocator reserves by what is in use at the peak: 1.15 to 1.35 in runs on an H100 (docs/gpu.md)."""
+
+FP32_BY_BF16 = 1 / 15
+"""The rate of float32's products by that of bfloat16, of a device whose datasheet rate for float32 is not given."""

@@ -16,6 +16,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from parallelizer.simulate.time.installed_kernels import derived, installed
+
+INSTALLED = "installed:"
+
 LIKE = {"float16": "bfloat16", "float8_e4m3fn": "float8", "float8_e5m2": "float8"}
 """Dtypes that run at the rate of another."""
 
@@ -131,7 +135,11 @@ def parse_table(document: Mapping[str, Any]) -> KernelTable:
 
 @functools.cache
 def load_table(name: str) -> KernelTable:
-    """A shipped table by its name, or one at a path. Raises OSError and ValueError where there is none."""
+    """A shipped table by its name, one at a path, or `installed:NAME` from the installed `aiconfigurator-core`. Raises OSError,
+    ValueError and ImportError where there is none.
+    """
+    if name.startswith(INSTALLED):
+        return parse_table(derived(name.removeprefix(INSTALLED), installed()))
     path = Path(name)
     if path.suffix == ".json":
         return parse_table(json.loads(path.read_text("utf-8")))

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.simulate.time.constants import (
+    DTENSOR_SECONDS,
+    FP32_BY_BF16,
+    HOST_SECONDS,
+    KERNEL_SECONDS,
+    MODULE_SECONDS,
+    Constants,
+)
 from parallelizer.simulate.time.kernel_table import LIKE, GemmGrid, KernelTable, load_table, parse_table
+
+HALF = ("bfloat16", "float16")
 
 REFERENCE = ("h100", 989.0)
 """The table that gives the efficiency of shapes on a device without one, and its peak in bfloat16."""
@@ -24,7 +34,7 @@ class Machine:
     that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
     `module_seconds` what calling a module takes, `dtensor_seconds` dispatching an operator on DTensors and
     `unit_seconds` one of FSDP's collectives. `cores` is the number of processors that all ranks share, 0 where each has a
-    device. `fa2` says whether torch's attention is slower than the table's.
+    device. `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
     """
 
     name: str
@@ -38,14 +48,27 @@ class Machine:
     power: float = 1.0
     streams: bool = True
     measured: bool = False
-    fa2: bool = False
-    kernel_seconds: float = 2.5e-6
-    host_seconds: float = 8e-6
-    module_seconds: float = 0.0
-    dtensor_seconds: float = 0.0
+    flash_2: float = 1.0
+    kernel_seconds: float = KERNEL_SECONDS
+    host_seconds: float = HOST_SECONDS
+    module_seconds: float = MODULE_SECONDS
+    dtensor_seconds: float = DTENSOR_SECONDS
     unit_seconds: float = 0.0
     cores: int = 0
     assumed: tuple[Diagnostic, ...] = field(default=())
+    guessed: Mapping[str, str] = field(default_factory=dict)
+    """What is assumed of a dtype, which matters only where a step computes in it."""
+
+    def sustained(self, constants: Constants) -> float:
+        """The share of a kernel's measured rate that a training reaches. What was measured here has all of it."""
+        return 1.0 if self.measured else constants.sustained * self.power**constants.power
+
+    def attention_rate(self, dtype: str) -> float | None:
+        """The rate of attention in a dtype by that of the table, which is of 16 bits; None where no rate is known."""
+        if self.measured or dtype in HALF:
+            return 1.0
+        base, peak = self.peaks.get("bfloat16"), self.peaks.get(dtype)
+        return peak / base if base and peak else None
 
     def grid(self, dtype: str) -> tuple[GemmGrid, float] | None:
         """The grid for products in a dtype, and what its rates are multiplied by; None where no rate is known.
@@ -72,8 +95,8 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
     if kernels:
         try:
             table = load_table(str(kernels))
-        except (OSError, ValueError) as error:
-            assumed.append(_assumed(f"hardware.kernels={kernels} is no table of kernels: {error}"))
+        except (OSError, ValueError, ImportError) as error:
+            assumed.append(assumption(f"hardware.kernels={kernels} is no table of kernels: {error}"))
             kernels = None
     if not kernels:
         if not peak:
@@ -81,7 +104,7 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         file, its = REFERENCE
         table, scale = load_table(file), float(peak) / its
         assumed.append(
-            _assumed(
+            assumption(
                 f"{name or 'the hardware'} has no table of measured kernels: sizes cost as on {file.upper()}, by peak rate"
             )
         )
@@ -90,12 +113,22 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         "float8": float(hardware.get("fp8_tflops") or 0),
         "float8_rowwise": float(hardware.get("fp8_tflops") or 0),
         "float4": float(hardware.get("fp4_tflops") or 0),
-        "float32": float(hardware.get("fp32_tflops") or (peak or 0) / 15),
+        "float32": float(hardware.get("fp32_tflops") or (peak or 0) * FP32_BY_BF16),
     }
+    guessed = {}
+    if not hardware.get("fp32_tflops"):
+        guessed["float32"] = (
+            f"{name or 'the hardware'} has no fp32_tflops: a fifteenth of bf16_tflops is assumed"
+        )
+    if not hardware.get("devices_per_node"):
+        assumed.append(assumption(f"{name or 'the hardware'} has no devices_per_node: 8 are assumed"))
     memory = _rate(hardware, "memory_gb_per_s", 2000.0, assumed, name)
     node = _rate(hardware, "node_gb_per_s", 100.0, assumed, name)
     network = _rate(hardware, "network_gb_per_s", 25.0, assumed, name)
     limit, of_table = hardware.get("power_w"), hardware.get("kernels_power_w")
+    if kernels and limit and not of_table:
+        assumed.append(assumption(f"{name or 'the hardware'} has a power_w and no kernels_power_w: its table is assumed to be "
+                                "of a device with the same limit"))  # fmt: skip
     return Machine(
         name or "the hardware",
         table,
@@ -108,8 +141,18 @@ def machine_of(hardware: Mapping[str, Any]) -> Machine | None:
         float(limit) / float(of_table) if limit and of_table else 1.0,
         streams=bool(hardware.get("streams", True)),
         measured=bool(hardware.get("measured", False)),
-        fa2=bool(hardware.get("torch_attention_is_fa2", False)),
+        flash_2=float(hardware.get("flash_attention_2") or 1.0),
         assumed=tuple(assumed),
+        guessed=guessed,
+    )
+
+
+def without_time(hardware: Mapping[str, Any]) -> Diagnostic | None:
+    """A note for a device whose memory is known and whose rates are not, so that no time is predicted; None for all others."""
+    if not hardware.get("memory_gib") or machine_of(hardware) is not None:
+        return None
+    return assumption(
+        f"{hardware.get('name') or 'the hardware'} has neither bf16_tflops nor a table of kernels: no time of a step is predicted"
     )
 
 
@@ -119,13 +162,19 @@ def this_machine(folder: Path | None = None) -> Machine:
 
     found = kept(folder)
     rates = found["rates"]
+    assumed = []
+    if "node" not in rates:
+        assumed.append(
+            assumption("links between devices were not measured, because there is one: 100 GB/s are assumed")
+        )
+    node = float(rates.get("node", 100e9))
     return Machine(
         str(found["name"]),
         parse_table(found),
         {},
         rates["memory"],
-        rates["node"],
-        rates["node"],
+        node,
+        node,
         1 << 30,
         streams=bool(found["streams"]),
         measured=True,
@@ -135,6 +184,7 @@ def this_machine(folder: Path | None = None) -> Machine:
         dtensor_seconds=rates["dtensor"],
         unit_seconds=rates["unit"],
         cores=int(found["cores"]),
+        assumed=tuple(assumed),
     )
 
 
@@ -143,11 +193,12 @@ def _rate(
 ) -> float:
     value = hardware.get(key)
     if value is None:
-        assumed.append(_assumed(f"{name or 'the hardware'} has no {key}: {otherwise:g} is assumed"))
+        assumed.append(assumption(f"{name or 'the hardware'} has no {key}: {otherwise:g} is assumed"))
     return float(otherwise if value is None else value) * 1e9
 
 
-def _assumed(message: str) -> Diagnostic:
+def assumption(message: str) -> Diagnostic:
+    """A note of what the prediction of a time stands on."""
     help_text = (
         "set it in the hardware configuration; `parallelizer explain time-assumed` says what each key means"
     )

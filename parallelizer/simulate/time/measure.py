@@ -1,7 +1,7 @@
-"""Measuring this machine: products of matrices, attention, memory, the host's own time, and collectives.
+"""Measuring this machine: products of matrices, attention, memory, the host's own time, collectives and messages.
 
 It takes less than a minute, and what it finds is kept in a file. On a machine without GPUs, ranks are processes with one thread
-each, as the recipe starts them, and collectives are gloo's.
+each, as the recipe starts them, and collectives are gloo's; on a machine with several, each rank has a GPU, and they are NCCL's.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from parallelizer.child.children import Children, in_children
 
 FILE = Path(".parallelizer") / "machine.json"
+FORM = 2
+"""The form of the file; one of another form is measured again."""
 SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""
 LENGTHS = (128, 512, 2048)
@@ -42,7 +44,7 @@ def kept(folder: Path | None = None) -> dict[str, Any]:
     name = _name()
     try:
         found: dict[str, Any] = json.loads(file.read_text("utf-8"))
-        if found.get("name") == name:
+        if found.get("name") == name and found.get("form") == FORM:
             return found
     except (OSError, ValueError):
         pass
@@ -57,23 +59,36 @@ def kept(folder: Path | None = None) -> dict[str, Any]:
 
 def measure() -> dict[str, Any]:
     """Everything, in children of this process, which must have no process group."""
+    began = time.monotonic()
     gpu = torch.cuda.is_available()
     [found] = in_children([(_device, "cuda" if gpu else "cpu")], sees_gpus=gpu)
     collectives: dict[str, dict[str, list[float]]] = {}
     rates = {}
-    for ranks in () if gpu else RANKS:
+    devices = torch.cuda.device_count() if gpu else max(RANKS)
+    for ranks in (r for r in RANKS if r <= devices):
         with tempfile.TemporaryDirectory() as folder:
-            calls = [(_collectives, rank, ranks, f"{folder}/store") for rank in range(ranks)]
-            with Children(calls) as children:
+            kind = "cuda" if gpu else "cpu"
+            calls = [(_collectives, rank, ranks, f"{folder}/store", kind) for rank in range(ranks)]
+            with Children(calls, sees_gpus=gpu) as children:
                 times = children.results()
         for kind in times[0]["microseconds"]:
             slowest = [max(each) for each in zip(*(t["microseconds"][kind] for t in times), strict=True)]
             collectives.setdefault(kind, {})[str(ranks)] = slowest
         if ranks == 2:
             rates = {key: max(t[key] for t in times) for key in ("dtensor", "unit")}
-    found["collectives"] = {"bytes": list(PAYLOADS), "microseconds": collectives}
+    payloads = _payloads(gpu)
+    found["collectives"] = {"bytes": payloads, "microseconds": collectives}
+    if "send" in collectives:
+        found["rates"]["node"] = payloads[-1] / (collectives["send"]["2"][-1] * 1e-6)
     found["rates"] = {"dtensor": 0.0, "unit": 0.0, **found["rates"], **rates}
-    return {"name": _name(), "cores": 0 if gpu else (os.cpu_count() or 1), "streams": gpu, **found}
+    cores = 0 if gpu else (os.cpu_count() or 1)
+    took = round(time.monotonic() - began, 1)
+    return {"name": _name(), "form": FORM, "seconds": took, "cores": cores, "streams": gpu, **found}
+
+
+def _payloads(gpu: bool) -> list[int]:
+    """The bytes of the collectives that are measured; those of GPUs have more."""
+    return [16 * size for size in PAYLOADS] if gpu else list(PAYLOADS)
 
 
 def _name() -> str:
@@ -139,7 +154,7 @@ def _device(device: str) -> dict[str, Any]:
         "source": "measured on this machine",
         "gemm": gemm,
         "attention": {"length": list(LENGTHS), "tflops": attention},
-        "rates": {"memory": _bandwidth(device, wait), "node": 1e9, **_overheads(device, wait)},
+        "rates": {"memory": _bandwidth(device, wait), **_overheads(device, wait)},
     }
 
 
@@ -176,9 +191,13 @@ def _overheads(device: str, wait: Callable[[], object]) -> dict[str, float]:
     return {"host": operator, "module": module, "kernel": 2.5e-6 if device == "cuda" else 0.0}
 
 
-def _collectives(rank: int, ranks: int, store: str) -> dict[str, Any]:
-    """gloo's collectives as one of so many ranks, which begin each together, and what DTensor and FSDP take besides."""
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+def _collectives(rank: int, ranks: int, store: str, device: str = "cpu") -> dict[str, Any]:
+    """Collectives and messages as one of so many ranks, which begin each together, and what DTensor and FSDP take besides."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
     gather, scatter = _gather(), getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     try:
         found: dict[str, list[float]] = {
@@ -186,9 +205,11 @@ def _collectives(rank: int, ranks: int, store: str) -> dict[str, Any]:
             "reduce_scatter": [],
             "all_reduce": [],
             "all_to_all": [],
+            **({"send": []} if ranks == 2 else {}),
         }
-        for payload in PAYLOADS:
-            whole, part = torch.ones(payload // 4), torch.ones(payload // 4 // ranks)
+        for payload in _payloads(device == "cuda"):
+            whole = torch.ones(payload // 4, device=device)
+            part = torch.ones(payload // 4 // ranks, device=device)
             calls: Mapping[str, Callable[[], object]] = {
                 "all_gather": lambda w=whole, p=part: gather(w, p),  # type: ignore[misc]
                 "reduce_scatter": lambda w=whole, p=part: scatter(p, w),  # type: ignore[misc]
@@ -196,11 +217,24 @@ def _collectives(rank: int, ranks: int, store: str) -> dict[str, Any]:
                 "all_to_all": lambda w=whole: dist.all_to_all_single(torch.empty_like(w), w),  # type: ignore[misc]
             }
             for kind, call in calls.items():
-                found[kind].append(round(_together(call, 3 if payload > 1 << 20 else 8) * 1e6, 1))
-        rates = _wrappers(ranks) if ranks == 2 else {"dtensor": 0.0, "unit": 0.0}
+                found[kind].append(round(_together(call, 3 if payload > 1 << 20 else 8, wait) * 1e6, 1))
+            if ranks == 2:  # there and back are two messages
+                turn = _together(lambda w=whole: _there_and_back(rank, w), 4, wait)  # type: ignore[misc]
+                found["send"].append(round(turn / 2 * 1e6, 1))
+        rates = _wrappers(ranks, device) if ranks == 2 else {"dtensor": 0.0, "unit": 0.0}
     finally:
         dist.destroy_process_group()
     return {"microseconds": found, **rates}
+
+
+def _there_and_back(rank: int, tensor: torch.Tensor) -> None:
+    """A message from rank 0 to rank 1, and one back behind it."""
+    if rank == 0:
+        dist.send(tensor, 1)
+        dist.recv(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+        dist.send(tensor, 0)
 
 
 def _gather() -> Callable[..., object]:
@@ -209,33 +243,37 @@ def _gather() -> Callable[..., object]:
     return function
 
 
-def _together(call: Callable[[], object], calls: int) -> float:
+def _together(call: Callable[[], object], calls: int, wait: Callable[[], object] = lambda: None) -> float:
     """Seconds of one call, where all ranks make the same number of calls."""
     call()
     dist.barrier()
+    wait()
     started = time.perf_counter()
     for _ in range(calls):
         call()
+    wait()
     return (time.perf_counter() - started) / calls
 
 
-def _wrappers(ranks: int) -> dict[str, float]:
-    """The host's time for an operator on DTensors, and for one of FSDP's collectives beyond the collective itself."""
-    mesh = init_device_mesh("cpu", (ranks,))
-    x = distribute_tensor(torch.ones(ranks * 4, 4), mesh, [Shard(0)])
-    weight = distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])
-    plain, other = torch.ones(4, 4), torch.ones(4, 4)
+def _wrappers(ranks: int, device: str) -> dict[str, float]:
+    """The host's time for an operator on DTensors, and for one of FSDP's collectives beyond the collective itself. On a GPU the
+    host runs ahead of the device, so that its time is that of the calls alone.
+    """
+    mesh = init_device_mesh(device, (ranks,))
+    x = distribute_tensor(torch.ones(ranks * 4, 4, device=device), mesh, [Shard(0)])
+    weight = distribute_tensor(torch.ones(4, 4, device=device), mesh, [Replicate()])
+    plain, other = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device)
     tensors = _together(lambda: x @ weight, 100) - _together(lambda: plain @ other, 100)
     units = 4
-    model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(units)))
-    alone = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(units)))
+    model = nn.Sequential(*(nn.Linear(8, 8, bias=False, device=device) for _ in range(units)))
+    alone = nn.Sequential(*(nn.Linear(8, 8, bias=False, device=device) for _ in range(units)))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    batch = torch.ones(4, 8)
+    batch = torch.ones(4, 8, device=device)
     sharded = _together(lambda: model(batch).sum().backward(), 10)
     whole = _together(lambda: alone(batch).sum().backward(), 10)
-    gathered, part = torch.ones(64), torch.ones(64 // ranks)
+    gathered, part = torch.ones(64, device=device), torch.ones(64 // ranks, device=device)
     gather = _gather()
     collective = _together(lambda: gather(gathered, part), 20)
     # A unit gathers twice and reduces once.

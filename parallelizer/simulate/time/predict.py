@@ -142,7 +142,8 @@ def step_time_of(
     """What a replay of `replayed` seconds says of a step. `flops` are those of `total_flops`."""
     machine, mesh, constants = prices.machine, prices.mesh, prices.constants
     nodes = mesh.world_size / machine.per_node
-    lost = replayed * constants.straggling * math.log2(nodes) if nodes > 1 and not machine.measured else 0.0
+    waits = nodes > 1 and not machine.measured and not prices.habits.alone
+    lost = replayed * constants.straggling * math.log2(nodes) if waits else 0.0
     if lost:
         tally.waits[STRAGGLERS] = lost
     seconds = replayed + lost

@@ -147,6 +147,9 @@ def predict_pipeline(
         tally.add(action.spans, times)
         tally.links["pp"] = tally.links.get("pp", 0.0) + times * action.message
         spans += _moved(action.spans, one.start)
+        if action.message:
+            phase = action.spans[-1].phase if action.spans else ""
+            spans.append(TimeSpan("pp", one.end, one.end + action.message, "send", phase, "", "pp"))
     tally.add(tail.spans)
     spans += _moved(tail.spans, timed.length)
     last = max(one.seconds for one in tails)

@@ -10,8 +10,8 @@ from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operator_sizes import GROUPED
 from parallelizer.simulate.record.operators import ATTENTION, GEMM, Issued, Moment, Operator
-from parallelizer.simulate.time.constants import FITTED, Constants
-from parallelizer.simulate.time.machine import Machine
+from parallelizer.simulate.time.constants import COMPILED_HOST, FITTED, Constants
+from parallelizer.simulate.time.machine import HALF, Machine, assumption
 from parallelizer.simulate.time.price_attention import attention_seconds
 from parallelizer.simulate.time.price_collectives import collective_seconds
 from parallelizer.simulate.time.price_gemm import EIGHT_BITS, cast_seconds, gemm_seconds
@@ -23,18 +23,21 @@ class Habits:
     """What a configuration does not say of the code that runs it.
 
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
-    `library` says that attention's kernels are cuDNN's. `payload` is what the bytes of FSDP's gathers are multiplied by.
-    `overlapped_tp` says that collectives over tp run in pieces beside the products around them. `early`: the libraries
-    are those of the device's first year. `pace` multiplies what operators take on the device and on the host. `alone`: the rank
-    runs without its peers, so that collectives take no time and processors are not shared.
+    `flash_2` says that attention is FlashAttention 2, and `plain` that no DTensors are dispatched. `payload` is what the bytes of
+    FSDP's gathers are multiplied by, and `tp_payload` those of gathers over tp. `overlapped_tp` says that collectives over tp run
+    in pieces beside the products around them. `rate` multiplies the rates of products and attention: libraries that are older
+    than the table's. `pace` multiplies what operators take on the device and on the host. `alone`: the rank runs without its
+    peers, so that collectives take no time and processors are not shared.
     """
 
     linear: str | None = None
     is_linear: Callable[[str], bool] = lambda module: True
-    library: bool = False
+    flash_2: bool = False
+    plain: bool = False
     payload: float = 1.0
+    tp_payload: float = 1.0
     overlapped_tp: bool = False
-    early: bool = False
+    rate: float = 1.0
     pace: float = 1.0
     alone: bool = False
 
@@ -50,12 +53,13 @@ class Prices:
         self.machine, self.mesh, self.constants = machine, mesh, constants
         self.habits = habits or Habits()
         self.unpriced: dict[str, str] = {}
+        self.guesses: dict[str, str] = {}
         # Ranks that share processors take turns on them.
         shared = machine.cores and not self.habits.alone
         self.crowd = max(1.0, mesh.world_size / machine.cores) if shared else 1.0
         self._gemm = functools.cache(self._gemm_seconds)
         self._attention = functools.cache(
-            lambda operator: attention_seconds(operator, machine, constants, library=self.habits.library)
+            lambda operator: attention_seconds(operator, machine, constants, flash_2=self.habits.flash_2)
         )
         self._collective = functools.cache(
             lambda entry, payload: collective_seconds(entry, mesh, machine, constants, payload=payload)
@@ -66,12 +70,17 @@ class Prices:
         return self.habits.pace * self._operator(operator)
 
     def host(self, operator: Operator) -> float:
-        """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once."""
-        calls = 0.25 * operator.kernels if operator.compiled else operator.kernels
-        return self.habits.pace * (
-            calls * self.machine.host_seconds
-            + operator.modules * self.machine.module_seconds
-            + operator.dtensors * self.machine.dtensor_seconds
+        """What the host takes to ask for an operator, or for the operators of a chain. Compiled code asks for a chain at once,
+        and calls no modules and no DTensors.
+        """
+        machine, pace = self.machine, self.habits.pace
+        if operator.compiled and machine.streams:
+            return pace * COMPILED_HOST * operator.kernels * machine.host_seconds
+        dtensors = 0 if self.habits.plain else operator.dtensors
+        return pace * (
+            (COMPILED_HOST if operator.compiled else 1.0) * operator.kernels * machine.host_seconds
+            + operator.modules * machine.module_seconds
+            + dtensors * machine.dtensor_seconds
         )
 
     @property
@@ -85,12 +94,20 @@ class Prices:
             found = self._gemm(_alike(operator), self._dtype(operator))
         elif operator.kind == ATTENTION:
             found = self._attention(_alike(operator))
+            if found is not None and operator.dtype not in HALF and not self.machine.measured:
+                self.guesses.setdefault(
+                    f"attention in {operator.dtype}",
+                    f"{self.machine.name} has no measured attention in {operator.dtype}: its rate is that of bfloat16 "
+                    "times the ratio of the peaks",
+                )
+        if found is not None and operator.dtype in self.machine.guessed:
+            self.guesses.setdefault(operator.dtype, self.machine.guessed[operator.dtype])
         if (
-            found is not None and operator.name == GROUPED
+            found is not None and operator.name in GROUPED
         ):  # groups of few rows are bound by their weights' bytes
             found = max(found, memory_seconds(operator, self.machine, self.constants))
-        if found is not None and self.habits.early:
-            found /= self.constants.early
+        if found is not None:
+            found /= self.habits.rate
         if found is None:
             if operator.kind != "memory":
                 self.unpriced.setdefault(operator.dtype, operator.name)
@@ -101,8 +118,11 @@ class Prices:
         """The time on the links."""
         if self.habits.alone:
             return 0.0
-        gathers = issued.unit and issued.entry.kind == "all_gather"
-        seconds = self._collective(_of_no_module(issued), self.habits.payload if gathers else 1.0)
+        payload = 1.0
+        if issued.entry.kind == "all_gather":
+            of_tp = issued.entry.axis == "tp"
+            payload = self.habits.payload if issued.unit else self.habits.tp_payload if of_tp else 1.0
+        seconds = self._collective(_of_no_module(issued), payload)
         if not self.machine.cores:
             return seconds
         # It was measured with the processors for its own ranks alone.
@@ -120,15 +140,19 @@ class Prices:
 
     def assumed(self) -> tuple[Diagnostic, ...]:
         """Notes for what was assumed: of the machine, and dtypes without a rate."""
-        return self.machine.assumed + tuple(
-            Diagnostic(
-                "time-assumed",
-                f"{self.machine.name} has no rate for {name} in {dtype}: its time is that of the bytes it moves",
-                None,
-                "choose a hardware configuration whose table has the dtype",
-                severity="note",
+        return (
+            self.machine.assumed
+            + tuple(map(assumption, self.guesses.values()))
+            + tuple(
+                Diagnostic(
+                    "time-assumed",
+                    f"{self.machine.name} has no rate for {name} in {dtype}: its time is that of the bytes it moves",
+                    None,
+                    "choose a hardware configuration whose table has the dtype",
+                    severity="note",
+                )
+                for dtype, name in self.unpriced.items()
             )
-            for dtype, name in self.unpriced.items()
         )
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from parallelizer.simulate.record.operators import Operator
-from parallelizer.simulate.time.constants import Constants
+from parallelizer.simulate.time.constants import CAST_BYTES, Constants
 from parallelizer.simulate.time.machine import Machine
 
 EIGHT_BITS = ("float8", "float8_rowwise", "float4")
-CAST_BYTES = 3
-"""Bytes moved for each element that is quantised, read in 16 bits and written in 8; its greatest value is found before."""
 
 
 def gemm_seconds(
@@ -25,10 +23,7 @@ def gemm_seconds(
     grid, scale = found
     batch, m, n, k = operator.sizes
     measured = grid.seconds(batch * m, n, k) / scale
-    if machine.measured:
-        return measured + machine.kernel_seconds
-    rate = constants.gemm * machine.power**constants.power
-    return measured / rate + machine.kernel_seconds
+    return measured / machine.sustained(constants) + machine.kernel_seconds
 
 
 def cast_seconds(operator: Operator, machine: Machine, constants: Constants, dtype: str) -> float:

@@ -10,7 +10,7 @@ around the ring: each rank sends its gradient of a block directly to the rank th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,13 @@ def ring_backward(
     grad_q, grad_k, grad_v = (
         torch.zeros_like(t, dtype=wide, memory_format=torch.contiguous_format) for t in (q, k, v)
     )
+
+    def add(own: slice, shares: Iterable[Tensor]) -> None:
+        for total, share in zip((grad_k, grad_v), shares, strict=True):
+            _take(total, own).add_(share)
+
+    # The gradients of a block travel while those of the next one are computed.
+    arriving: _Arriving | None = None
     for source, keys, values in _passed_on(k, v, ring.part):
         found: tuple[Tensor, ...] = ()
         seen = pairs.own() if source == rank else pairs.seen(source)
@@ -102,12 +109,15 @@ def ring_backward(
             )  # fmt: skip
             found = tuple(found_here)
             _take(grad_q, rows).add_(part_q)
-        own = seen[1] if seen is not None else None
+        if arriving is not None:
+            arriving.add_with(add)
+            arriving = None
         if source != rank:
-            found, own = _exchanged(found, k, v, source, pairs)
-        if own is not None:
-            for total, share in zip((grad_k, grad_v), found, strict=True):
-                _take(total, own).add_(share)
+            arriving = _exchanged(found, k, v, source, pairs)
+        elif seen is not None:
+            add(seen[1], found)
+    if arriving is not None:
+        arriving.add_with(add)
     return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
 
 
@@ -168,28 +178,42 @@ def _passed_on(k: Tensor, v: Tensor, part: SequencePart) -> Iterator[tuple[int, 
         here = ahead
 
 
-def _exchanged(
-    found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs
-) -> tuple[tuple[Tensor, ...], slice | None]:
-    """Send the gradients of a block to the rank that it belongs to, and get this rank's own from the rank that had
-    it at this step: with which rows of it they are. Either may be none.
+@dataclass
+class _Arriving:
+    """Gradients of a block on their way: `sent` to the rank that the block belongs to, and this rank's own, `received` from the
+    rank that had it, with the `rows` that they are of; neither must exist.
+    """
+
+    works: list[Any]
+    sent: Tensor | None
+    received: Tensor | None
+    sizes: list[torch.Size]
+    rows: slice
+
+    def add_with(self, add: Callable[[slice, Iterable[Tensor]], None]) -> None:
+        """Wait for them, and add what was received."""
+        for work in self.works:
+            work.wait()
+        if self.received is not None:
+            pieces = self.received.split([size.numel() for size in self.sizes])
+            add(self.rows, [piece.view(size) for piece, size in zip(pieces, self.sizes, strict=True)])
+
+
+def _exchanged(found: tuple[Tensor, ...], k: Tensor, v: Tensor, owner: int, pairs: _Pairs) -> _Arriving:
+    """Begin to send the gradients of a block to the rank that it belongs to, and to receive this rank's own from the rank that
+    had it at this step.
     """
     part = pairs.ring.part
     rank, ranks = part.rank, part.ranks
     other = (2 * rank - owner) % ranks  # as many steps behind as the owner is ahead
     seen = pairs.seen(rank, other)
     sent = torch.cat([t.flatten() for t in found]) if found else None
-    received, sizes = None, []
+    received, sizes, rows = None, [], slice(0, 0)
     if seen is not None:
-        rows = seen[1].stop - seen[1].start
-        sizes = [torch.Size((*t.shape[:2], rows, t.size(3))) for t in (k, v)]
+        rows = seen[1]
+        sizes = [torch.Size((*t.shape[:2], rows.stop - rows.start, t.size(3))) for t in (k, v)]
         received = k.new_empty(sum(size.numel() for size in sizes))
-    for work in _exchange(sent, owner, received, other, part):
-        work.wait()
-    if seen is None or received is None:
-        return (), None
-    pieces = received.split([size.numel() for size in sizes])
-    return tuple(piece.view(size) for piece, size in zip(pieces, sizes, strict=True)), seen[1]
+    return _Arriving(_exchange(sent, owner, received, other, part), sent, received, sizes, rows)
 
 
 def _exchange(

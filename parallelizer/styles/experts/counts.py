@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from parallelizer import torch_private
 from parallelizer.language.routing import Routing
 from parallelizer.styles.experts.recorded import count
 
@@ -33,12 +34,8 @@ def exchanged_counts(
     """
     ranks = group.size()
     own = experts // ranks
-    counted = torch.bincount(ids, minlength=experts) if not _is_fake(group) else ids.new_zeros(experts)
-    arriving = torch.empty_like(counted)
-    if ranks > 1:
-        dist.all_to_all_single(arriving, counted, group=group)
-    else:
-        arriving = counted
+    counted = rows_of_experts(ids, experts) if not _is_fake(group) else ids.new_zeros(experts)
+    arriving = torch_private.exchanged(counted, [own] * ranks, [own] * ranks, group) if ranks > 1 else counted
     if _is_fake(group):
         members = dist.get_process_group_ranks(group)
         sent, received = routing.rows(ids.numel(), experts, members, dist.get_rank(group), path, call)
@@ -62,7 +59,7 @@ def gathered_counts(
     """
     ranks, index = group.size(), dist.get_rank(group)
     own = experts // ranks
-    counted = torch.bincount(ids, minlength=experts) if not _is_fake(group) else ids.new_zeros(experts)
+    counted = rows_of_experts(ids, experts) if not _is_fake(group) else ids.new_zeros(experts)
     every = counted.new_empty(ranks * experts)
     dist.all_gather_into_tensor(every, counted, group=group)
     if _is_fake(group):
@@ -74,6 +71,13 @@ def gathered_counts(
     *rows, total = torch.cat([table.sum(1), mine]).tolist()
     count(path, counted, total)
     return max(rows), total
+
+
+def rows_of_experts(ids: Tensor, experts: int) -> Tensor:
+    """How many of the rows, whose experts are `ids` [R], each expert has: [experts]. Whole numbers, so the order in which they
+    are added does not matter. `torch.bincount` reads the largest id on the host, on a GPU.
+    """
+    return ids.new_zeros(experts).scatter_add_(0, ids, torch.ones_like(ids))
 
 
 def _is_fake(group: dist.ProcessGroup) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
+from parallelizer.styles.experts.counts import rows_of_experts
 from parallelizer.styles.experts.travel import combine, spread
 from parallelizer.torch_private import has_values
 
@@ -108,7 +109,7 @@ class ExpertList(nn.Module):
 
     def _counted(self, ids: Tensor) -> list[int]:
         if has_values(ids):
-            counts: list[int] = torch.bincount(ids, minlength=self.num_experts).tolist()
+            counts: list[int] = rows_of_experts(ids, self.num_experts).tolist()
             return counts
         # A dry run has no tokens: as many for each, which is as much memory and work whatever the routing.
         each, more = divmod(ids.numel(), self.num_experts)

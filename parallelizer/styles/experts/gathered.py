@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from parallelizer import torch_private
 from parallelizer.language.routing import Routing
 from parallelizer.styles.experts.counts import gathered_counts
 
@@ -62,9 +63,7 @@ def _all_of(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _own_sum(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """This rank's part of the sum over all ranks, [n / ranks, ...]."""
-    part = tensor.new_empty(tensor.size(0) // group.size(), *tensor.shape[1:])
-    dist.reduce_scatter_tensor(part, tensor.contiguous(), group=group)
-    return part
+    return torch_private.own_sum(tensor.contiguous(), group)
 
 
 class _GatheredRows(torch.autograd.Function):

@@ -8,17 +8,27 @@ from dataclasses import dataclass, field
 
 import torch
 
+from parallelizer.torch_private import in_backward
+
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
 class RowCounts:
     """By the path of each module of experts, for each of its calls: the rows that this rank `sent` to every expert [experts],
-    and the number of rows that it `received`. A forward that is recomputed is a call too.
+    and the number of rows that it `received`. A forward that is recomputed is a call too, and `again` says so.
     """
 
     sent: dict[str, list[Tensor]] = field(default_factory=dict)
     received: dict[str, list[int]] = field(default_factory=dict)
+    again: dict[str, list[bool]] = field(default_factory=dict)
+
+    def once(self, path: str) -> list[tuple[Tensor, int]]:
+        """What was sent and received in each call of a module, without those that a checkpoint repeats."""
+        calls = zip(
+            self.sent.get(path, ()), self.received.get(path, ()), self.again.get(path, ()), strict=True
+        )
+        return [(sent, received) for sent, received, again in calls if not again]
 
     def tables(self) -> dict[str, list[list[int]]]:
         """The rows sent, as numbers."""
@@ -44,3 +54,4 @@ def count(path: str, sent: Tensor, received: int) -> None:
     for each in _watching:
         each.sent.setdefault(path, []).append(sent)
         each.received.setdefault(path, []).append(received)
+        each.again.setdefault(path, []).append(in_backward())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallelizer import torch_private
 from parallelizer.torch_private import has_values
 
 Tensor = torch.Tensor
@@ -15,7 +16,8 @@ Tensor = torch.Tensor
 
 def exchange(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """The first `send[0]` rows go to rank 0 of the group, the next `send[1]` to rank 1, and so on; `receive[r]` rows come
-    from rank r. rows [sum(send), ...]; the result is [sum(receive), ...]. One all-to-all, and one in backward.
+    from rank r. rows [sum(send), ...]; the result is [sum(receive), ...]. One all-to-all, and one in backward. A selective
+    checkpoint keeps what arrives.
     """
     made: Tensor = _Travel.apply(rows, list(send), list(receive), group)
     return made
@@ -37,11 +39,10 @@ class _Travel(torch.autograd.Function):
 def _sent(rows: Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> Tensor:
     if group.size() == 1:
         return rows.clone()
-    arrived = rows.new_empty(sum(receive), *rows.shape[1:])
     if not rows.size(0) and dist.get_backend(group) == "fake" and has_values(rows):
-        return arrived  # torch's fake group takes this for a mistake, as no real one does
-    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
-    return arrived
+        # torch's fake group takes this for a mistake, as no real one does
+        return rows.new_empty(sum(receive), *rows.shape[1:])
+    return torch_private.exchanged(rows.contiguous(), receive, send, group)
 
 
 def spread(tokens: Tensor, order: Tensor, inverse: Tensor, copies: int) -> Tensor:

@@ -17,7 +17,7 @@ from parallelizer.styles.float8.linear import computes_in_float8
 from parallelizer.styles.float8.torchao_private import bytes_of, cast_input, with_bytes
 
 
-def gather_in_float8(module: nn.Module, tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
+def gather_input_in_float8(module: nn.Module, tensor: DTensor, placements: Sequence[Placement]) -> DTensor:
     """A tensor laid out anew in float8, for the linears in float8 in a module, which are of the recipe tensorwise. Collective."""
     linear = next(m for m in module.modules() if computes_in_float8(m))
     gathered: DTensor = BytesMoved.apply(cast_input(tensor, linear), placements)

@@ -8,6 +8,8 @@ from parallelizer.diagnostics.diagnostic import Diagnostic, Span
 from parallelizer.language.plan import full_name
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from parallelizer.styles.application import Application, Program
 
 TORCHAO_NAMES = {
@@ -42,10 +44,37 @@ def no_units(device: str, span: Span | None) -> Diagnostic:
     )
 
 
+def no_kernels(device: str, capability: tuple[int, int], recipe: str, span: Span | None) -> Diagnostic:
+    """The error for a device of a capability below that of a recipe, at the place that asks for it."""
+    if capability < min(CAPABILITY.values()):
+        return no_units(device, span)
+    least = ".".join(map(str, CAPABILITY[recipe]))
+    return Diagnostic(
+        "precision-hardware",
+        f"{device} has compute capability {'.'.join(map(str, capability))}, and kernels for the recipe {recipe} need {least}",
+        span,
+        f"use the recipe tensorwise or a GPU of compute capability {least} and above, or write `emulate: true`, which only "
+        "rounds, and is slower than without float8",
+    )
+
+
 def recipe_of(application: Application) -> str:
     """The recipe of an application of `float8`."""
     recipe: str = application.options.get("recipe", "tensorwise")
     return recipe
+
+
+def stacked_weights(module: nn.Module) -> tuple[str, ...]:
+    """The parameters of a module that are the weights of many experts, [experts, ...]."""
+    if type(module).__module__.startswith("torch.nn."):  # a convolution's weight has three dims too
+        return ()
+    return tuple(name for name, param in module.named_parameters(recurse=False) if param.ndim == 3)
+
+
+def rows_matter(application: Application) -> bool:
+    """Whether kernels ask for a number of rows: they are what the product for the gradient of the weight is summed over."""
+    options = application.options
+    return recipe_of(application) != "rowwise-gw-hp" and not options.get("pad") and not options.get("emulate")
 
 
 def weights_in_float8(unit: Application, program: Program) -> list[str]:

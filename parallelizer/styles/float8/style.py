@@ -1,4 +1,4 @@
-"""`float8`: the matrix products of a linear in float8, by torchao.
+"""`float8`: the matrix products of a linear, or of stacked experts, in float8, with the casts of torchao.
 
 Weights stay in their own dtype: names, checkpoints and the optimizer see what they saw before. Each product casts both of
 its factors to float8, with scales from their largest values. Under tensor parallelism the casts run on DTensors, so that a
@@ -7,13 +7,21 @@ scale is that of the whole tensor. The tokens that share a scale are those of on
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from parallelizer.diagnostics.diagnostic import PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.styles import OptionKind, StyleDeclaration, declare
-from parallelizer.styles.float8.recipes import CAPABILITY, REFUSED, TORCHAO_NAMES, no_units
+from parallelizer.styles.float8.recipes import (
+    CAPABILITY,
+    REFUSED,
+    TORCHAO_NAMES,
+    no_kernels,
+    recipe_of,
+    stacked_weights,
+)
 from parallelizer.styles.registry import applies, exports, implements, prepares
 from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.target import Sharding, StyleError
@@ -32,7 +40,7 @@ declare(
         "float8",
         "precision",
         None,
-        "compute the matrix products of a linear in float8",
+        "compute the matrix products of a linear, or of the experts of a mixture, in float8",
         {
             "recipe": OptionKind(
                 "choice",
@@ -45,7 +53,8 @@ declare(
             ),
             "pad": OptionKind(
                 "bool",
-                "fill up the tokens to a multiple of 16 for the gradient of the weight; experts get any number of tokens",
+                "fill up the tokens to a multiple of 16 for the gradient of the weight, for experts that are linears of their "
+                "own; the rows of stacked experts are always filled up",
             ),
         },
         defaults={"recipe": "tensorwise", "emulate": "on a CPU", "pad": "false"},
@@ -69,7 +78,7 @@ def float8(target: Target) -> Sharding:
         raise StyleError(
             "precision-torchao", "float8 needs the package torchao, which is not installed", INSTALL
         )
-    return Sharding(None, ())
+    return Sharding(None, (), stacked=stacked_weights(target.module))
 
 
 def _check_module(target: Target) -> None:
@@ -83,13 +92,9 @@ def _check_module(target: Target) -> None:
     if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not only_read:
         return
     inside = [n for n, m in module.named_modules() if n and isinstance(m, nn.Linear)]
-    if not inside and any(p.ndim == 3 for p in module.parameters(recurse=False)):
-        raise StyleError(
-            "precision-experts",
-            f"{where} is a {name} with the weights of many experts in one parameter: torchao multiplies groups of tokens in "
-            "float8 only by its prototypes for GPUs, and float8 has no other way here",
-            "leave the experts out of the glob; linears beside them, and experts that are linears of their own, can be in float8",
-        )
+    if not inside and stacked_weights(module):
+        _check_experts(target)
+        return
     raise StyleError(
         "precision-module",
         f"float8 is for nn.Linear, and {where} is a {name}"
@@ -101,25 +106,62 @@ def _check_module(target: Target) -> None:
     )
 
 
+def _check_experts(target: Target) -> None:
+    """A grouped product has kernels for scales of rows alone."""
+    where = target.path or "the root"
+    if target.options.get("recipe", "tensorwise") == "tensorwise":
+        raise StyleError(
+            "precision-experts",
+            f"the experts of {where} cannot be in float8 by the recipe tensorwise: kernels for grouped products take one scale "
+            "for each row, and gradients in the format of weights only",
+            "write `recipe: rowwise`, or rowwise-gw-hp",
+            "recipe" if "recipe" in target.options else None,
+        )
+
+
 def _check_device(recipe: str, span: Span) -> None:
     """Raises PlanError for a GPU that has no kernels for the recipe."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY[recipe]:
-        raise PlanError([no_units(torch.cuda.get_device_name(), span)])
+    if not torch.cuda.is_available():
+        return
+    capability = torch.cuda.get_device_capability()
+    if capability < CAPABILITY[recipe]:
+        raise PlanError([no_kernels(torch.cuda.get_device_name(), capability, recipe, span)])
 
 
 @prepares("float8")
 def prepare(application: Application, module: nn.Module, live: Live) -> None:
     """Give the module a forward in float8, before other styles wrap it."""
+    from parallelizer.styles.float8.experts import run_experts_in_float8
     from parallelizer.styles.float8.linear import run_in_float8
 
-    recipe = application.options.get("recipe", "tensorwise")
+    recipe = recipe_of(application)
     emulate = application.options.get("emulate", live.mesh.device_type == "cpu")
     if not emulate:
         _check_device(recipe, application.rule.span)
+    if application.stacked:
+        run_experts_in_float8(
+            module,
+            TORCHAO_NAMES[recipe],
+            emulate=emulate,
+            error=functools.partial(_unknown_product, application),
+        )
+        return
     pad = bool(application.options.get("pad"))
     run_in_float8(module, TORCHAO_NAMES[recipe], emulate=emulate, pad=pad)
+
+
+def _unknown_product(application: Application, message: str) -> PlanError:
+    """The error for a forward that multiplies the weights of experts otherwise, at the rule."""
+    help_text = (
+        "multiply by torch.nn.functional.grouped_mm, or by linear with the weights of one expert; for a model of transformers "
+        "write model.experts=grouped_mm"
+    )
+    where = application.module or "the root"
+    return PlanError(
+        [Diagnostic("precision-experts", f"{where}: {message}", application.rule.span, help_text)]
+    )
 
 
 @applies("float8")
@@ -130,9 +172,13 @@ def apply(application: Application, module: nn.Module, live: Live) -> None:
 @exports("float8")
 def export(application: Application, exporting: Exporting) -> Iterator[Statement]:
     """The same call."""
+    from parallelizer.styles.float8.experts import run_experts_in_float8
     from parallelizer.styles.float8.linear import run_in_float8
 
-    recipe = application.options.get("recipe", "tensorwise")
-    emulate = application.options.get("emulate", 'mesh.device_type == "cpu"')
+    recipe = f'"{TORCHAO_NAMES[recipe_of(application)]}"'
+    emulate = f"""emulate={application.options.get("emulate", 'mesh.device_type == "cpu"')}"""
+    if application.stacked:
+        yield calls(run_experts_in_float8, recipe, emulate)
+        return
     pad = ["pad=True"] if application.options.get("pad") else []
-    yield calls(run_in_float8, f'"{TORCHAO_NAMES[recipe]}"', f"emulate={emulate}", *pad)
+    yield calls(run_in_float8, recipe, emulate, *pad)

@@ -77,6 +77,22 @@ def weight_scales(largest: torch.Tensor) -> list[torch.Tensor]:
     return list(amax_to_scale(largest, torch.float8_e4m3fn).unbind())
 
 
+def row_scales(largest: torch.Tensor) -> torch.Tensor:
+    """The scales of the recipe rowwise by the largest values of rows, in their shape: powers of two, in float32."""
+    from torchao.float8.float8_utils import amax_to_scale
+
+    scales: torch.Tensor = amax_to_scale(largest, torch.float8_e4m3fn, round_scales_to_power_of_2=True)
+    return scales
+
+
+def scaled_to_float8(tensor: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor in float8, by scales that its shape broadcasts with."""
+    from torchao.float8.float8_utils import to_fp8_saturated
+
+    values: torch.Tensor = to_fp8_saturated(tensor.to(torch.float32) * scales, torch.float8_e4m3fn)
+    return values
+
+
 def float8_of(weight: torch.Tensor, scale: torch.Tensor, linear: Any) -> torch.Tensor:
     """The values of a linear's weight, or of a part of it, in float8."""
     from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8

@@ -85,6 +85,7 @@ class Job:
             self.device,
             checkpoints,
             done=done,
+            certificate=self.record.get("certificate"),
         )
 
     @property

@@ -28,6 +28,7 @@ from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.diagnostics.render import write as write_diagnostics
+from parallelizer.proof.unsure import doubted
 from parallelizer.proof.validate import Looked, look
 from parallelizer.report.text import dry_run
 from parallelizer.report.text import plan as show_plan
@@ -122,12 +123,12 @@ def run(
         nodes = outside.nodes if outside is not None and not dry else ()
         validation = validated(setup, job.program, model, classes=dry, nodes=nodes or None)
         looked = look(setup, model, validation, Path(settings.proofs))
-        if looked.refused or (dry and looked.unsure):
+        if looked.refused:
             raise PlanError(looked.found)
         if not dry:
             job = _announced(job, model, looked, alone=outside is None)
         else:
-            dry_run.write(setup, job.program, model, validation.trace, looked.found)
+            dry_run.write(setup, job.program, model, validation.trace, doubted(looked.found))
     if dry:
         return
     if outside is not None:

@@ -1,10 +1,12 @@
-"""The load of experts in a step of a run: the busiest over the mean, and rows that were lost."""
+"""The load of experts in a step of a run: rows by expert and by rank, the busiest over the mean, and rows that were lost."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,49 +18,135 @@ from parallelizer.styles.application import Program
 from parallelizer.styles.experts.recorded import RowCounts, counted_rows
 
 
+@dataclass(frozen=True)
+class ModuleLoad:
+    """The rows that each expert of a module got in a step from all ranks, and those that each rank of the run received for it.
+    `holders` of the ranks have experts of the module.
+    """
+
+    experts: tuple[int, ...]
+    ranks: tuple[int, ...]
+    holders: int
+
+    @property
+    def busiest(self) -> float:
+        """The rows of the busiest expert over the mean."""
+        return max(self.experts) * len(self.experts) / max(1, sum(self.experts))
+
+    @property
+    def busiest_rank(self) -> float:
+        """The rows of the busiest rank over the mean of those that have experts of the module."""
+        return max(self.ranks) * self.holders / max(1, sum(self.ranks))
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """The load of a step, by the path of each module of experts."""
+
+    modules: Mapping[str, ModuleLoad] = field(default_factory=dict)
+
+    def most(self) -> ModuleLoad | None:
+        """The module where the busiest expert has the most rows over the mean."""
+        return max(self.modules.values(), key=lambda module: module.busiest, default=None)
+
+    def scalars(self) -> dict[str, float]:
+        """Of the module where they are largest: the rows of the busiest expert and of the busiest rank, over the mean. And the
+        rows that were sent and not received, of all modules.
+        """
+        if not self.modules:
+            return {}
+        every = self.modules.values()
+        return {
+            "experts_busiest": max(module.busiest for module in every),
+            "experts_busiest_rank": max(module.busiest_rank for module in every),
+            "experts_dropped": float(sum(sum(module.experts) - sum(module.ranks) for module in every)),
+        }
+
+    def table(self) -> dict[str, dict[str, list[int]]]:
+        """What a line of `metrics.jsonl` has under `experts`: rows by expert and by rank, of every module."""
+        return {
+            path: {"rows": list(one.experts), "rows_of_ranks": list(one.ranks)}
+            for path, one in self.modules.items()
+        }
+
+    def tracked(self) -> dict[str, float]:
+        """What trackers draw: how busy the busiest expert of each module is, and the rows of all modules by the number of the
+        expert and by rank.
+        """
+        every = list(self.modules.values())
+        experts = _sums([module.experts for module in every])
+        ranks = _sums([module.ranks for module in every])
+        return {
+            **{f"experts_busiest/{path}": one.busiest for path, one in self.modules.items()},
+            **{f"experts_rows/expert_{number}": float(rows) for number, rows in enumerate(experts)},
+            **{f"experts_rows/rank_{number}": float(rows) for number, rows in enumerate(ranks)},
+        }
+
+
+def _sums(lists: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(numbers) for numbers in itertools.zip_longest(*lists, fillvalue=0)]
+
+
 class ExpertLoad:
     """Watches the experts that a program shares out. All ranks of the run make one, and enter `step` together."""
 
     def __init__(self, program: Program, device: torch.device) -> None:
         self.paths = [a.module for a in program.of_slot("experts")]
-        self.ranks = program.mesh.world_size // program.mesh.sizes["pp"]
+        self.holders = program.mesh.world_size // program.mesh.sizes["pp"]
         self.device = device
-        self.last: dict[str, float] = {}
+        self.experts: dict[str, int] = {}
+        self._summed: torch.Tensor | None = None
 
     @contextmanager
     def step(self, model: nn.Module, file: Path | None = None) -> Iterator[None]:
-        """Around a step. Its counts go into a file, if one is named: a preset's `routing` takes it."""
+        """Around a step. Its counts go into a file, if one is named: a preset's `routing` takes it. Behind the step ranks add
+        up their counts, by one all-reduce; `read` has them.
+        """
         if not self.paths:
             yield
             return
         with counted_rows() as counts:
             yield
-        self.last = self._measured(counts)
+        self._sum(counts)
         if file is not None:
             write_routing(model, counts, file)
 
-    def _measured(self, counts: RowCounts) -> dict[str, float]:
-        """Of the module where they are largest: the rows of the busiest expert and of the busiest rank, over the mean. And the
-        rows that were sent and not received, of all modules. Collective over all ranks of the run.
-        """
-        width = max((len(call) for calls in counts.sent.values() for call in calls), default=0)
-        most = torch.tensor([width, *(sum(counts.received.get(path, ())) for path in self.paths)])
-        most = most.to(self.device)
-        received = most[1:].clone()
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        sent = torch.zeros(len(self.paths), int(most[0]) + 1, dtype=torch.int64, device=self.device)
-        for at, path in enumerate(self.paths):
-            for call in counts.sent.get(path, ()):
-                sent[at, : len(call)] += call
-        sent[:, -1] = received
-        dist.all_reduce(sent)
-        sent, received = sent[:, :-1], sent[:, -1]
-        rows = sent.sum(1).clamp(min=1)
-        return {
-            "experts_busiest": (sent.amax(1) * sent.size(1) / rows).max().item(),
-            "experts_busiest_rank": (most[1:] * self.ranks / rows).max().item(),
-            "experts_dropped": float((sent.sum() - received.sum()).item()),
-        }
+    def _sum(self, counts: RowCounts) -> None:
+        """Begin to add up over all ranks of the run: nothing is read, so that the host does not wait for the step."""
+        if not self.experts:  # once: a rank of a pipeline has the modules of its stages alone
+            every: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+            dist.all_gather_object(
+                every, {p: len(counts.sent[p][0]) for p in self.paths if counts.sent.get(p)}
+            )
+            known = {path: count for own in every for path, count in own.items()}
+            self.experts = {path: known[path] for path in self.paths if path in known}
+        ranks, at = dist.get_world_size(), 0
+        summed = torch.zeros(
+            sum(self.experts.values()) + len(self.experts) * ranks, dtype=torch.int64, device=self.device
+        )
+        for path, experts in self.experts.items():
+            for sent, received in counts.once(path):
+                summed[at : at + experts] += sent
+                summed[at + experts + dist.get_rank()] += received
+            at += experts + ranks
+        dist.all_reduce(summed)
+        self._summed = summed
+
+    def read(self) -> StepLoad:
+        """The load of the last step. Waits for the device."""
+        if self._summed is None:
+            return StepLoad()
+        numbers, ranks = iter(self._summed.tolist()), dist.get_world_size()
+        return StepLoad(
+            {
+                path: ModuleLoad(
+                    tuple(itertools.islice(numbers, experts)),
+                    tuple(itertools.islice(numbers, ranks)),
+                    self.holders,
+                )
+                for path, experts in self.experts.items()
+            }
+        )
 
 
 def write_routing(model: nn.Module, counts: RowCounts, file: Path) -> None:

@@ -120,6 +120,16 @@ class FirstStep:
         print(compared, flush=True)
         show_diagnostics.write(compared.findings(), sys.stderr, summary=False)
 
+    def tell_pace(self, step: int, seconds: float) -> None:
+        """Say how long steps take after warm-up, up to the step of this number, beside the predicted time. Only rank 0 does."""
+        predicted = self.forecast.seconds
+        if self.leads and predicted is not None:
+            apart = f"{100 * (seconds / predicted - 1):+.0f} %"
+            print(
+                f"up to step {step}: {seconds:.3g} s a step after warm-up, {predicted:.3g} s predicted ({apart})",
+                flush=True,
+            )
+
 
 @dataclass(frozen=True)
 class StepComparison:

@@ -11,6 +11,7 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
 from parallelizer.simulate.record.flops import step_flops
 from parallelizer.simulate.record.planned import Planned, planned_of
+from parallelizer.simulate.time.price import total_flops
 from parallelizer.simulate.validate import Validation
 from parallelizer.styles.application import Program
 from parallelizer.training.settings import Settings
@@ -19,9 +20,10 @@ from parallelizer.training.watch.peak import peak_of
 
 @dataclass(frozen=True)
 class Forecast:
-    """What rank 0's step should send and hold; `reason` is why it is not known. `flops` are those of the global batch,
-    on all ranks, and `peak_flops` what all their devices can do in a second, where the hardware is known. `seconds` is the
-    predicted time of a step, where the hardware has what it takes.
+    """What rank 0's step should send and hold; `reason` is why it is not known.
+
+    `flops` are those of the global batch on all ranks, and `hidden_flops` those of them that a causal mask hides. `peak_flops` is
+    what all their devices can do in a second, where the hardware is known, and `seconds` the predicted time of a step.
     """
 
     planned: Planned | None = None
@@ -29,14 +31,15 @@ class Forecast:
     flops: int | None = None
     peak_flops: float | None = None
     seconds: float | None = None
+    hidden_flops: int = 0
 
-    def mfu(self, seconds: float) -> float | None:
+    def mfu(self, seconds: float, *, causal: bool = False) -> float | None:
         """The share of the devices' peak that a step of so many seconds has used for the model; None if it is not
-        known.
+        known. All of attention is counted, as in PaLM; with `causal` without the half that a causal mask hides.
         """
         if not self.flops or not self.peak_flops or seconds <= 0:
             return None
-        return self.flops / (seconds * self.peak_flops)
+        return (self.flops - (self.hidden_flops if causal else 0)) / (seconds * self.peak_flops)
 
     def of_devices(self, device: torch.device, ranks: int) -> Forecast:
         """With the peak of so many GPUs like this one, by its name, if no hardware was configured."""
@@ -65,7 +68,13 @@ def forecast_of(
     counted = peak is not None or setup.device == "cuda"
     flops = step_flops(program, model, setup.workload, loss) if counted else None
     time = step_time(setup, validation.trace)
-    return Forecast(planned, reason, flops, peak, None if time is None else time.seconds)
+    hidden = 0
+    if time is not None:
+        hidden = time.whole_attention
+    elif validation.trace is not None:
+        _, _, hidden = total_flops(validation.trace.line)
+    seconds = None if time is None else time.seconds
+    return Forecast(planned, reason, flops, peak, seconds, hidden * setup.mesh.world_size)
 
 
 def _peak_flops(setup: Setup) -> float | None:

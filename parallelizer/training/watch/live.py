@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parallelizer.diagnostics.units import size
+from parallelizer.training.watch.expert_load import ModuleLoad
 from parallelizer.training.watch.memory import Memory
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -38,7 +39,8 @@ Cell = tuple[str, str]
 @dataclass
 class View:
     """What is known of a run that goes: `done` of `steps` steps, and what the last of them measured. `predicted` is the
-    dry run's peak in bytes, `compared` the first step's peak and what was predicted for it.
+    dry run's peak in bytes, `compared` the first step's peak and what was predicted for it; `load` is that of the module of
+    experts that is loaded least evenly.
     """
 
     title: str
@@ -51,6 +53,7 @@ class View:
     validation: float | None = None
     memory: Memory | None = None
     skipped: int = 0
+    load: ModuleLoad | None = None
     saved: int | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     ended: bool = False
@@ -91,6 +94,11 @@ class View:
         inner = width - 4
         columns = 3 if inner >= THREE else 2
         rows: list[Table | Text] = [self._bar(inner), self._loss(inner)]
+        if self.load is not None:
+            rows += [
+                _load("experts", self.load.experts, self.load.busiest, inner),
+                _load("ranks", self.load.ranks, self.load.busiest_rank, inner),
+            ]
         for cells in self._lines(columns):
             rows.append(Text("").join(_cell(cell, inner // columns) for cell in cells))
         body = Table.grid(padding=0)
@@ -159,6 +167,13 @@ def _cell(cell: Cell, width: int = 0) -> Text:
     text = Text.assemble((f"{name:<{LABEL}}", "dim"), (value, "bold"), no_wrap=True)
     text.pad_right(max(0, width - text.cell_len))
     return text
+
+
+def _load(name: str, rows: Sequence[int], busiest: float, width: int) -> Text:
+    """How many rows of tokens each has, as bars from 0, and the busiest over the mean."""
+    cell = _cell((name, f"{busiest:.2f} of mean"))
+    few = sparkline([0, *rows], width - cell.cell_len - 2)[1:]
+    return Text.assemble(cell, "  ", (few, "cyan"))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 
 class MetricsWriter:
@@ -27,7 +28,7 @@ class MetricsWriter:
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 - closed by close()
 
     def write(
-        self, *, step: int, loss: float, grad_norm: float, tokens_per_second: float, **more: float
+        self, *, step: int, loss: float, grad_norm: float, tokens_per_second: float, **more: Any
     ) -> None:
         """Adds one line. TypeError, and nothing written, for a value that JSON has no form for."""
         values = {"step": step, "loss": loss, "grad_norm": grad_norm, "tokens_per_second": tokens_per_second}

@@ -4,6 +4,7 @@ first step with the dry run.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer.configuration.setup import Setup
+from parallelizer.proof.certificate import SHORT
 from parallelizer.runtime.launch import heartbeat
 from parallelizer.runtime.step import Step
 from parallelizer.styles.application import Program
@@ -26,7 +28,7 @@ from parallelizer.training.data.source import Source
 from parallelizer.training.keep.checkpoints import RunCheckpoints, is_restart
 from parallelizer.training.settings import Settings
 from parallelizer.training.trackers import Trackers
-from parallelizer.training.watch.expert_load import ExpertLoad
+from parallelizer.training.watch.expert_load import ExpertLoad, StepLoad
 from parallelizer.training.watch.first_step import FirstStep
 from parallelizer.training.watch.forecast import Forecast
 from parallelizer.training.watch.live import View
@@ -37,13 +39,17 @@ from parallelizer.training.watch.progress import Progress
 from parallelizer.training.watch.result import Result
 from parallelizer.training.watch.summary import is_cross_entropy
 
+WARM, STEADY = 2, 3
+"""Steps that warm up, and those behind them whose time is compared with the predicted one."""
+
 
 class Reporting:
     """A rank's reports of its steps, as a context around them; ranks other than 0 report only profiles.
     `Job.reporting` makes it.
 
     In each step call `begin`, `step` around the step itself, `measured`, and `tell`; after the last step
-    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text.
+    `ended`. `done` steps were taken before. `config` is the run's configuration, a YAML text. `certificate` is the fingerprint
+    of the run's proof, which the panel shows.
     """
 
     def __init__(
@@ -60,8 +66,9 @@ class Reporting:
         checkpoints: RunCheckpoints,
         *,
         done: int,
+        certificate: str | None = None,
     ) -> None:
-        self.data, self.folder, self.device = data, folder, device
+        self.data, self.folder, self.device, self.certificate = data, folder, device, certificate
         self.forecast = forecast = forecast.of_devices(device, setup.mesh.world_size)
         self.checkpoints, self.first, self.number = checkpoints, done, done
         self.leads = dist.get_rank() == 0
@@ -74,7 +81,7 @@ class Reporting:
         self.stopped = 0
         planned = forecast.planned
         self.view = View(
-            f"{Path(setup.plan.name).stem} on {setup.mesh}",
+            f"{Path(setup.plan.name).stem} on {setup.mesh}{f', proven ({certificate[:SHORT]})' if certificate else ''}",
             settings.steps,
             data.unit,
             done,
@@ -83,7 +90,7 @@ class Reporting:
         # Ranks that were started again have compared their first step before.
         compares = settings.compare and not is_restart()
         self.compared = FirstStep(forecast, program, mesh, device, leads=self.leads) if compares else None
-        self.load = ExpertLoad(program, device)
+        self.load, self.loaded = ExpertLoad(program, device), StepLoad()
         self.routing = Path(settings.write_routing) if settings.write_routing else None
         self.profiling = Profiling(settings.profile, folder, dist.get_rank(), device)
         self.progress = Progress(settings, self.view, quiet=not self.leads)
@@ -146,7 +153,8 @@ class Reporting:
             "lr": learning_rate,
             "tokens_per_second": self.units / (time.monotonic() - self._begun),
         }
-        values |= self.load.last
+        self.loaded = self.load.read()  # the loss has waited for the step
+        values |= self.loaded.scalars()
         self.profiling.after(self.number)
         if (mfu := self.forecast.mfu(self.units / values["tokens_per_second"])) is not None:
             values["mfu"] = mfu
@@ -164,14 +172,19 @@ class Reporting:
     def tell(self, measured: Mapping[str, float]) -> None:
         """Report the measurements of the step. The mapping may have more keys than `measured` returned."""
         if self.metrics:
-            self.metrics.write(**measured)  # type: ignore[arg-type]
-        self.trackers.write(self.number, {k: v for k, v in measured.items() if k != "step"})
+            by_module = {"experts": table} if (table := self.loaded.table()) else {}
+            self.metrics.write(**measured, **by_module)  # type: ignore[arg-type]
+        drawn = {k: v for k, v in measured.items() if k != "step"}
+        self.trackers.write(self.number, drawn | self.loaded.tracked())
         self.validation_loss = measured.get("validation_loss", self.validation_loss)
-        self.view.skipped = self.skipped
+        self.view.skipped, self.view.load = self.skipped, self.loaded.most()
         self.progress.step(dict(measured), memory(self.device) if self.leads else None)
         if self.compared is not None and self.number == self.first + 1:
             self.compared.tell(self.number)
             self.view.compared = self.compared.peaks
+        if self.compared is not None and self.number == self.first + WARM + STEADY:
+            seconds = [self.units / rate for rate in self.rates[WARM:]]
+            self.compared.tell_pace(self.number, statistics.median(seconds))
 
     def saved(self) -> None:
         """What has become of checkpoints is told too."""
@@ -211,4 +224,7 @@ class Reporting:
         )
         if result.speed is None:
             return result
-        return replace(result, mfu=self.forecast.mfu(self.units / result.speed[1]))
+        seconds = self.units / result.speed[1]
+        return replace(
+            result, mfu=self.forecast.mfu(seconds), causal_mfu=self.forecast.mfu(seconds, causal=True)
+        )

@@ -39,6 +39,7 @@ class Result:
     memory: Memory | None = None
     predicted: int | None = None
     mfu: float | None = None
+    causal_mfu: float | None = None
     profiled: Path | None = None
     nats: bool = True
 

@@ -68,6 +68,8 @@ def _figures(result: Result) -> Iterator[str]:
         low, middle, high = result.speed
         spread = f" (quartiles {low:,.0f} to {high:,.0f})" if len(result.rates) > 2 else ""
         mfu = f", MFU {result.mfu:.1%}" if result.mfu is not None else ""
+        if result.causal_mfu is not None and result.causal_mfu != result.mfu:
+            mfu += f" ({result.causal_mfu:.1%} without the masked half of attention)"
         total = result.tokens * len(result.losses)
         yield f"{total:,} {result.unit}, {middle:,.0f} a second{spread}{mfu}"
     if result.memory is not None and result.losses:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import PARTS, main
 from benchmarks.gpu.cases import Case, Row, Where, run
+from tests.chosen import chosen
 
 
 def failing(where: Where) -> Iterator[Row]:
@@ -45,6 +46,25 @@ def test_a_part_writes_tables_and_what_it_had_no_time_for(tmp_path: Path) -> Non
         == 1
     )
     assert "not started" in (tmp_path / "part3.md").read_text()
+
+
+def test_the_speed_of_every_recipe_of_float8_stands_beside_bfloat16() -> None:
+    named = {case.name: case.arguments for case in PARTS[4] if "float8" in case.name}
+    assert {name.rpartition("compiled ")[2] for name in named} == {
+        "without float8", "float8 tensorwise", "float8 rowwise", "float8 rowwise-gw-hp", "float8 tensorwise gathered",
+    }  # fmt: skip
+    # They differ in their rules alone.
+    assert len({arguments[:-1] for arguments in named.values()}) == 1
+
+
+@pytest.mark.parametrize("recipe", chosen(["rowwise", "tensorwise gathered"], []))
+def test_float8_runs_on_a_cpu(recipe: str, tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--part", "4", "--only", f"float8 {recipe}", "--output", str(tmp_path)]
+    assert main(words) == 0
+    cases = json.loads((tmp_path / "part4.json").read_text())
+    assert all(
+        "as planned" in case["rows"][0]["collectives"] and case["rows"][0]["device s"] for case in cases
+    )
 
 
 @pytest.mark.slow

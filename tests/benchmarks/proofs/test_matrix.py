@@ -90,6 +90,11 @@ def test_a_table_counts_and_explains_what_is_not_green() -> None:
         Cell(row, "c", False, None, "tp=2", "rank 1"),
     ]
     assert summary(cells) == "1 of 3 cells are proven; the worst error is 0.25 of its bound."
+    meant = [*cells, *(Cell(row, p, True, None, "", "refused: one gather cannot serve both") for p in "de")]
+    assert summary(meant) == (
+        "1 of 5 cells are proven, 2 are refused, as they have to be; the worst error is 0.25 of its bound."
+    )
+    assert summary(meant[:-1]).startswith("1 of 4 cells are proven, 1 is refused, as it has to be;")
     text = markdown(cells, ["a", "b", "c"])
     assert "| model, plan | 0.25 | **not equal** | **failed** |" in text
     assert "on b: the loss is off" in text

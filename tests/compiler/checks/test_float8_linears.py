@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -62,6 +63,27 @@ def test_a_glob_that_catches_the_head_is_refused_at_its_key() -> None:
     assert [d.code for d in found] == ["precision-caught"]
     assert found[0].message == "`**.[01h]*` puts head in float8 too, which is outside of the repeated layers"
     assert marked(text, found[0]) == '"**.[01h]*"'
+
+
+class Blocks(nn.Module):
+    """Layers in a sequential container, and a head in another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Sequential(OrderedDict(fc=nn.Linear(WIDTH, WIDTH), act=nn.ReLU())) for _ in range(2)]
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(x))
+        return out
+
+
+def test_a_head_of_several_linears_is_no_list_of_layers() -> None:
+    [caught] = findings('rules: {"**.[f2]*": float8}', Blocks)
+    assert caught.message == "`**.[f2]*` puts head.2 in float8 too, which is outside of the repeated layers"
+    assert findings("rules: {layers.*.fc: float8}", Blocks) == ()
+    assert findings("rules: {'head.[02]': float8}", Blocks) == ()
 
 
 @pytest.mark.parametrize(

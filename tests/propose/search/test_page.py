@@ -37,5 +37,7 @@ def test_every_traced_candidate_is_a_point_and_has_its_preset() -> None:
     text = page(found, task, ["mesh: {dp_shard: 4}\n", "mesh: {tp: 4}\n"])
     assert len(re.findall(r'class="fits"', text)) == 2 and len(re.findall(r'class="large"', text)) == 1
     assert text.count("<details") == 2 and "mesh: {tp: 4}" in text
+    for at in range(2):  # a point leads to its preset
+        assert f'href="#result-{at}"' in text and f'id="result-{at}"' in text
     assert "tp leaves the node &lt;8&gt;" in text
     assert "<script" not in text

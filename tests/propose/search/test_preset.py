@@ -6,10 +6,13 @@ import pytest
 
 from parallelizer.compiler.observe.equal_layers import Run
 from parallelizer.configuration.setup import Setup
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import REPLICATE
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.preset import differing, preset_text
+from parallelizer.propose.search.run import Search
 from parallelizer.propose.search.setups import setup_of
+from parallelizer.propose.search.space import CandidateCount, candidates
 from parallelizer.propose.search.task import read_task
 from tests.propose.search.tasks import LLAMA
 
@@ -61,6 +64,18 @@ def test_keys_of_a_preset_on_the_command_line_are_in_every_preset() -> None:
     assert setup.defaults["fsdp"].options["reshard_after_forward"].value is False
     assert [rule.key for rule in setup.plan.rules[-2:]] == ["norm", "layers.*"]
     _same(setup, setup_of(task.base, candidate, BLOCKS, RUN))
+
+
+def test_a_balance_on_the_command_line_stays_and_a_word_is_refused() -> None:
+    task = read_task([*LLAMA, "gpus=2", "parallel.pipeline.balance=[1,3]"])
+    search = Search(task.base, lambda _: None)
+    found = list(candidates(search.facts(task), task.within, CandidateCount()))
+    assert found and {one.layers for one in found} == {(1, 3)}
+    text = search.preset(task, found[0])
+    assert task.setup_of(text, found[0]).pipeline.balance == (1, 3)  # type: ignore[union-attr]
+    with pytest.raises(PlanError) as raised:
+        read_task([*LLAMA, "gpus=2", "parallel.pipeline.balance=time"])
+    assert raised.value.diagnostics[0].code == "search-preset"
 
 
 def test_a_whole_stream_replaces_the_layout_of_the_plan() -> None:

@@ -86,3 +86,35 @@ def test_a_class_with_experts_is_traced_on_two_shards_of_theirs() -> None:
             key = Candidate(dp_shard=64, tp=tp, ep=ep).trace_class
             assert key == key.trace_class
             assert key.mesh.size_of("efsdp") >= 2 and key.dp_shard >= 2
+
+
+def test_a_share_of_checkpoints_is_what_is_asked_for() -> None:
+    def shares(*limits: str) -> set[float]:
+        return {c.share for c in _of(FACTS, "checkpoint=full", "mesh.pp=1", *limits)[0]}
+
+    assert shares() == {1.0}
+    assert shares("checkpoint.share=0.25") == {0.25}
+    assert shares("checkpoint.share=*") == {1.0, 0.75, 0.5, 0.25}
+    assert shares("checkpoint.share=0.3..0.6") == {0.6, 0.5, 0.3}
+
+
+def test_shares_of_the_same_number_of_layers_are_one_and_those_of_none_are_counted() -> None:
+    facts = dataclasses.replace(FACTS, layers=3)
+    found, _ = _of(facts, "checkpoint=full", "mesh.pp=1", "checkpoint.share=0.6,0.7,1")
+    assert {c.share for c in found} == {1.0, 0.7}
+    found, counted = _of(dataclasses.replace(FACTS, layers=0), "checkpoint=full", "checkpoint.share=0.5")
+    assert not found
+    assert counted.excluded["the share of the layers that are checkpointed is less than one layer"]
+
+
+def test_a_pipeline_accumulates_where_a_limit_asks_for_it() -> None:
+    found, _ = _of(FACTS, "mesh.pp=2", "accumulate=2", "rows=1")
+    assert found and {c.accumulate for c in found} == {2}
+    assert all(c.data_ranks * c.rows * c.accumulate * c.microbatches == FACTS.batch for c in found)
+    assert {c.accumulate for c in _of(FACTS, "mesh.pp=2", "rows=1")[0]} == {1}
+
+
+def test_a_balance_that_is_given_is_the_cut_of_every_candidate() -> None:
+    found, counted = _of(dataclasses.replace(FACTS, balance=(3, 5)), "rows=1")
+    assert found and {(c.pp * c.stages_per_rank, c.layers) for c in found} == {(2, (3, 5))}
+    assert counted.excluded["not as many stages as the balance that is given has"]

@@ -31,6 +31,11 @@ def test_a_key_without_a_limit_takes_any_number_and_the_usual_words() -> None:
     assert within.words("pipeline.schedule") == ("1f1b", "interleaved-1f1b", "zbv")
 
 
+def test_a_star_takes_all_numbers_and_is_a_limit() -> None:
+    within, _ = read_within(["rows=*"])
+    assert within.number("rows", 64) and within.sets("rows")
+
+
 def test_a_key_of_the_configuration_fixes_a_key_of_the_search_and_is_taken_out() -> None:
     within, rest = read_within([], ["model=llama3_8b", "parallel.mesh.tp=8", "train.accumulate=2"])
     assert rest == ["model=llama3_8b"]
@@ -45,6 +50,9 @@ def test_a_key_of_the_configuration_fixes_a_key_of_the_search_and_is_taken_out()
         ("mesh.tp", "no values"),
         ("mesh.tp=few", "no numbers"),
         ("stream=half", "half"),
+        ("checkpoint.share=0", "no share"),
+        ("checkpoint.share=0.5,2", "no share"),
+        ("checkpoint.share=2..3", "no share"),
     ],
 )
 def test_a_wrong_limit_is_named(limit: str, named: str) -> None:

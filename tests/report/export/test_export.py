@@ -43,10 +43,12 @@ from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.trace import local_parts
 from parallelizer.styles.application import Program
+from parallelizer.torch_private import FakeTensors
 from tests import findings
 from tests.chosen import marks_at
 from tests.ranks import run_ranks
 from tests.report import own_styles
+from tests.simulate.setups import CAST, GATHERED, in_float8
 from tests.simulate.setups import llama as small_llama
 from tests.styles.models import (
     Alibi,
@@ -489,12 +491,10 @@ def _importing(program: Program) -> Callable[..., Any]:
 def _recorded(
     program: Program, model: nn.Module, mesh: Any, make: Callable[..., Any], workload: Workload, loss: Any
 ) -> Result:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     make(program, model, mesh)
     ledger = Ledger(program, mesh, Running(model))
     ledger.label(model)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensors():
         model.to_empty(device="cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
         parts = local_parts(workload, program, mesh)
@@ -557,6 +557,38 @@ def test_on_real_ranks_every_gradient_is_the_same_to_the_bit() -> None:
     for by_case in run_ranks(worker, 4):
         for same in by_case:
             assert len(same) > 20 and all(same.values()), [name for name, equal in same.items() if not equal]
+
+
+FLOAT8 = {
+    "rowwise": in_float8("rowwise"),
+    "rowwise, padded": in_float8("rowwise, pad: true"),
+    "gathered by fsdp": in_float8("tensorwise", GATHERED),
+    "gathered by fsdp and tp": in_float8("tensorwise", GATHERED, CAST),
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_on_real_ranks_every_gradient_in_float8_is_the_same_to_the_bit() -> None:
+    """Four exported plans in one start of four ranks. In one of them a rank has 60 tokens, which `pad` fills up."""
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    sizes = ("model.n_layers=2", "train.seq_len=60")
+    cases = {
+        name: (setup, code_of(setup))
+        for name, rules in FLOAT8.items()
+        for setup in [shipped("fsdp2_tp2", "llama", *(sizes if "padded" in name else sizes[:1]), rules)]
+    }
+    assert {name for name, (_, code) in cases.items() if ", pad=True)" in code} == {"rowwise, padded"}
+
+    def worker() -> dict[str, dict[str, bool]]:
+        return {name: _same_gradients(*case) for name, case in cases.items()}
+
+    for by_case in run_ranks(worker, 4):
+        for name, same in by_case.items():
+            assert len(same) > 15 and all(same.values()), (
+                name,
+                [p for p, equal in same.items() if not equal],
+            )
 
 
 def code_of(setup: Any) -> str:

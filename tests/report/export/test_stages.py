@@ -19,8 +19,11 @@ from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.export.export import export
 from parallelizer.runtime.initialize import materialize
+from parallelizer.styles.float8.linear import run_in_float8
+from parallelizer.styles.float8.recipes import TORCHAO_NAMES, recipe_of
 from tests.chosen import chosen
 from tests.ranks import run_ranks
+from tests.simulate.setups import in_float8
 
 ROWS, TOKENS = 8, 16
 SMALL = (f"train.batch_size={ROWS}", f"train.seq_len={TOKENS}", "device=cpu")
@@ -142,6 +145,42 @@ def test_every_gradient_is_that_of_one_process(cell: str) -> None:
     for one in every:
         for name, gradient in one.items():
             torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def gradients_by_microbatch(setup: Setup) -> dict[str, Tensor]:
+    """Those of one process that computes the microbatches one after the other: the tokens of each share a scale."""
+    model, batch = filled(setup), batch_of(setup)
+    for application in setup.compile(setup.build_model()).of_slot("precision"):
+        recipe = TORCHAO_NAMES[recipe_of(application)]
+        run_in_float8(model.get_submodule(application.module), recipe, emulate=True)
+    tokens = int((batch["labels"] != -100).sum())
+    for at in range(4):
+        part = {name: entry.chunk(4)[at] for name, entry in batch.items()}
+        labels = part.pop("labels")
+        mean_loss(model(**part), labels, tokens).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", TORCHAO_NAMES)
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_stages_in_float8_give_the_gradients_of_one_process_in_float8(recipe: str, schedule: str) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    words = (*LLAMA, in_float8(recipe))
+    setup = setup_of("pp2", schedule, *words)
+    code, expected = exported(setup), gradients_by_microbatch(setup_of("single", "", *words))
+    full = gradients_of_one_process(setup_of("single", "", *LLAMA))
+    values = {name: value.detach() for name, value in filled(setup).state_dict(keep_vars=True).items()}
+    values |= {name: value.detach() for name, value in filled(setup).named_buffers()}
+    every = run_ranks(lambda: staged_gradients(code, setup, values), setup.mesh.world_size)
+    assert {name for one in every for name in one} == set(expected)
+    for one in every:
+        for name, gradient in one.items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-7, msg=name)
+    # The stages do compute in float8.
+    name = "layers.0.feed_forward.w1.weight"
+    assert not torch.allclose(expected[name], full[name], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from parallelizer.compiler.compile import compile as compile_plan
 from parallelizer.compiler.parameter_shards import parameter_shards
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
+from parallelizer.configuration.step_time import step_time
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related, Span
 from parallelizer.diagnostics.units import size
 from parallelizer.language.load import load_plan
@@ -779,6 +780,44 @@ def test_nothing_stands_out_over_the_side(opened: Browser, pixels: int) -> None:
     opened.width(pixels)
     scroll, client = opened.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
     assert scroll <= client and pixels - 20 <= client <= pixels
+
+
+@pytest.fixture(scope="module")
+def timed(case: Case) -> str:
+    """The page of the demonstration with the time that it takes on H100s."""
+    setup = from_config(*compose_config(["parallel=tp8_cp2", "hardware=h100"]))
+    time = step_time(setup, case.trace)
+    assert time is not None
+    return html.page(case.program, case.model, case.trace, device="cpu", time=time)
+
+
+LANES = """
+return [...document.querySelectorAll("#time .time-line")].map((line) => {
+  const plot = line.querySelector("svg").getBoundingClientRect();
+  const labels = [...line.querySelectorAll(".lanes span")].map((s) => s.getBoundingClientRect());
+  const figure = line.closest("figure").getBoundingClientRect();
+  return [plot.width / figure.width, Math.max(...labels.map((l) => l.right)) - plot.left,
+          labels.map((l, i) => Math.abs((l.top + l.bottom) / 2 - plot.top - plot.height * (i + 0.5) / labels.length))];
+});
+"""
+
+
+@in_browser
+@pytest.mark.parametrize("pixels", [1200, 600, 400])
+def test_the_time_line_fills_the_page_with_its_lanes_beside_their_names(
+    browser: Browser, timed: str, tmp_path: Path, pixels: int
+) -> None:
+    path = tmp_path / "timed.html"
+    path.write_text(timed)
+    browser.width(pixels)
+    browser.log()
+    browser.call("POST", "/url", {"url": path.as_uri()})
+    found = browser.run(LANES)
+    assert len(found) == 3, "the step, and a layer in each direction"
+    for share, overlap, apart in found:
+        assert share > 0.7 and overlap <= 0 and max(apart) < 2
+    scroll, client = browser.run("const e = document.documentElement; return [e.scrollWidth, e.clientWidth]")
+    assert scroll <= client and browser.log() == []
 
 
 @in_browser

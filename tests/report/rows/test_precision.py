@@ -7,10 +7,20 @@ import io
 import pytest
 
 from parallelizer.configuration.without_float8 import without_float8
+from parallelizer.diagnostics.units import size
 from parallelizer.report.rows.precision import Precision, precision
 from parallelizer.report.text.precision import write
 from tests.chosen import chosen
-from tests.simulate.setups import CAST, GATHERED, in_float8, llama, traced
+from tests.simulate.setups import (
+    CAST,
+    EXPERTS_IN_FLOAT8,
+    GATHERED,
+    MIXTURES,
+    in_float8,
+    llama,
+    setup_of,
+    traced,
+)
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -66,6 +76,53 @@ def test_inputs_that_are_cast_are_gathered_as_bytes_and_cast_once() -> None:
     # Of five linears the inputs, each in forward and for the weight's gradient, are cast in two places.
     assert plain.casts is not None and cast.casts == plain.casts - 2 * 5 + 2
     assert cast.kept < plain.kept
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise-gw-hp"])
+def test_products_and_casts_of_stacked_experts_are_counted(recipe: str) -> None:
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    model = "hf_qwen3_moe"
+    rule = EXPERTS_IN_FLOAT8.format(recipe)
+    setup = setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", "device=cuda", rule)
+    built = setup.build_model()
+    made = precision(setup.compile(built), built, traced(setup))
+    assert made is not None
+    layers, products = 2, 2  # the way up, of gate and up at once, and the way down
+    assert (made.number, made.experts) == (layers, layers)
+    assert made.casts == CASTS[recipe] * products * layers
+    assert made.products == CASTS[recipe] // 2 * products * layers
+    stream = io.StringIO()
+    write(made, stream)
+    assert stream.getvalue().splitlines()[0] == "precision  the experts of 2 modules in float8"
+
+
+@pytest.mark.parametrize("accumulate", [1, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_stage_s_casts_and_products_are_those_of_all_its_microbatches(accumulate: int) -> None:
+    """Each of two ranks has one layer, and computes it for five microbatches of each part: three of them are traced."""
+    setup = llama(
+        "parallel=pp2", "device=cuda", "model.n_layers=2", "++parallel.pipeline.microbatches=5",
+        f"train.batch_size={5 * accumulate}", f"train.accumulate={accumulate}", in_float8("rowwise-gw-hp"),
+    )  # fmt: skip
+    model = setup.build_model()
+    for rank in (0, 1):
+        made = precision(setup.compile(model), model, traced(setup, rank))
+        assert made is not None and made.number == 2 * LINEARS
+        assert made.casts == CASTS["rowwise-gw-hp"] * LINEARS * 5 * accumulate
+        assert made.products == CASTS["rowwise-gw-hp"] // 2 * LINEARS * 5 * accumulate
+
+
+def test_activations_are_shown_beside_those_without_float8() -> None:
+    """A gathered input in float8 is kept, instead of one in the model's own dtype."""
+    setup = llama("parallel=tp2", "model.n_layers=1", in_float8("tensorwise", CAST))
+    model = setup.build_model()
+    plain = traced(without_float8(setup))
+    made = precision(setup.compile(model), model, traced(setup), plain)
+    assert made is not None and made.kept_without is not None
+    assert made.kept_without == max(point.by_category["activations"] for point in plain.memory.course)
+    stream = io.StringIO()
+    write(made, stream, width=100)
+    text = f"  activations {size(made.kept)} at most, {size(made.kept_without)} without float8"
+    assert text in stream.getvalue().splitlines()
 
 
 def test_a_plan_without_float8_says_nothing() -> None:

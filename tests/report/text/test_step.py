@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 
@@ -81,6 +82,25 @@ def test_what_is_issued_ahead_is_told_from_what_is_waited_for() -> None:
 def test_it_names_the_device_it_simulates_and_what_differs_elsewhere() -> None:
     text = " ".join(printed().split())
     assert "operators are those of cpu" in text and "On CUDA" in text
+
+
+def test_what_is_sent_in_another_dtype_than_the_parameters_is_named() -> None:
+    def lines(dtype: str | None) -> list[str]:
+        stream = io.StringIO()
+        bytes_too = (*LEDGER, dataclasses.replace(LEDGER[0], dtype="uint8"))
+        step.write(Trace(3, bytes_too, USAGE), stream, device="cpu", width=100, dtype=dtype)
+        return stream.getvalue().splitlines()[1:6]
+
+    same = LEDGER[0].dtype
+    assert {one.dtype for one in LEDGER} == {same}
+    named = lines(same)
+    assert named[0].split()[-1] == "dtype"
+    assert [line.split()[-1] == "uint8" for line in named[1:]] == [True, False, False, False]
+    assert all(
+        line.rstrip().endswith(f"{same}, uint8" if at == 0 else same)
+        for at, line in enumerate(lines("float64")[1:])
+    )
+    assert not any("dtype" in line for line in lines(None))
 
 
 def test_a_rank_that_talks_to_nobody() -> None:

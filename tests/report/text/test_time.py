@@ -7,6 +7,7 @@ import io
 
 import pytest
 
+from parallelizer.report.diff import Side, document
 from parallelizer.report.rows.time import compared, costliest_modules, duration
 from parallelizer.report.text import time as show_time
 from parallelizer.simulate.time.predict import StepTime
@@ -62,3 +63,11 @@ def test_the_faster_of_two_and_why() -> None:
 def test_steps_of_different_sizes_are_compared_by_tokens() -> None:
     doubled = dataclasses.replace(ONE, seconds=4.0, tokens=8000)
     assert compared(ONE, doubled, ("a", "b"))[-1] == "neither is faster"
+
+
+def test_json_names_the_faster_side_and_the_causes() -> None:
+    faster = dataclasses.replace(ONE, seconds=1.75, waits={"tp": 0.05, "dp_shard": 0.1})
+    found = document(Side({}, ONE), Side({}, faster), ("a", "b"))
+    assert found["seconds"] == [2.0, 1.75] and found["faster"] == "b"
+    assert found["causes"] == [{"cause": "waiting for tp", "share": pytest.approx(1.0)}]
+    assert document(Side({}, None), Side({}, ONE), ("a", "b"))["causes"] == []

@@ -20,7 +20,7 @@ from parallelizer.simulate.follow.statistics import FollowedStatistics, follow_s
 from parallelizer.styles.application import Program
 from tests.parity import plan
 
-WORKLOAD = Workload({"input_ids": Entry(("batch", "sequence"), range=(0, 16))}, batch_size=8, seq_len=6)
+WORKLOAD = Workload({"input_ids": Entry(("batch", "sequence"), range=(0, 16))}, batch_size=8, seq_len=8)
 EXPERTS = 4
 
 Statistics = Callable[["Model", Tensor, Tensor], Tensor | None]
@@ -166,6 +166,16 @@ def test_parts_of_a_batch_are_followed_too() -> None:
         return {one.code for one in found}
 
     assert "local-statistics" in codes(2) and "local-statistics" not in codes(1)
+
+
+@pytest.mark.slow
+def test_parts_of_a_sequence_are_followed_too() -> None:
+    with torch.device("meta"):
+        model = Model(switch)
+    text = 'buffers: {batch: {input_ids: 1}}\nrules: {"": fsdp}'
+    found = pz.validate(model, plan(text), Mesh({"cp": 2}), workload=WORKLOAD, loss=_loss)
+    (said,) = (one for one in found if one.code == "local-statistics")
+    assert "of one rank of cp=2" in said.message
 
 
 def _loss(output: tuple[Tensor, Tensor | None], batch: dict[str, Tensor]) -> tuple[Tensor, int]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from parallelizer.child.children import in_children
 from parallelizer.configuration.setup import Setup
-from parallelizer.language.routing import Routing
+from parallelizer.language.routing import BALANCED, Routing
 from parallelizer.simulate.record.ledger import Collective
+from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record
+from parallelizer.styles.experts import dispatch
+from tests.simulate.allocator import measured_peaks, predicted_peaks
 from tests.simulate.real_ledger import real_steps
-from tests.simulate.setups import MIXTURES, setup_of
+from tests.simulate.setups import EXPERTS_IN_FLOAT8, MIXTURES, setup_of, traced
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 pytestmark = pytest.mark.ranks
@@ -24,6 +30,7 @@ MESHES = {
     4: (("dp_shard=4", "ep=4"), ("dp_shard=4", "ep=2"), ("dp_replicate=2", "dp_shard=2", "ep=2"), ("dp_shard=2", "tp=2", "ep=4")),
 }  # fmt: skip
 RECOMPUTED = 'rules=["model.layers.*: checkpoint"]'
+KEPT = 'rules=["model.layers.*: {style: checkpoint, mode: selective}"]'
 
 
 def cases(ranks: int) -> list[Setup]:
@@ -60,11 +67,108 @@ def test_the_entries_of_a_step_are_those_that_were_sent(tmp_path: Path) -> None:
     check(cases(2)[:1], tmp_path)
 
 
+def memory_of(setup: Setup, routing: Routing, rank: int) -> tuple[dict[str, int], dict[str, int]]:
+    """The highest points of a step with these tokens, predicted and as the allocator hands out to a rank without peers: gloo
+    frees on threads of its own, which torch's profiler does not see.
+    """
+    setup = dataclasses.replace(setup, routing=routing)
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    recorded, measured = in_children([(f, program, model, recipe, rank) for f in (record, measured_peaks)])
+    return predicted_peaks(usage(recorded.before, recorded.changes)), measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", MESHES)
+def test_the_memory_of_every_case_is_what_its_tokens_take(ranks: int, tmp_path: Path) -> None:
+    some = cases(ranks)
+    peaks = set()
+    for setup, (_, routing) in zip(some, real_steps(some, tmp_path), strict=True):
+        for rank in (0, ranks - 1):
+            predicted, measured = memory_of(setup, routing, rank)
+            assert predicted["peak"] == measured["peak"], (str(setup.mesh), rank)
+            peaks.add(predicted["peak"])
+    assert len(peaks) > len(some)  # other tokens take other memory
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", MESHES)
 def test_the_entries_of_every_case_are_those_that_were_sent(ranks: int, tmp_path: Path) -> None:
     assert sum(len(cases(ranks)) for ranks in MESHES) == 16
     check(cases(ranks), tmp_path)
+
+
+@pytest.mark.slow
+def test_the_entries_of_kept_results_are_those_that_were_sent(tmp_path: Path) -> None:
+    check([_mixture(KEPT)], tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "times"), [((), 6), ((KEPT,), 6), ((RECOMPUTED,), 14)])
+def test_a_selective_checkpoint_sends_no_row_twice(rule: tuple[str, ...], times: int) -> None:
+    """Of two layers: the last one's rows, weights and results, and the first one's; a full checkpoint repeats four of each."""
+    ledger, *_ = dry(_mixture(*rule), BALANCED)
+    assert sum(one.phase == "backward" and one.kind == "all_to_all" for one in ledger) == times
+
+
+def gathered_between(ledger: Sequence[Collective]) -> list[Collective]:
+    """What FSDP sends between the first and the last all-to-all of a module in a forward or a backward: ranks that reach these
+    at other times than each other would wait for ever.
+    """
+    found, spans = [], dict[tuple[str, str], list[int]]()
+    for at, one in enumerate(ledger):
+        if one.kind == "all_to_all":
+            spans.setdefault((one.phase, one.module), []).append(at)
+    for places in spans.values():
+        within = ledger[places[0] : places[-1]]
+        found += [
+            one
+            for one in within
+            if one.kind != "all_to_all" and {"dp_shard", "efsdp"} & {*one.axis.split("+")}
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [("dp_shard=4", "ep=2"), pytest.param(("dp_shard=4", "tp=2", "ep=4"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_fsdp_gathers_experts_before_tokens_travel(
+    mesh: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = setup_of(
+        "model=hf_qwen3_moe",
+        *MIXTURES["hf_qwen3_moe"],
+        "train.seq_len=16",
+        *(f"parallel.mesh.{axis}" for axis in mesh),
+    )
+    ledger, *_ = dry(setup, BALANCED)
+    assert {one.axis for one in ledger if one.phase == "backward"} >= {"efsdp", "ep"}
+    assert gathered_between(ledger) == []
+    # As if the experts' own unit were gathered where they compute.
+    right = dispatch.share_out
+
+    def gathered_late(module: nn.Module, *args: Any, **options: Any) -> None:
+        inner = module.forward
+
+        def late(*given: Any, **named: Any) -> Any:
+            module.reshard()  # type: ignore[operator]
+            module.unshard()  # type: ignore[operator]
+            return inner(*given, **named)
+
+        late.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
+        module.forward = late  # type: ignore[method-assign]
+        right(module, *args, **options)
+
+    monkeypatch.setattr(dispatch, "share_out", gathered_late)
+    planted, *_ = dry(setup, BALANCED)
+    assert gathered_between(planted)
+
+
+def _mixture(*more: str) -> Setup:
+    model = "hf_qwen3_moe"
+    mesh = (f"parallel.mesh.{axis}" for axis in MESHES[2][0])
+    return setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *mesh, *more)
 
 
 def test_another_routing_sends_other_bytes(tmp_path: Path) -> None:
@@ -86,3 +190,39 @@ def test_the_entries_of_gathered_tokens_are_those_that_were_sent(
     axes = (f"parallel.mesh.{axis}" for axis in mesh)
     model = "hf_qwen3_moe"
     check([setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *axes, rule)], tmp_path)
+
+
+def in_float8(recipe: str, *axes: str) -> Setup:
+    model = "hf_qwen3_moe"
+    sizes = (f"parallel.mesh.{axis}" for axis in axes)
+    rule = EXPERTS_IN_FLOAT8.format(recipe)
+    return setup_of(f"model={model}", *MIXTURES[model], "train.seq_len=16", *sizes, rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", [("tp=2",), ("dp_shard=2", "ep=2"), ("tp=2", "ep=2")])
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise-gw-hp"])
+def test_the_entries_of_experts_in_float8_are_those_that_were_sent(
+    recipe: str, axes: tuple[str, ...], tmp_path: Path
+) -> None:
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    setup = in_float8(recipe, *axes)
+    ((real, routing),) = real_steps([setup], tmp_path)
+    assert dry(setup, routing) == real
+    assert any(e.module.endswith("experts") and e.kind == "all_reduce" for e in real[0]) == (
+        "ep=2" not in axes
+    )
+
+
+def test_ranks_of_tp_agree_on_the_largest_values_of_rows() -> None:
+    """Forward for the way down, whose inputs are split; backward for the way up, whose outputs are."""
+    pytest.importorskip("torchao", reason="float8 needs torchao")
+    tokens, chosen, experts, width = 8 * 16, 2, 8, 64
+    for recipe, columns in (("rowwise", width), ("rowwise-gw-hp", 1)):
+        ledger = traced(in_float8(recipe, "tp=2")).ledger
+        found = [(e.phase, e.payload_bytes, e.largest) for e in ledger if e.module.endswith("0.mlp.experts")]
+        rows = tokens * chosen + experts * width
+        back = [("backward", 4 * (tokens * chosen + experts * columns), True)]
+        # One scale for an expert: the way down has its weights on both ranks too.
+        more = [("backward", 4 * experts, True)] if recipe == "rowwise-gw-hp" else []
+        assert found == [("forward", 4 * rows, True), *more, *back]

@@ -135,6 +135,29 @@ def test_products_in_16_bits_are_watched(transposed: bool) -> None:
     assert table == allocator
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["plain", "strided", "depthwise", "transposed", "along a line", "pointwise"])
+def test_convolutions_forward_and_backward(kind: str, dtype: torch.dtype) -> None:
+    groups = 8 if kind == "depthwise" else 1
+    dims = 1 if kind == "along a line" else 2
+    transposed = kind == "transposed"
+    x = torch.ones(2, 8, *([12] * dims), dtype=dtype)
+    size = 1 if kind == "pointwise" else 3
+    weight = torch.ones(8 if groups > 1 else 16, 8 // groups, *([size] * dims), dtype=dtype)
+    weight = weight.transpose(0, 1).contiguous() if transposed else weight
+    bias = torch.ones(weight.size(1 if transposed else 0), dtype=dtype)
+    steps = [2 if kind in ("strided", "transposed") else 1] * dims
+    form = (steps, [size // 2] * dims, [1] * dims, transposed, [0] * dims, groups)
+    table, allocator = taken(aten.convolution.default, x, weight, bias, *form)
+    assert table == allocator
+    y = aten.convolution.default(x, weight, bias, *form)
+    backward = aten.convolution_backward.default
+    for grad in (torch.ones_like(y), y.new_ones(()).expand(y.shape)):
+        for mask in ([True, True, True], [False, True, True]):
+            table, allocator = taken(backward, grad, x, weight, [bias.numel()], *form, mask)
+            assert table == allocator
+
+
 def test_a_product_counts_from_its_measurement_on_and_a_huge_one_never() -> None:
     scratch = Scratch()
     a = torch.ones(64, 64, dtype=torch.bfloat16)

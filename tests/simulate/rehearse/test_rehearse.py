@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import parallelizer as pz
+from parallelizer.child.children import WorldError
 from parallelizer.configuration.setup import Setup
 from parallelizer.mesh import build_mesh
+from parallelizer.report.rows.rehearsal import Compared
 from parallelizer.runtime.initialize import materialize
 from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.planned import differences, observing, of_the_step, plan_step
@@ -17,6 +21,7 @@ from parallelizer.simulate.record.trace import local_parts
 from parallelizer.simulate.rehearse import host_reads, kernels
 from parallelizer.simulate.rehearse.peaks import peak_of
 from parallelizer.simulate.rehearse.rehearse import Rehearsal, rehearse
+from parallelizer.styles.application import Program
 from tests.ranks import run_ranks
 from tests.simulate.record.test_planned import RANDOM_STATE
 from tests.simulate.setups import CHECKPOINT, llama
@@ -28,6 +33,8 @@ CASES = {
     "cp2_tp2": ("parallel=cp2_tp2",),
     "hsdp2x2 bf16": ("parallel=hsdp2x2", "train.dtype=bfloat16"),
     "tp4 checkpoint": ("parallel=tp4", CHECKPOINT.format("layers")),
+    "pp2": ("parallel=pp2",),
+    "pp2_fsdp2_tp2": ("parallel=pp2_fsdp2_tp2",),
 }
 
 
@@ -56,6 +63,16 @@ def real(setup: Setup) -> tuple[list[Collective], int]:
     return of_the_step(seen.entries), peak_of(step, "cpu", model, optimizer, parts).requested
 
 
+def stand_ins(program: Program, model: nn.Module, rank: int) -> int:
+    """The bytes of a number that a stage keeps between steps for each parameter of other stages: the dry run alone sees them."""
+    if program.stages is None:
+        return 0
+    stages, kept = program.stages, 0
+    for stage in stages.on_rank(rank):
+        kept += sum(p.itemsize for n, p in model.named_parameters() if stage not in stages.copies(n))
+    return kept
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "case", ["cp2 ring", *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c != "cp2 ring")]
@@ -69,6 +86,7 @@ def test_a_rehearsed_rank_sends_and_holds_what_the_real_one_does(case: str) -> N
     # Positions, and the rows of positional buffers at them, stay on the device between steps, where only the dry run sees them.
     row = 8 + sum(buffer[0].nbytes for buffer in model.buffers())
     kept = row * recipe.workload.seq_len // 2 if setup.mesh.sizes["cp"] > 1 else 0
+    kept += stand_ins(program, model, 0)
     assert found.peak.requested == planned.peak + RANDOM_STATE - kept
     collectives, peak = run_ranks(real, setup.mesh.world_size, setup)[0]
     assert differences(collectives, found.ledger) == []
@@ -89,7 +107,47 @@ def test_the_last_of_many_ranks_has_finite_values_that_are_its_own() -> None:
 def test_compiled_layers_make_their_graph_in_the_first_step_alone() -> None:
     setup = llama("parallel=fsdp2", 'rules=["layers.*: {style: compile, backend: eager}"]')
     found = rehearsed(setup)
-    assert found.graphs == (1, 0) and found.ledger is None
+    assert found.graphs == (1, 0)
+
+
+@pytest.mark.parametrize("preset", ["fsdp2", pytest.param("tp2", marks=pytest.mark.slow)])
+def test_collectives_of_compiled_layers_are_compared_too(preset: str) -> None:
+    setup = llama(f"parallel={preset}", 'rules=["layers.*: {style: compile, backend: eager}"]')
+    model = setup.build_model()
+    planned = plan_step(setup.compile(model), model, setup.recipe())
+    compared = Compared(planned, rehearsed(setup))
+    assert compared.rehearsal.ledger and compared.rehearsal.compiled
+    assert compared.different == []
+    less = replace(compared.rehearsal, ledger=compared.rehearsal.ledger[1:])
+    assert len(replace(compared, rehearsal=less).different) == 1
+
+
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", pytest.param("interleaved-zero-bubble", marks=pytest.mark.slow)]
+)
+def test_every_rank_of_a_pipeline_has_the_memory_and_collectives_that_were_planned(schedule: str) -> None:
+    more = () if schedule == "1f1b" else ("parallel.pipeline.stages_per_rank=2",)
+    setup = llama("parallel=pp2", "model.n_layers=4", f"parallel.pipeline.schedule={schedule}", *more)
+    model = setup.build_model()
+    program, recipe = setup.compile(model), setup.recipe()
+    for rank in range(2):
+        planned = plan_step(program, model, recipe, rank)
+        found = rehearse(program, model, recipe, rank=rank, steps=1)
+        assert found.ledger and differences(planned.ledger, found.ledger) == []
+        assert found.peak.requested == planned.peak + RANDOM_STATE - stand_ins(program, model, rank)
+        assert torch.tensor([found.loss, found.grad_norm]).isfinite().all() and found.grad_norm > 0
+
+
+def test_a_step_without_finite_numbers_is_no_rehearsal() -> None:
+    setup = llama("parallel=tp2")
+    model = setup.build_model()
+    recipe = replace(setup.recipe(), loss=_infinite)
+    with pytest.raises(WorldError, match="not finite, and the optimizer did not run"):
+        rehearse(setup.compile(model), model, recipe, steps=1)
+
+
+def _infinite(output: torch.Tensor, batch: pz.Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return output.sum() * float("inf"), torch.ones(())
 
 
 def test_a_host_read_is_told_by_its_line() -> None:

@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from parallelizer.language.plan import Mesh
 from parallelizer.simulate.record.operators import Moment, Operator
-from parallelizer.simulate.time.constants import Constants
-from parallelizer.simulate.time.machine import machine_of
+from parallelizer.simulate.time.constants import COMPILED_HOST, DTENSOR_SECONDS, HOST_SECONDS, Constants
+from parallelizer.simulate.time.machine import machine_of, without_time
 from parallelizer.simulate.time.predict import DEVIATIONS, StepTime, predict, predict_on
 from parallelizer.simulate.time.price import Habits
 from tests.simulate.setups import llama, traced
@@ -155,3 +155,61 @@ def _h100() -> Any:
     found = machine_of(hardware("h100"))
     assert found is not None
     return found
+
+
+def notes(line: list[Any], **changes: Any) -> str:
+    given = {**hardware("h100"), **changes}
+    found = predict(line, MESH, {k: v for k, v in given.items() if v is not None}, 1)
+    assert found is not None
+    return " ".join(note.message for note in found.assumed)
+
+
+def test_attention_in_float32_runs_at_the_ratio_of_the_peaks_and_says_so() -> None:
+    half, single = attend(), dataclasses.replace(attend(), dtype="float32")
+    assert of([single]).seconds / of([half]).seconds == pytest.approx(989 / 67, rel=0.01)
+    assert "attention in float32" in notes([single]) and not notes([half])
+    double = dataclasses.replace(attend(), dtype="float64")
+    assert "no rate for" in notes([double]) and "float64" in notes([double])
+
+
+@pytest.mark.parametrize(
+    ("missing", "line", "told"),
+    [
+        ("fp32_tflops", [product("float32", LARGE)], "no fp32_tflops"),
+        ("fp32_tflops", [product(sizes=LARGE)], ""),
+        ("devices_per_node", [product(sizes=LARGE)], "no devices_per_node"),
+        ("kernels_power_w", [product(sizes=LARGE)], "no kernels_power_w"),
+    ],
+)
+def test_a_missing_key_is_noted_where_it_matters(missing: str, line: list[Any], told: str) -> None:
+    found = notes(line, **{missing: None})
+    assert told in found and bool(told) == bool(found)
+
+
+def test_named_hardware_without_rates_says_that_it_has_no_time() -> None:
+    note = without_time({"name": "X9", "memory_gib": 80.0})
+    assert note is not None and "X9" in note.message and note.code == "time-assumed"
+    assert without_time(hardware("auto")) is None and without_time(hardware("h100")) is None
+
+
+def test_flash_attention_2_is_slower_by_what_was_measured() -> None:
+    fast, slow = (
+        predict_on(_h100(), [attend()], MESH, 1, habits=Habits(flash_2=on)).compute["attention"]
+        for on in (False, True)
+    )
+    assert fast / slow == pytest.approx(0.53, rel=0.01)
+
+
+def test_eager_dtensors_bind_the_host_and_compiled_ones_do_not() -> None:
+    eager = dataclasses.replace(memory(1000), dtensors=10)
+    assert of([eager]).waits["host"] == pytest.approx(10 * DTENSOR_SECONDS + HOST_SECONDS)
+    compiled = of([dataclasses.replace(eager, compiled=True)])
+    assert compiled.waits["host"] == pytest.approx(COMPILED_HOST * HOST_SECONDS)
+
+
+def test_operators_on_dtensors_are_counted_under_tp_alone() -> None:
+    sharded, whole = (
+        sum(m.dtensors for m in traced(llama(words)).line if isinstance(m, Operator))
+        for words in ("parallel=tp2", "parallel=single")
+    )
+    assert sharded > 100 and whole == 0

@@ -139,3 +139,32 @@ def test_more_bandwidth_is_never_slower(line: list[Moment]) -> None:
     for key in ("memory", "node", "network"):
         fast = dataclasses.replace(machine(), **{key: 2 * getattr(machine(), key)})
         assert replay(line, Prices(fast, MESH, PLAIN)).seconds <= slow * (1 + 1e-9)
+
+
+def longest_path(line: list[Moment]) -> float:
+    """The longest chain of moments that need each other, as if every queue had room for all at once."""
+    prices = Prices(machine(), MESH, PLAIN)
+    computed = 0.0
+    gathers: list[float] = []
+    issued: list[float] = []
+    for moment in line:
+        if isinstance(moment, Wait):
+            if moment.back <= len(issued):
+                computed = max(computed, issued[-moment.back])
+        elif isinstance(moment, Issued):
+            begins = 0.0 if moment.unit and moment.entry.kind == "all_gather" else computed
+            issued.append(begins + prices.collective(moment))
+            if moment.unit and moment.entry.kind == "all_gather":
+                gathers.append(issued[-1])
+            elif moment.waits and not moment.unit:
+                computed = max(computed, issued[-1])
+        else:
+            if moment.copies == "out" and gathers:
+                computed = max(computed, gathers.pop(0))
+            computed += prices.operator(moment)
+    return max([computed, *issued])
+
+
+@given(st.lists(ENTRIES, max_size=30))
+def test_a_replay_never_beats_its_longest_chain_of_dependencies(line: list[Moment]) -> None:
+    assert replay(line, Prices(machine(), MESH, PLAIN)).seconds >= longest_path(line) * (1 - 1e-9)

@@ -18,6 +18,7 @@ EXPERTS = "inner.experts: experts"
 OWN = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares, params: {w1: shard(1), w2: shard(1)}}"
 GATHERED = "inner.experts: {style: experts, dispatch: all-gather}"
 WHOLE = "inner.gate: replicate"
+KEEPING = "inner: {style: checkpoint, mode: selective}"
 TERMS = "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
 JOINED = (
     "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: replicate}"
@@ -54,6 +55,8 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("modules", {"dp_shard": 2, "ep": 2}, Called, rules(EXPERTS, FSDP)),
     ("modules over tp, in terms", {"tp": 2, "ep": 2}, Called, rules(EXPERTS, WHOLE, TERMS)),
     ("modules, gathered", {"dp_shard": 2, "ep": 2}, Called, rules(GATHERED, FSDP)),
+    ("recomputed, and kept", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, KEEPING, FSDP)),
+    ("gathered, recomputed and kept", {"dp_shard": 2, "ep": 2}, Mixture, rules(GATHERED, KEEPING, FSDP)),
     ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
 ]  # fmt: skip
 FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from parallelizer.compiler.observe.module_calls import observe
+from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.report.export.export import export
+from parallelizer.styles.float8.linear import computes_in_float8
+from parallelizer.styles.float8.style import prepare
 from tests.findings import compiled, finding, marked, mesh_of
 from tests.report.export.test_export import both
-from tests.simulate.setups import CAST, GATHERED, in_float8, llama
+from tests.simulate.setups import CAST, EXPERTS_IN_FLOAT8, GATHERED, MIXTURES, in_float8, llama, setup_of
 from tests.styles.experts.models import Stacked
 from tests.styles.models import around
 
@@ -58,10 +64,21 @@ def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
     )
 
 
-def test_experts_in_one_parameter_are_refused_with_the_reason() -> None:
-    code, message, _ = refused("rules: {inner: float8}", lambda: Stacked())
+def test_stacked_experts_have_scales_of_rows() -> None:
+    code, message, advice = refused("rules: {inner: float8}", lambda: Stacked())
     assert code == "precision-experts"
-    assert message.startswith("inner is a Stacked with the weights of many experts in one parameter: torchao")
+    assert message.startswith("the experts of inner cannot be in float8 by the recipe tensorwise: kernels")
+    assert advice == "write `recipe: rowwise`, or rowwise-gw-hp"
+    text = "rules: {inner: {style: float8, recipe: tensorwise}}"
+    assert marked(text, finding(text, around(Stacked), mesh_of(tp=2))) == "recipe"
+    text = "rules: {inner: {style: float8, recipe: rowwise, emulate: true}}"
+    (application,) = compiled(text, around(Stacked), mesh_of(tp=2)).of_slot("precision")
+    assert application.stacked == ("up", "down")  # the bias is no weight
+
+
+def test_a_convolution_holds_no_experts() -> None:
+    code, message, _ = refused("rules: {inner: float8}", lambda: nn.Conv1d(4, 4, 3))
+    assert (code, message) == ("precision-module", "float8 is for nn.Linear, and inner is a Conv1d")
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
@@ -104,7 +121,22 @@ def test_the_exported_code_casts_the_same_inputs() -> None:
     code = export(program, model, observe(model, setup.workload))
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
-    assert "gather=gather_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
+    assert "gather=gather_input_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
+
+
+def test_the_exported_code_multiplies_experts_the_same() -> None:
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    rule = EXPERTS_IN_FLOAT8.format("rowwise")
+    # A file that stands alone makes no masks for a stream that is split.
+    whole = ("parallel=tp2", "++parallel.layouts.stream=replicate")
+    setup = setup_of("model=hf_qwen3_moe", *MIXTURES["hf_qwen3_moe"], "train.seq_len=16", *whole, rule)
+    with torch.device("meta"):
+        model = setup.build_model()
+    program = setup.compile(model)
+    code = export(program, model, observe(model, setup.workload))
+    ours, exported = both(program, model, code, setup.workload, setup.loss())
+    assert exported == ours
+    assert 'run_experts_in_float8(layer.mlp.experts, "rowwise", emulate=mesh.device_type == "cpu")' in code
 
 
 @pytest.mark.parametrize("preset", ["fsdp2_tp2"])
@@ -118,3 +150,35 @@ def test_the_exported_code_places_and_sends_the_same(preset: str) -> None:
     ours, exported = both(program, model, code, setup.workload, setup.loss())
     assert exported == ours
     assert 'run_in_float8(layer.attention.wq, "rowwise", emulate=mesh.device_type == "cpu")' in code
+
+
+@pytest.mark.parametrize(
+    ("capability", "recipe", "message"),
+    [
+        ((8, 0), "tensorwise", "Mocked has no units for float8"),
+        ((8, 9), "tensorwise", None),
+        ((8, 9), "rowwise", "Mocked has compute capability 8.9, and kernels for the recipe rowwise need 9.0"),
+        ((8, 9), "rowwise-gw-hp", "kernels for the recipe rowwise-gw-hp need 9.0"),
+        ((9, 0), "rowwise", None),
+        ((12, 1), "rowwise-gw-hp", None),
+    ],
+)
+def test_a_rank_refuses_a_gpu_without_kernels_for_its_recipe(
+    capability: tuple[int, int], recipe: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is mocked, and what a rank would do with its linear is run: without emulation it asks for the device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Mocked")
+    text = f"rules: {{inner: {{style: float8, recipe: {recipe}}}}}"
+    [application] = compiled(text, around(nn.Linear, 32, 32)).applications
+    linear = nn.Linear(32, 32)
+    live = cast(Any, SimpleNamespace(mesh=SimpleNamespace(device_type="cuda")))
+    if message is None:
+        prepare(application, linear, live)
+        assert computes_in_float8(linear)
+        return
+    with pytest.raises(PlanError, match=re.escape(message)) as raised:
+        prepare(application, linear, live)
+    assert marked(text, raised.value.diagnostics[0]) == "inner"
+    assert not computes_in_float8(linear)

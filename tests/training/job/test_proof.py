@@ -150,7 +150,37 @@ def test_a_finding_that_a_check_is_not_sure_of_is_settled_by_the_proof(tp2: Comp
 
 
 @pytest.mark.parametrize(("prove", "alone"), [("never", True), ("auto", False)])
-def test_without_a_proof_it_refuses_the_run(tp2: Compiled, tmp_path: Path, prove: str, alone: bool) -> None:
+def test_without_a_proof_it_is_a_warning(tp2: Compiled, tmp_path: Path, prove: str, alone: bool) -> None:
+    _, _, (found,) = asked(tp2, tmp_path, prove, alone=alone, found=(UNSURE,))
+    assert (found.code, found.severity) == ("needs-whole", "warning")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_without_a_proof_halves_of_a_batch_are_compared(
+    alone: bool, tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`never` trains nevertheless."""
+    monkeypatch.setattr(duration, "FLOPS", 1.0)
+    monkeypatch.setattr(quick, "unequal_halves", lambda subject: Diagnostic("not-equal", "mixed"))
     with pytest.raises(PlanError) as raised:
-        asked(tp2, tmp_path, prove, alone=alone, found=(UNSURE,))
-    assert raised.value.diagnostics == (UNSURE,)
+        asked(tp2, tmp_path, alone=alone)
+    (found,) = raised.value.diagnostics
+    assert found.message.endswith("for halves of a batch: mixed") and "train.prove=never" in (
+        found.help or ""
+    )
+    assert asked(tp2, tmp_path, "never")[1] is None
+
+
+def test_what_a_proof_does_not_cover_is_told(
+    tp2: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = ProofVerdict((Difference("gradient", "w", 0, 0.1, 0.5),), 1.0)
+    changes = ("tp 8 -> 2", "layers.7 left out, no layer of the small model does the same")
+    proof = Proof("plan", tp2[0].mesh, "float64", verdict, (1.0, 1.0), changes=changes, one_sided=("a.py:1",))
+    monkeypatch.setattr(quick, "why_not_within", lambda *args, **options: None)
+    monkeypatch.setattr(quick, "prove_tiny", lambda *args, **options: proof)
+    line, *_ = asked(tp2, tmp_path)
+    assert (
+        "not covered" in line
+        and "1 layers or rules are left out, 1 decisions by values took one side" in line
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from parallelizer.runtime.checkpoint.folder import steps_in
+from parallelizer.runtime.checkpoint.loading import open_checkpoint
 from tests.recipes.runs import ROOT, SMALL, metrics, typed
 
 pytestmark = pytest.mark.ranks
@@ -54,6 +56,15 @@ def test_it_goes_on_under_another_preset_and_says_so(here: Path) -> None:
     assert "resuming after step 4 from run/checkpoints/step_4, saved on tp=2" in again.out
     assert [m["step"] for m in metrics(here / "run")] == list(range(1, 8))
     assert steps_in(here / "run/checkpoints") == [4, 6, 7]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_has_the_fingerprint_of_the_proof(tmp_path: Path) -> None:
+    words = (*RUN, "train.prove=auto", "parallel=tp2", "train.steps=2")
+    ended = typed(*words, cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    (name,) = set(re.findall(r"certificate (\w{12})", ended.out))
+    assert str(open_checkpoint(tmp_path / "run/checkpoints/step_2").state["certificate"]).startswith(name)
 
 
 def test_on_the_same_mesh_it_is_the_same_run_to_the_bit(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from parallelizer.training.watch.expert_load import ModuleLoad
 from parallelizer.training.watch.live import BARS, View, duration, sparkline
 from parallelizer.training.watch.memory import Memory
 
@@ -46,6 +47,18 @@ def run(shown: View, clock: Clock, steps: int, seconds: float = 2.0, **more: Any
     for step in range(shown.done + 1, shown.done + 1 + steps):
         clock.now += seconds
         shown.step(measured(step, **more), Memory(GIB, 2 * GIB))
+
+
+def test_the_load_of_experts_is_drawn() -> None:
+    shown, clock = view()
+    run(shown, clock, 2)
+    assert "experts" not in "\n".join(drawn(shown, 80))
+    shown.load = ModuleLoad((0, 2, 4, 2), (2, 6), 2)
+    text = drawn(shown, 80)
+    (experts,) = (line for line in text if line.startswith("│ experts"))
+    assert "2.00 of mean" in experts and "▁▅█▅" in experts
+    (ranks,) = (line for line in text if line.startswith("│ ranks"))
+    assert "1.50 of mean" in ranks
 
 
 @pytest.mark.parametrize("width", [60, 100, 140])
