@@ -17,7 +17,6 @@ from parallelizer.styles.placed_parameters import ShardParams
 from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.torch_styles import native_statement, prepare_statement
 
-
 _AFTERWARDS: Mapping[type[ParallelStyle], Callable[..., Any]] = {
     RowwiseEmbedding: look_up_own_rows,
     OwnedRowwise: copy_output,
