@@ -50,10 +50,6 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     # Every axis is in the cells that stay: tp2, fsdp2_tp2 and cp2 of the families, tp2, fsdp2 and hsdp2x2 of the Llamas.
     # Its parts have tests where the package has them.
     "tests/benchmarks/gpu/test_gpu.py": ("test_a_part_writes_tables_and_what_it_had_no_time_for",),
-    # Plans of models with names of their own are proven in tests/commands/test_init.py, and here of experts in a list.
-    "tests/propose/from_forward/test_as_written.py": (
-        "test_nanogpt_counts_its_heads_by_the_width_of_its_input",
-    ),
     "tests/diagnostics/test_interrupts.py": ("test_an_interrupted_import_is_no_traceback[recipes.train]",),
     "tests/test_no_gpu_at_import.py": ("test_a_module_that_did_would_be_found",),
     "tests/benchmarks/proofs/test_families.py": (

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import nn
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from parallelizer.styles.application import Application, Exporting, Live
 from parallelizer.styles.context_parallel.split_sequence import SplitSequence
@@ -15,6 +16,12 @@ from parallelizer.styles.own_rows import RowwiseEmbedding, look_up_own_rows
 from parallelizer.styles.placed_parameters import ShardParams
 from parallelizer.styles.statements import Statement, calls
 from parallelizer.styles.torch_styles import native_statement, prepare_statement
+
+_AFTERWARDS: Mapping[type[ParallelStyle], Callable[..., Any]] = {
+    RowwiseEmbedding: look_up_own_rows,
+    OwnedRowwise: copy_output,
+}
+"""What our classes do behind torch's."""
 
 
 def apply_tensor_style(application: Application, module: nn.Module, live: Live) -> None:
@@ -38,7 +45,7 @@ def tensor_style_statements(application: Application, exporting: Exporting) -> S
         return ()
     native = native_statement(act)
     if native is not None:
-        then = {RowwiseEmbedding: look_up_own_rows, OwnedRowwise: copy_output}.get(type(act))
+        then = _AFTERWARDS.get(type(act))
         return [native] if then is None else [native, calls(then)]
     if type(act) is SplitSequence:
         return [act.statement()]

@@ -29,7 +29,7 @@ def native_statement(act: ParallelStyle) -> Statement | None:
     """
     if type(act) is ColwiseParallel:
         return _features_statement("ColwiseParallel", act, (Replicate(), Shard(-1), True))
-    if type(act) in (RowwiseParallel, RowwiseEmbedding, OwnedRowwise):
+    if isinstance(act, RowwiseParallel) and type(act) in (RowwiseParallel, RowwiseEmbedding, OwnedRowwise):
         return _features_statement("RowwiseParallel", act, (Shard(-1), Replicate(), True))
     if type(act) is SequenceParallel:
         (sharding,) = act.sequence_sharding

@@ -182,7 +182,13 @@ def counts(rows: list[dict[str, Any]]) -> str:
 def table(rows: list[dict[str, Any]], option: str = "") -> str:
     """The page's part that is made."""
     command = f"`python -m tests.init.survey{option}`"
-    text = [f"Of {len(rows)} architectures, these are proven: {counts(rows)}, by {command}.", ""]
+    ran = [row for row in rows if "not run" not in row["cells"].values()]
+    some = (
+        f"{len(ran)} of {len(rows)} architectures have been run"
+        if len(ran) < len(rows)
+        else f"Of {len(rows)} architectures"
+    )
+    text = [f"{some}, {'and ' * (len(ran) < len(rows))}these are proven: {counts(ran)}, by {command}.", ""]
     labels = [label for label in MESHES if any(label in row["cells"] for row in rows)]
     text.append(
         f"| architecture | split over tp | {' | '.join(labels)} | seconds (CPU) | left alone, in `init`'s words |"
@@ -252,7 +258,9 @@ def main(argv: list[str] | None = None) -> int:
         if name in rows and set(arguments.mesh) <= set(rows[name]["cells"]) and not arguments.again:
             continue
         if arguments.kept:
-            rows.setdefault(name, {**_NOTHING, "name": name, "cells": dict.fromkeys(MESHES, "not run")})
+            rows.setdefault(
+                name, {**_NOTHING, "name": name, "cells": dict.fromkeys(arguments.mesh, "not run")}
+            )
             continue
         queue = context.Queue()
         given = (name, arguments.mesh, arguments.seconds, arguments.unproven, queue)

@@ -76,7 +76,7 @@ def _seen(setup: Setup, model: nn.Module) -> _ShownByForward:
         (found,) = in_children([(_watched, model, setup.workload)])
     except WorldError:  # it cannot be watched
         return _ShownByForward()
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _watched(model: nn.Module, workload: Workload) -> _ShownByForward:

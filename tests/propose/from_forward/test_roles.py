@@ -322,10 +322,28 @@ def test_of_interleaved_parts_each_rank_has_neighbours() -> None:
     assert dict(experts.grouped) == {"experts.both": 2, "experts.back": 1}
 
 
-def test_experts_that_add_to_a_term_of_a_sum_stay_whole() -> None:
+def test_what_experts_add_to_a_term_of_a_sum_counts_once() -> None:
     facts = found(lambda: Mixture(bias=True))
+    (experts,) = facts.regions
+    assert experts.once == ("experts.last",)
+    text = write_plan(facts, Choice(frozenset(units(facts))), "it")
+    assert re.search(r"^  experts.last: +\{style: replicate, value: partial\}", text, re.MULTILINE)
+
+
+class Gained(Mixture):
+    """Multiplies what its experts give, inside of their module."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=True)
+        plain = self.experts.forward
+        self.experts.forward = lambda *given: plain(*given) * self.experts.gain  # type: ignore[method-assign]
+        self.experts.gain = nn.Parameter(torch.ones(32))
+
+
+def test_experts_that_multiply_a_term_of_a_sum_stay_whole() -> None:
+    facts = found(Gained)
     assert facts.regions == ()
-    assert "experts.last would be added once by every rank" in facts.left["experts.both"]
+    assert facts.left["experts.both"] == "experts.gain is combined with the sum"
 
 
 class RootMeanSquare(nn.Module):

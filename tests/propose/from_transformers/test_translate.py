@@ -162,8 +162,18 @@ def test_every_entry_that_cannot_be_said_is_a_finding_with_its_key_and_string() 
 
 def test_what_no_entry_names_is_split_with_the_heads_that_it_meets() -> None:
     entries = {"input_ids": Entry(("batch", "sequence"), range=(0, 64))}
-    met = _watched(small("cohere", use_qk_norm=True), Workload(entries, 4, 16))
+    met = _watched(small("cohere", use_qk_norm=True), Workload(entries, 4, 16)).split
     assert met["model.layers.0.self_attn.q_norm.weight"] == 0
     (line,) = propose(small("cohere", use_qk_norm=True), split=met).sections["split"]
     assert line.glob == "model.layers.*.self_attn.{q,k}_norm.weight"
     assert line.styles == ("{style: shard-params, params: shard(0)}",)
+
+
+def test_an_output_that_the_forward_changes_in_place_is_copied() -> None:
+    entries = {"input_ids": Entry(("batch", "sequence"), range=(0, 64))}
+    sizes = {"intermediate_size_mlp": 48, "num_local_experts": 4, "num_experts_per_tok": 1}
+    changed = _watched(small("llama4_text", **sizes), Workload(entries, 4, 16)).changed
+    assert "model.layers.0.feed_forward.shared_expert.down_proj" in changed
+    lines = propose(small("llama4_text", **sizes), changed=changed).sections["tp_plan"]
+    own = {line.glob for line in lines if line.styles == ("{style: rowwise, own: true}",)}
+    assert own == {"model.layers.*.feed_forward.shared_expert.down_proj"}

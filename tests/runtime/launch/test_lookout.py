@@ -171,7 +171,7 @@ def test_a_rank_that_holds_the_others_up_is_named_with_its_stack_and_the_timeout
         assert lines[1] == "  rank 1: step 2, most recent call first"
         assert lines[2].startswith(f"    hold_up ({__file__}:")
     else:
-        assert lines[1].startswith("  rank 1: step 2, gives no stack: stopped")
+        assert lines[1].startswith("  rank 1: step 2, gives no stack: it is stopped")
     assert sum(line.startswith("warning") for line in lines) == 1
 
 

@@ -105,12 +105,12 @@ def test_a_loader_collates() -> None:
 @pytest.mark.parametrize(
     ("samples", "heldout", "message"),
     [
-        (iter([1]), 3, "can be iterated once"),
+        (iter([1]), 3, "can be iterated only once"),
         (7, 3, "int cannot be indexed or iterated"),
         (Mapped(), 0, "a number of samples from 1 on"),
         (Mapped(), [], "there is no held-out sample"),
         ([(1, 2)] * 9, 2, "a sample is a tuple"),
-        ([[1, 2], [1, 2, 3]], 1, "has the shape|not alike|2 samples"),
+        ([[1, 2], [1, 2, 3]], 1, "has the shape|samples differ|2 samples"),
         (
             DataLoader(Mapped(), sampler=torch.utils.data.WeightedRandomSampler([1.0] * 20, 20)),
             2,
@@ -120,7 +120,7 @@ def test_a_loader_collates() -> None:
 )
 def test_what_makes_no_source_is_refused(samples: Any, heldout: Any, message: str) -> None:
     if isinstance(samples, list) and isinstance(samples[0], list):
-        message = "not alike"
+        message = "samples differ"
         samples = [*samples, [1, 2]]
     with pytest.raises(PlanError, match=message):
         source_of(samples, heldout).training_batch(0, batch_size=2, seq_len=1, seed=0)

@@ -51,7 +51,7 @@ def test_what_differs_is_a_warning_and_no_error() -> None:
     assert "tp all_gather in forward: 2 planned, 5 counted" in found.message
     assert "CUDA" not in (found.help or "")
     [on_cuda] = StepComparison(3, entries(2), entries(5), device="cuda").findings()
-    assert "all_gather for all_to_all is no fault" in (on_cuda.help or "")
+    assert "all_gather for all_to_all is not an error" in (on_cuda.help or "")
 
 
 @pytest.mark.parametrize(("peak", "warned"), [(60, False), (66, False), (80, True)])
