@@ -65,7 +65,7 @@ class Turned(Staged):
         return logits
 
 
-def stages_of_a_rank() -> list[tuple[int, ...]]:
+def stages_of_a_rank() -> list[tuple[bool, int, int]]:
     """For each module of the table, on the two stages of rank 0: whether it is one object, and the hooks of each."""
     enter_fake_world(2, 0)
     pipeline = state_of(parallel(ZBV, Turned)).pipeline  # type: ignore[union-attr]
