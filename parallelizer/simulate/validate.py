@@ -78,7 +78,7 @@ def validating(
             if steps.trace is not None and recipe is not None:
                 workload, where = recipe.workload, places.optimizer
                 seen = check_traced(Traced(program, model, steps.trace, workload, optimizer or {}, where))
-            elif recipe is not None and not has_errors(wrong):
+            elif recipe is not None and not has_errors((*wrong, *seen)):
                 seen = (*seen, *float8_rows_unknown(program))
             dealt = nodes_of(program.mesh, hardware or {}) if nodes is None else nodes
             ledger = steps.trace.ledger if steps.trace is not None else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.proofs.precision import TABLES, Column, prove
+from benchmarks.proofs.precision import TABLES, prove
 from benchmarks.proofs.show import in_a_word
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 from tests.chosen import chosen
@@ -40,11 +40,3 @@ def test_a_recipe_that_a_column_is_not_for_has_to_be_refused() -> None:
     found = prove(MODELS["llama_debug"], "rowwise", COLUMNS["fsdp2, gathered in float8"])
     assert found.passed and "one gather cannot serve both" in found.reason
     assert in_a_word(found) == "refused"
-
-
-@pytest.mark.ranks
-@pytest.mark.slow
-def test_layers_that_inductor_compiles_are_proven() -> None:
-    compiled = Column("compiled by inductor", "fsdp2", rules=("{layers}: compile",))
-    found = prove(MODELS["llama_debug"], "rowwise", compiled)
-    assert found.passed and found.share is not None, found.reason
