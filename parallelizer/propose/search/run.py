@@ -270,7 +270,8 @@ class Search:
         if not task.front or not self.found.results:
             return
         least = min(one.peak for one in self.found.results)
-        known = {one.candidate for one in (*self.found.results, *self.found.too_large, *self.found.failed)}
+        known = {one.candidate for one in (*self.found.results, *self.found.too_large)}
+        known |= {one.candidate for one in self.found.failed}
         edge: list[Estimate] = []
         for one in self.found.priced:  # by time
             if one.candidate not in known and one.peak < min(least, edge[-1].peak if edge else least):
