@@ -270,9 +270,11 @@ class Search:
         if not task.front or not self.found.results:
             return
         least = min(one.peak for one in self.found.results)
+        known = {one.candidate for one in (*self.found.results, *self.found.too_large)}
+        known |= {one.candidate for one in self.found.failed}
         edge: list[Estimate] = []
         for one in self.found.priced:  # by time
-            if one.peak < min(least, edge[-1].peak if edge else least):
+            if one.candidate not in known and one.peak < min(least, edge[-1].peak if edge else least):
                 edge.append(one)
         count = min(SMALL, len(edge))
         chosen = [edge[(at + 1) * len(edge) // count - 1] for at in range(count)]
