@@ -25,6 +25,7 @@ from parallelizer.simulate.record.trace import record, trace
 from tests.simulate.allocator import differences, measured_peaks, predicted_peaks
 from tests.simulate.setups import (
     CAST,
+    CONFIGS,
     FLOAT8_RECIPES,
     GATHERED,
     GPT,
@@ -80,6 +81,13 @@ def llama(name: str, mesh: str, *more: str, rank: int = 0, fold: bool = False) -
 def gpt(name: str, mesh: str, *more: str, rank: int = 0) -> Case:
     """A case of a model with LayerNorm, biases, a fused projection and tied embeddings."""
     return Case(f"{mesh} gpt {name}".strip(), (*GPT, *MESHES[mesh], *more), rank)
+
+
+def people(model: str, mesh: str, name: str = "", *more: str) -> Case:
+    """A case of a model with convolutions."""
+    plan = () if model == "vit_tiny" else (GPT[0], f"plan={CONFIGS}/plans/everywhere.yaml")
+    overrides = (*plan, f"model={model}", "train.seq_len=32", "train.batch_size=8", *MESHES[mesh], *more)
+    return Case(f"{mesh} {model} {name}".strip(), overrides)
 
 
 def mixture(model: str, preset: str, name: str = "", *more: str, rank: int = 0) -> Case:
@@ -161,6 +169,9 @@ def cases() -> Iterator[Case]:
         yield gpt("", mesh)
         yield gpt("bf16", mesh, BFLOAT16)
         yield gpt("checkpoint", mesh, FULL.format("blocks"))
+    for model, mesh in itertools.product(("unet", "mamba", "vit_tiny"), ("single", "fsdp2", "hsdp2x2")):
+        yield people(model, mesh)
+        yield people(model, mesh, "bf16", BFLOAT16)
     for model, preset in itertools.product(MIXTURES, EXPERT_PRESETS):
         yield mixture(model, preset)
         yield mixture(model, preset, "bf16 checkpoint", BFLOAT16, FULL.format("model.layers"))

@@ -10,10 +10,13 @@ from parallelizer.simulate.record.planned import differences, plan_step
 from parallelizer.simulate.rehearse.rehearse import rehearse
 
 GIB = 2**30
+COMPILED_SMALL = "layers.*: {style: compile, backend: aot_eager}"
 
 
 def rehearsed(where: Where, rank: int, *words: str) -> Iterator[Row]:
-    """One rank, predicted and rehearsed."""
+    """One rank, predicted and rehearsed. Small ones are compiled without inductor, which takes minutes on a CPU."""
+    if where.small:
+        words = tuple(word.replace("layers.*: compile", COMPILED_SMALL) for word in words)
     small = (
         (
             "model.n_layers=2",

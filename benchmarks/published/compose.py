@@ -26,7 +26,8 @@ class Composed:
 
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `flash_2`: attention is FlashAttention 2, torch's choice on Hopper before torch 2.11, instead of
-    cuDNN's. `fused`: what `fused.py` says of Megatron's stack. `overlapped_tp`: collectives over tp run beside the products.
+    cuDNN's. `plain`: no operators are dispatched on DTensors. `fused`: what `fused.py` says of Megatron's stack.
+    `overlapped_tp`: collectives over tp run beside the products.
     `small_gathers`: parameters are gathered in 8 bits; `small_tp_gathers`: activations over tp are. `rate` multiplies the rates
     of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
     ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
@@ -39,6 +40,7 @@ class Composed:
     precision: str = "bfloat16"
     deferred: bool = False
     flash_2: bool = False
+    plain: bool = False
     fused: bool = False
     overlapped_tp: bool = False
     small_gathers: bool = False
@@ -121,6 +123,7 @@ def compose(row: Row) -> Composed:
         _precision(str(run["precision"])),
         deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
         flash_2=hardware in ("h100", "h200") and not library,
+        plain=row.source != "torchtitan",  # of other stacks it is not known, and neither is their host
         fused=library or "Korthikanti" in row.source,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),

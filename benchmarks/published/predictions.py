@@ -89,7 +89,7 @@ def habits_of(composed: Composed) -> Habits:
         composed.precision if composed.precision != "bfloat16" else None,
         is_linear=lambda module: module.startswith("layers."),
         flash_2=composed.flash_2,
-        plain=composed.fused,
+        plain=composed.plain,
         payload=0.5 if composed.small_gathers else 1.0,
         tp_payload=0.5 if composed.small_tp_gathers else 1.0,
         overlapped_tp=composed.overlapped_tp,

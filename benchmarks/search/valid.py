@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.search.kept import Kept, uninterrupted
 from benchmarks.search.tables import Table
-from parallelizer.configuration.read_setup import from_overrides
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
 from parallelizer.configuration.validate import validated
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.propose.search.preset import run_overrides
@@ -33,8 +37,13 @@ LLAMA = ("model.dim=64", "model.hidden_dim=128", "model.max_seq_len=256")
 MODELS = (
     "llama_debug", "llama_packed", "alibi_tiny", "vit_tiny", "encoder_decoder_tiny", "hf_bert", "hf_deepseek_v3",
     "hf_gemma2", "hf_gemma3_text", "hf_gpt2", "hf_gpt_neox", "hf_llama", "hf_llama_packed", "hf_mistral", "hf_mixtral",
-    "hf_opt", "hf_phi3", "hf_qwen2", "hf_qwen3", "hf_qwen3_moe",
+    "hf_opt", "hf_phi3", "hf_qwen2", "hf_qwen3", "hf_qwen3_moe", "my_gpt",
 )  # fmt: skip
+
+OWN = "my_gpt"
+"""A user's own model, with the plan that `init` proposes: that of the page on a model of one's own."""
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "your_own_model.md"
 
 
 def measure(kept: Kept, only: str, cases: int = CASES) -> Table:
@@ -92,6 +101,8 @@ def case(number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         words.append(f"train.seq_len={draw.choice((32, 64, 96, 128))}")
     if model.startswith("llama"):
         words += [*LLAMA, f"model.n_layers={draw.randint(1, 6)}"]
+    elif model == OWN:
+        words += ["model.width=64", f"model.layers={draw.randint(1, 6)}"]
     elif (
         model.startswith("hf") and model != "hf_gemma3_text"
     ):  # whose configuration lists the kinds of its layers
@@ -116,8 +127,31 @@ def case(number: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _measured(overrides: Sequence[str], within: Sequence[str]) -> dict[str, Any]:
+    with own_model() as folder:
+        config_dir = folder if f"model={OWN}" in overrides else None
+        return _searched(overrides, within, config_dir)
+
+
+@contextmanager
+def own_model() -> Iterator[str]:
+    """The configuration folder of the own model, whose class can be imported while the folder is there."""
+    files = re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", PAGE.read_text(), re.S)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files:
+            file = Path(folder) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        sys.path.insert(0, folder)
+        try:
+            yield str(Path(folder) / "mine")
+        finally:
+            sys.path.remove(folder)
+
+
+def _searched(overrides: Sequence[str], within: Sequence[str], config_dir: str | None) -> dict[str, Any]:
     try:
-        task = dataclasses.replace(read_task(overrides, within=within), traced=PRESETS)
+        task = read_task(overrides, within=within, config_dir=config_dir)
+        task = dataclasses.replace(task, traced=PRESETS)
         search = Search(task.base, lambda _: None)
         found = uninterrupted(search.run(task))
     except PlanError as error:
@@ -140,7 +174,8 @@ def _wrong(task: SearchTask, text: str, more: Sequence[str], peak: int) -> str:
         os.mkdir(file.parent)
         file.write_text(text)
         try:
-            setup = from_overrides([*task.overrides, *more, "parallel=found"], config_dir=folder)
+            own = [folder, *([task.config_dir] if task.config_dir else [])]
+            setup = from_config(*compose_config([*task.overrides, *more, "parallel=found"], own))
             model = setup.build_model()
             done = validated(setup, setup.compile(model), model, classes=True)
         except PlanError as error:

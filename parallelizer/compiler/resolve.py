@@ -20,6 +20,7 @@ from parallelizer.language.plan import (
     AXES,
     EXPERT,
     EXPERT_SHARDS,
+    REPLICATE,
     SLOTS,
     TENSOR_AXES,
     Flow,
@@ -71,6 +72,10 @@ def resolve(state: Compilation) -> None:
         if slot == "fsdp":
             continue
         options = {k: _resolved(v, state, use) for k, v in winner.options.items()}
+        if use.style == "replicate" and state.mesh.ep > 1 and _inside_of_experts(state, winner.path):
+            options["grad"] = (
+                "partial"  # each rank has other rows there, also where the plan without ep has the same
+            )
         axis = options.get("axis") or STYLES[use.style].axis
         application = Application(
             winner.path,
@@ -97,6 +102,18 @@ def resolve(state: Compilation) -> None:
     for first, *others in failures.values():
         message = f"{first.message} ({len(others)} more like it)" if others else first.message
         state.diagnostics.append(dataclasses.replace(first, message=message))
+
+
+def _inside_of_experts(state: Compilation, path: str) -> bool:
+    """Whether a module is one that experts around it leave whole."""
+    segments = path.split(".")
+    for at in range(1, len(segments)):
+        around, inner = ".".join(segments[:at]), ".".join(segments[at:])
+        _, use = state.winners.get(around, {}).get(("experts", None), (None, None))
+        whole = use.options.get("whole") if use is not None else None
+        if whole is not None and any(inner == one or inner.startswith(f"{one}.") for one in whole.value):
+            return True
+    return False
 
 
 def _on_axis(state: Compilation, application: Application, axis: str, param: str | None) -> Application:
@@ -220,6 +237,7 @@ def _unit(
     """One FSDP unit, over the data axes or over what `ep` leaves of a replica; None if it has nothing to do."""
     mesh, options = state.mesh, winner.options
     over = (EXPERT_SHARDS,) if experts else mesh.fsdp_axes
+    shared = [a.module for a in state.applications if a.slot == "experts"]
     axes = tuple(a for a in ("dp_replicate", *over) if mesh.size_of(a) > 1)
     if not axes and not fsdp.changes_precision_or_place(options, [state.parameters[n] for n in names]):
         return None
@@ -228,6 +246,9 @@ def _unit(
     for name in names:
         relative = name[len(path) + 1 :] if path else name
         assigned = assign(state.parameters[name], options, tensor.get(name, {}), mesh.size(*over))
+        if not experts and any(fsdp.is_in(name, one) for one in shared):
+            # A gather there would lie between the two ways of the tokens.
+            assigned = fsdp.Assignment(REPLICATE, "inside of experts")
         params[relative] = {EXPERT_SHARDS if experts else folded_name(mesh): assigned.placement}
         if assigned.reason:
             reasons[relative] = assigned.reason

@@ -29,14 +29,18 @@ def float8_hardware(program: Program, hardware: Mapping[str, Any]) -> Iterator[D
         span, recipe = application.spans.get("recipe", application.rule.span), recipe_of(application)
         if hardware.get("bf16_tflops") and not hardware.get("fp8_tflops"):
             yield no_units(name, application.rule.span)
-        elif given is not None and (capability := _capability(given)) is None:
+            continue
+        if given is None:
+            continue
+        capability = _capability(given)
+        if capability is None:
             yield Diagnostic(
                 "precision-hardware",
                 f"hardware.capability={given} is no compute capability, and the recipe {recipe} needs one",
                 span,
                 "write it as `capability: 9.0`",
             )
-        elif given is not None and capability < CAPABILITY[recipe]:
+        elif capability < CAPABILITY[recipe]:
             yield no_kernels(name, capability, recipe, span)
 
 

@@ -70,7 +70,8 @@ def balanced(model: Any, batch: Mapping[str, Any], call: Callable[..., Any]) -> 
     finally:
         for recorder in recorders:
             recorder.into = None  # a checkpoint that computes again collects nothing
-    streams, rank = getattr(model, _SPREAD, ({}, 0))
+    places: tuple[dict[str, Stream], int] = getattr(model, _SPREAD, ({}, 0))
+    streams, rank = places
     router = tuple(_whole(one, streams.get(path)) for path, each in seen.items() for one in each)
     parts = max((s.ranks for s in streams.values() if s.layout == "split"), default=1)
     return Routed(

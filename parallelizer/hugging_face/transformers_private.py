@@ -160,7 +160,8 @@ def routers(model: Any) -> list[tuple[str, nn.Module, int]]:
     for path, inside in model.named_modules():
         named = getattr(type(inside), "_can_record_outputs", None)
         recorded = named.get("router_logits") if isinstance(named, dict) else None
-        if recorded is None or not isinstance(target := getattr(recorded, "target_class", None), type):
+        target: Any = getattr(recorded, "target_class", None)
+        if recorded is None or target is None:
             continue
         name = str(recorded.layer_name or "").strip(".")
         within = f".{name}." if name else "."

@@ -10,7 +10,9 @@ from parallelizer.configuration.setup import MODEL_KEYS, Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic
 
 NO_RANDOM_NUMBERS = (
-    "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow"
+    "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow. A power iteration "
+    "(spectral_norm) that begins anew, statistics over few rows, and a loss that compares rows by their order amplify rounding: "
+    "freeze them, or leave them out by the `tiny` arguments of the model's config"
 )
 """The help of what a model that draws random numbers leads to."""
 

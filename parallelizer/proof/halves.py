@@ -162,7 +162,7 @@ def _sums(subject: Subject, model: nn.Module, parts: list[dict[str, Tensor]], se
         own = copy.deepcopy(model)
         value, count = loss_sums(subject.loss, forward(own, part), part)
         if value.requires_grad:
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
         total, weight = total + value.item(), weight + count.item()
         for name, param in own.named_parameters():
             if param.grad is not None:

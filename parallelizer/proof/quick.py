@@ -57,7 +57,7 @@ def prove_quickly(
         why = f"its tiny form is refused ({_line(error)})"
     if tiny is None or why is not None:
         line = f"{told(found)}: {why}; `parallelizer verify` proves it, with the same overrides"
-        return Proven(line, made=False, difference=tiny and unequal_halves(tiny.subject))
+        return Proven(line, made=False, difference=None if tiny is None else unequal_halves(tiny.subject))
     begin = time.monotonic()
     try:
         proof = prove_tiny(tiny, known, force=force)

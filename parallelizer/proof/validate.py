@@ -145,13 +145,17 @@ def _of_model(
         mesh=mesh if isinstance(mesh, Mesh) else Mesh(mesh),
         build=functools.partial(copy.deepcopy, model),
         loss=loss,
-        optimizer=torch.optim.AdamW,  # which nothing calls
+        optimizer=_adamw,
         batch=functools.partial(proof_batch, work),
         rows=ROWS,
         seq_len=work.seq_len,
         workload=work,
     )
     return unequal_halves(subject) if subject.mesh.world_size > 1 else None
+
+
+def _adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
 
 
 def look(setup: Setup, model: nn.Module, validation: Validation, proofs: Path) -> Looked:

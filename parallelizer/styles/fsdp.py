@@ -190,7 +190,10 @@ def apply(unit: Application, module: nn.Module, live: Live) -> None:
         module,
         mesh=mesh,
         reshard_after_forward=options.get("reshard_after_forward"),
-        ignored_params=whole | live.others | (set() if experts else shared_out(module)) or None,
+        ignored_params=whole
+        | live.others
+        | (inside_of_experts(unit, module) if experts else shared_out(module))
+        or None,
         **more,
     )
     if unit.options.get("gather") == "float8":
@@ -211,6 +214,11 @@ def _in_float8(module: nn.Module, name: str) -> bool:
 def is_of_experts(unit: Application) -> bool:
     """Whether a unit has the parameters of experts that are shared out over `ep`."""
     return any(EXPERT_SHARDS in by_axis for by_axis in unit.params.values())
+
+
+def inside_of_experts(unit: Application, module: nn.Module) -> set[nn.Parameter]:
+    """The parameters inside a module of experts that are none of theirs: the unit around sums their gradients."""
+    return {param for name, param in module.named_parameters() if name not in unit.params}
 
 
 def shared_out(module: nn.Module) -> set[nn.Parameter]:

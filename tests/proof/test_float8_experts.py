@@ -140,7 +140,6 @@ def test_stacked_experts_are_proven_beside_attention(mesh: str, model: str, reci
 
 OPTIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "checkpoint": ((), ("model.layers.*: checkpoint",)),
-    "compile": ((), ("model.layers.*: {style: compile, backend: aot_eager}",)),
     "experts of eager": (("model.experts=eager",), ()),
     "all-gather": ((), ("model.layers.*.mlp.experts: {style: experts, dispatch: all-gather}",)),
 }

@@ -98,3 +98,20 @@ def test_a_number_of_a_layer_of_einops_is_read_and_set() -> None:
     assert attributes.read(layer, "_axes_lengths.d") is None
     attributes.divide(layer, "_axes_lengths.h", 2)
     assert layer(torch.zeros(1, 3, 8)).shape == (1, 2, 3, 4)
+
+
+class Refusing:
+    """Says no to a question, as the configuration of a model whose layers differ does."""
+
+    heads = 4
+
+    @property
+    def width(self) -> int:
+        raise RuntimeError("it differs from layer to layer")
+
+
+def test_what_an_object_refuses_to_say_is_no_number() -> None:
+    module = nn.Linear(2, 2)
+    module.config = Refusing()  # type: ignore[assignment]
+    assert attributes.read(module, "config.width") is None
+    assert attributes.read(module, "config.heads") == 4

@@ -17,6 +17,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 from parallelizer.styles.own_rows import RowwiseEmbedding
 from parallelizer.torch_private import allocations
+from tests.parity import VOCAB, Case, assert_exact, compare, plan
 from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -142,3 +143,44 @@ def test_options_that_dtensor_refuses_are_refused(option: dict[str, Any]) -> Non
 
 def test_frequencies_are_counted_over_all_ids() -> None:
     run_ranks(lambda: same(embedding(scale_grad_by_freq=True), torch.tensor([0, 5, 5, 7, 0, 1])), RANKS)
+
+
+class NormedEmbedding(nn.Embedding):
+    """As Inkling's."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, 8)
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.norm(super().forward(ids))
+        return made
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = NormedEmbedding(), nn.Linear(8, VOCAB)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.words(input_ids))
+        return logits
+
+
+NORMED = """
+rules:
+  words: {style: rowwise, input: replicate, output: %s}
+  words.norm: {style: replicate, grad: replicate}
+  head: {style: prepare-input, input: {input: %s -> replicate}, local: true}
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_norm_inside_of_an_embedding_gets_the_whole_sum() -> None:
+    cases = [
+        Case(output, plan(NORMED % (output, output)), {"tp": 2}, Words)
+        for output in ("replicate", "shard(1)")
+    ]
+    for found in compare(cases).values():
+        assert_exact(found)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
 from parallelizer.language.fold import fold_paths
-from parallelizer.language.plan import DATA_AXES, EXPERT, EXPERT_SHARDS, full_name
+from parallelizer.language.plan import DATA_AXES, EXPERT, EXPERT_SHARDS, TENSOR_AXES, full_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:
     """Every trainable parameter must belong to an fsdp unit when a data axis is above 1, and those of experts that are shared
-    out when `ep` leaves some ranks of a replica.
+    out when `ep` leaves some ranks of a replica. What lies inside of experts and is none of theirs needs a sum over tp.
     """
     shared = {
         full_name(a.module, name) for a in state.applications if a.slot == "experts" for name in a.params
@@ -26,6 +26,39 @@ def unreduced_gradients(state: Compilation) -> Iterator[Diagnostic]:
     experts = {n: p for n, p in state.parameters.items() if n in shared}
     yield from _missing(state, rest, DATA_AXES)
     yield from _missing(state, experts, ("dp_replicate", EXPERT_SHARDS))
+    yield from _inside_of_experts(state, shared)
+
+
+def _inside_of_experts(state: Compilation, shared: Collection[str]) -> Iterator[Diagnostic]:
+    """What lies whole inside of experts sees other rows on every rank of tp too."""
+    axes = [a for a in TENSOR_AXES if state.mesh.sizes[a] > 1]
+    paths = [a.module for a in state.applications if a.slot == "experts"]
+    if not axes or not paths:
+        return
+    summed = {
+        full_name(a.module, name)
+        for a in state.applications
+        if a.slot == "params" and {*axes} & {*a.axes} and a.options.get("grad") != "replicate"
+        for name in a.params
+    }
+    missing = [
+        name
+        for name, param in state.parameters.items()
+        if param.requires_grad
+        and name not in shared
+        and name not in summed
+        and any(name.startswith(f"{path}.") for path in paths)
+    ]
+    if not missing:
+        return
+    modules = fold_paths(list(dict.fromkeys(name.rpartition(".")[0] for name in missing)))
+    yield Diagnostic(
+        "unreduced-gradients",
+        f"no rule sums the gradients of {', '.join(modules[:3])} over {', '.join(f'{a}={state.mesh.sizes[a]}' for a in axes)}: "
+        "inside of experts each rank has other rows",
+        state.mesh.spans.get(axes[0]),
+        f"add `{modules[0]}: replicate` to the rules of {state.plan.file}",
+    )
 
 
 def _missing(

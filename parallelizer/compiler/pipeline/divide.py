@@ -12,7 +12,7 @@ from parallelizer.compiler.pipeline.refusals import refusals, refusals_of_stages
 from parallelizer.compiler.pipeline.survey import NotFollowed, Survey, survey
 from parallelizer.compiler.pipeline.unit_calls import UnitCall
 from parallelizer.diagnostics.diagnostic import Span, has_errors
-from parallelizer.language.pipeline.balance import balanced_sizes, sizes_mistake
+from parallelizer.language.pipeline.balance import balanced_by_stage, sizes_mistake
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.pipeline.stages import Stage, Stages, UnitOutput
 from parallelizer.styles.tied_parameters import parameter_names, tied_names
@@ -97,8 +97,8 @@ def _layers_of_stages(
 ) -> tuple[int, ...] | None:
     """How many of the candidates each stage has; None behind a finding."""
     if isinstance(pipeline.balance, str):
-        each, head, tail = layer_costs(state, pipeline.balance, found)
-        return balanced_sizes(each, wanted, head, tail)
+        costs = layer_costs(state, pipeline, pipeline.balance, found, wanted)
+        return balanced_by_stage([one.each for one in costs], costs[0].head, costs[-1].tail)
     mistake = sizes_mistake(pipeline.balance, len(found.candidates), wanted)
     if mistake is None:
         return pipeline.balance

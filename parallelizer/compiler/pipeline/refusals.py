@@ -54,27 +54,38 @@ def _called_twice(
     """
     placed = stage_rank(pipeline, state.mesh.sizes["pp"])
     on: dict[str, list[int]] = {}
+    lines: dict[tuple[str, int], Span | None] = {}
     for one in found.calls:
         stage = of_place[one.place]
         if not one.free and stage not in on.setdefault(one.unit, []):
             on[one.unit].append(stage)
+            lines[one.unit, stage] = one.span
     for unit, stages in on.items():
         parameters = any(True for _ in state.modules[unit].parameters())
         alike = _on_one_rank(stages, placed) if parameters else None
         updated = next((n for n in found.updated if n.startswith(f"{unit}.")), None)
+        first, second = alike or (stages[0], stages[-1])
         if alike is not None:
-            message = f"{unit} is called on stages {alike[0]} and {alike[1]}, which are on one rank"
+            message = f"{unit} is called on stages {first} and {second}, which are on one rank"
         elif updated is not None and len(stages) > 1:
-            message = f"{unit} is called on stages {stages[0]} and {stages[1]}, and its forward updates its buffer {updated}"
+            second = stages[1]
+            message = f"{unit} is called on stages {first} and {second}, and its forward updates its buffer {updated}"
         else:
             continue
+        span = lines[unit, second]
         yield Diagnostic(
             "stage-module-twice",
             message,
-            place,
+            span or place,
             "let `stage` match other modules, or set `balance` to a list of numbers of layers or another schedule, so that "
             "its calls are on one stage or on several ranks",
+            related=_cut_here(span, place),
         )
+
+
+def _cut_here(span: Span | None, place: Span | None) -> tuple[Related, ...]:
+    """Where the plan cuts, for a finding that points at the model's code."""
+    return (Related(place, "the model is cut here"),) if span is not None and place is not None else ()
 
 
 def _on_one_rank(stages: Sequence[int], placed: Sequence[int]) -> tuple[int, int] | None:
@@ -121,9 +132,7 @@ def _left_behind(found: Survey, of_place: Sequence[int], place: Span | None) -> 
             f"{of_place[first.place]}), where it does not exist",
             span or place,
             f"let {units} return the tensor: what a module returns is sent to the stages that need it",
-            related=(Related(place, "the model is cut here"),)
-            if span is not None and place is not None
-            else (),
+            related=_cut_here(span, place),
         )
 
 
@@ -131,12 +140,15 @@ def _varying(found: Survey, cut: Stages, place: Span | None) -> Iterator[Diagnos
     """A tensor that is sent and whose shape depends on values: a stage learns the shapes of what it receives once."""
     sent = sorted({output for stage in cut.stages for output in stage.sends} & found.varying)
     if sent:
+        calls = {(one.unit, one.index): one.span for one in found.calls}
+        span = calls.get((sent[0].unit, sent[0].call))
         yield Diagnostic(
             "no-stages",
             f"a cut would send the output of {sent[0]}, whose shape depends on values of tensors and so differs between "
             "microbatches",
-            place,
+            span or place,
             f"let `stage` match modules that contain both {sent[0].unit} and the code that selects its rows, or set pp to 1",
+            related=_cut_here(span, place),
         )
 
 

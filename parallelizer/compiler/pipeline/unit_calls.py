@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.pipeline.stages import UnitOutput
 
 
@@ -23,7 +24,7 @@ Need = UnitOutput | Draw | str
 class UnitCall:
     """One call of a unit. `place` is the number of cuts that could lie before it. It is `free` if it has no parameters and
     nothing that it reads depends on any: each stage can run it. `flops` are those of its forward, `bytes` the size of
-    all tensors that its operators return.
+    all tensors that its operators return. `span` is the line of the model that calls it.
     """
 
     unit: str
@@ -33,3 +34,4 @@ class UnitCall:
     free: bool
     flops: int = 0
     bytes: int = 0
+    span: Span | None = field(default=None, compare=False)

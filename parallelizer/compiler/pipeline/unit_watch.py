@@ -10,9 +10,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
+from parallelizer.compiler.observe import calling
 from parallelizer.compiler.observe.made_up_counts import ROWS, made_up, without_masks
+from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.compiler.pipeline.left_behind import Behind, Call
 from parallelizer.compiler.pipeline.unit_calls import Draw, Need, UnitCall
+from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.language.plan import full_name
 from parallelizer.torch_private import TorchDispatchMode, storage_key, tree_leaves
@@ -27,6 +30,7 @@ class _Running:
     place: int
     has_parameters: bool
     needs: frozenset[Need]
+    span: Span | None
     flops: int = 0
     bytes: int = 0
 
@@ -168,7 +172,8 @@ class UnitWatch(TorchDispatchMode):
             begins()
             needs = frozenset[Need]().union(*(self.taints.of(t) for t in tree_leaves((args, kwargs))))
             index = self.seen[path] = self.seen.get(path, -1) + 1
-            self.running = _Running(path, index, len(self.begun), has_parameters, needs)
+            span = written_here(within=calling.__file__)
+            self.running = _Running(path, index, len(self.begun), has_parameters, needs, span)
 
         return hook
 
@@ -185,7 +190,9 @@ class UnitWatch(TorchDispatchMode):
                 needs = needs.union(*map(self.taints.of, leaves))
             free = not running.has_parameters and not needs & self.bound
             place = len(self.begun)
-            self.calls.append(UnitCall(path, running.index, place, needs, free, running.flops, running.bytes))
+            self.calls.append(
+                UnitCall(path, running.index, place, needs, free, running.flops, running.bytes, running.span)
+            )
             for at, leaf in enumerate(leaves):
                 if isinstance(leaf, torch.Tensor):
                     value = UnitOutput(path, running.index, at)

@@ -12,9 +12,9 @@ from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from parallelizer.language.pipeline.schedule import Misfit, Schedule
 
 BALANCES = {
-    "layers": "the same number of layers on every stage",
+    "layers": "the same number of layers on every stage, where what runs before the first and after the last counts as one each",
     "parameters": "the same number of parameters",
-    "memory": "the same peak of memory",
+    "memory": "the same memory, estimated: states of local parameters, and activations of the microbatches that a stage holds",
     "time": "the same time of computation",
 }
 """What the cut of the model into stages makes equal."""

@@ -19,6 +19,7 @@ from parallelizer.propose.from_transformers.tp_plan import (
     read_fsdp_plan,
     read_layer_lists,
     read_tp_plan,
+    read_whole_inside,
     with_wildcards,
 )
 from parallelizer.propose.from_transformers.translate import Inexpressible, TranslatedRule, translate
@@ -222,18 +223,19 @@ def _experts(model: nn.Module) -> Iterator[PlanLine]:
     """
     alike: dict[str, list[str]] = {}
     for path in read_ep_plan(model):
-        alike.setdefault(_expert_style(model.get_submodule(path)), []).append(path)
+        module = model.get_submodule(path)
+        alike.setdefault(_expert_style(module, read_whole_inside(model, path)), []).append(path)
     every = every_name(model)
     for style, paths in alike.items():
         yield from (PlanLine(glob, (style,), DISPATCH) for glob in plan_globs(paths, every))
 
 
-def _expert_style(module: nn.Module) -> str:
+def _expert_style(module: nn.Module, whole: Sequence[str]) -> str:
     called = list(forward_names(module) or ())[: len(NAMES)]
-    if len(called) < len(NAMES) or called == list(NAMES.values()):
-        return "experts"
-    written = ", ".join(f"{option}: {name}" for option, name in zip(NAMES, called, strict=True))
-    return f"{{style: experts, {written}}}"
+    written = [] if not whole else [f"whole: [{', '.join(whole)}]"]
+    if len(called) == len(NAMES) and called != list(NAMES.values()):
+        written += [f"{option}: {name}" for option, name in zip(NAMES, called, strict=True)]
+    return f"{{{', '.join(['style: experts', *written])}}}" if written else "experts"
 
 
 def calls_attention(module: nn.Module) -> bool:

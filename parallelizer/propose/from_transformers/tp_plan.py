@@ -21,6 +21,9 @@ from parallelizer.styles.tied_parameters import parameter_names
 DISPATCH, EXPERT_PARAMETER = "ep_dispatch_experts", "grouped_gemm"
 """The strings of an `ep_plan`: of a module of experts, and of its parameters, which are split along the first dimension."""
 
+SUMMED_WHOLE = "replicated_with_grad_allreduce"
+"""The string of parameters that lie whole on all ranks, which add their gradients up."""
+
 ADDED = "embedding_rowwise"
 """The string that transformers adds for `embed_tokens` where a plan does not name it."""
 
@@ -78,6 +81,13 @@ def read_ep_plan(model: nn.Module) -> list[str]:
     """The modules of experts of the model's `ep_plan`."""
     plan: Mapping[str, str] = dict(getattr(model, "ep_plan", None) or {}) if is_model(model) else {}
     return [path for path, _ in model.named_modules() if plan.get(with_wildcards(path)) == DISPATCH]
+
+
+def read_whole_inside(model: nn.Module, path: str) -> list[str]:
+    """The modules inside of experts whose parameters the model's `ep_plan` leaves whole on every rank, by their names there."""
+    plan: Mapping[str, str] = dict(getattr(model, "ep_plan", None) or {})
+    inside = [name for name, _ in model.get_submodule(path).named_modules() if name]
+    return [name for name in inside if plan.get(with_wildcards(f"{path}.{name}")) == SUMMED_WHOLE]
 
 
 def read_fsdp_plan(model: nn.Module) -> dict[str, str]:

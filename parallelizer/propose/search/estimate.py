@@ -202,6 +202,13 @@ class Estimates:
         seconds = candidate.accumulate * seconds + self._tail(candidate, times, traced)
         return Estimate(cut, self._late(candidate, seconds), peak)
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether the classes are traced that its price takes."""
+        keys = {candidate.trace_class}
+        if candidate.share < 1 and candidate.checkpoint != NO_CHECKPOINT:
+            keys.add(_plain(candidate).trace_class)
+        return keys <= self.traces.keys()
+
     def _rank_peaks(self, cut: Candidate, part: float = 1.0) -> list[int]:
         """The peak of each rank of a pipeline whose layers are cut."""
 

@@ -155,7 +155,7 @@ class Search:
                 ] += 1
                 continue
             whole = with_whole_sequences(one)
-            if whole is not None and whole.trace_class in self.classes.traces:
+            if whole is not None and estimates.knows(whole):
                 if SURE * estimates.peak(whole) <= task.memory:
                     self.found.pruned["cp splits sequences that fit whole"] += 1
                     continue
@@ -177,7 +177,7 @@ class Search:
 
         def least(one: Candidate) -> float:
             floor = time_bound(one, flops, rate)
-            bound = next((b for b in no_slower(one) if b.trace_class in traces), None)
+            bound = next((b for b in no_slower(one) if estimates.knows(b)), None)
             if bound is None:
                 return floor
             again = one.share if one.checkpoint == FULL and bound.checkpoint == NO_CHECKPOINT else 0.0
@@ -200,7 +200,7 @@ class Search:
         self.found.classes = len(self.classes.traces)
         refused = self.classes.refused
         self.found.excluded.update(refused[c.trace_class] for c in some if c.trace_class in refused)
-        self._price([c for c in some if c.trace_class not in refused], estimates, task)
+        self._price([c for c in some if estimates.knows(c)], estimates, task)
 
     # Prices
 

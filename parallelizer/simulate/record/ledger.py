@@ -221,7 +221,7 @@ class Ledger(TorchDispatchMode):
         if self.unit is not None:
             return True, self.unit
         if (unit := measured()) is not None:
-            return False, self.units[unit]
+            return False, self.units.get(unit, self.running.current)  # without labels: the module that runs
         if kind in ("send", "recv") and (cut := moving()) is not None:
             return False, cut
         if self.parameter is not None:

@@ -33,12 +33,12 @@ class Constants:
     - `spread`: the standard deviation of the logarithm of published by predicted time, over sources that the fit has not seen.
     """
 
-    sustained: float = 0.884
-    attention_backward: float = 0.781
-    memory: float = 0.813
-    contention: float = 0.103
-    power: float = 0.516
-    straggling: float = 0.0055
+    sustained: float = 0.885
+    attention_backward: float = 0.779
+    memory: float = 0.809
+    contention: float = 0.105
+    power: float = 0.527
+    straggling: float = 0.0059
     network: float = 0.94
     spread: float = 0.09
 
@@ -64,8 +64,10 @@ DTENSOR_SECONDS = 120e-6
 docs/gpu.md, on a host that had other work too.
 """
 
-RESERVED = 1.19
-"""What CUDA's caching allocator reserves by what is in use at the peak: 1.15 to 1.35 in runs on an H100 (docs/gpu.md)."""
+RESERVED = 1.2
+"""What CUDA's caching allocator reserves by what is in use at the peak: the median of published runs. It was 1.15 to 1.35 in
+rehearsals on an H100 (docs/gpu.md), and neither the largest tensors nor the size of the step tell where in this range a run lies.
+"""
 
 FP32_BY_BF16 = 1 / 15
 """The rate of float32's products by that of bfloat16, of a device whose datasheet rate for float32 is not given."""

@@ -143,7 +143,7 @@ def installed() -> Path:
     spec = importlib.util.find_spec("aiconfigurator_core")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "aiconfigurator-core is not installed: `pip install path/to/parallelizer[kernels]`"
+            "aiconfigurator-core is not installed: `pip install aiconfigurator-core pyarrow`, or the extra `kernels`"
         )
     return Path(spec.submodule_search_locations[0]) / "systems" / "data"
 

@@ -186,11 +186,18 @@ class _Entry:
 
 
 def total_flops(line: Sequence[Moment]) -> tuple[int, int, int]:
-    """The floating-point operations of products and attention on this rank; those of them that are computed again; and those that
-    a causal mask hides. A ring's blocks behind the diagonal belong to a causal attention too.
+    """The model's floating-point operations in products and attention on this rank; those of them that are computed again; and
+    those that a causal mask hides. A ring's blocks behind the diagonal belong to a causal attention too. Of the five products of
+    attention's backward one computes the scores again, which is no operation of the model's.
     """
     operators = [m for m in line if isinstance(m, Operator)]
     attention = [o for o in operators if o.kind == ATTENTION]
     causal = any(o.causal for o in attention)
-    hidden = sum(o.flops for o in attention if not o.again) if causal else 0
-    return sum(o.flops for o in operators), sum(o.flops for o in operators if o.again), hidden
+    hidden = sum(map(_own_flops, (o for o in attention if not o.again))) if causal else 0
+    again = sum(map(_own_flops, (o for o in operators if o.again)))
+    return sum(map(_own_flops, operators)), again, hidden
+
+
+def _own_flops(operator: Operator) -> int:
+    scores_again = operator.kind == ATTENTION and operator.backward
+    return operator.flops * 4 // 5 if scores_again else operator.flops

@@ -77,6 +77,7 @@ def rows_of_experts(ids: Tensor, experts: int) -> Tensor:
     """How many of the rows, whose experts are `ids` [R], each expert has: [experts]. Whole numbers, so the order in which they
     are added does not matter. `torch.bincount` reads the largest id on the host, on a GPU.
     """
+    ids = ids.long()
     return ids.new_zeros(experts).scatter_add_(0, ids, torch.ones_like(ids))
 
 

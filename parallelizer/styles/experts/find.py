@@ -47,8 +47,24 @@ def argument_names(target: Target) -> None:
 
 
 def check_modules(target: Target) -> None:
-    """All parameters are the module's own: those of modules inside of it would not be the experts'. Raises StyleError."""
-    inside = [name for name, _ in target.module.named_parameters() if "." in name]
+    """All parameters are the module's own, beside those of modules that `whole` names: others would not be the experts'. Raises
+    StyleError.
+    """
+    whole: tuple[str, ...] = target.options.get("whole") or ()
+    inner = [name for name, _ in target.module.named_modules() if name]
+    for name in whole:
+        if name not in inner:
+            raise StyleError(
+                "experts-module",
+                f"{target.path or 'the root'} ({type(target.module).__name__}) has no module {name!r} inside of it",
+                did_you_mean(name, inner, "it has"),
+                "whole",
+            )
+    inside = [
+        name
+        for name, _ in target.module.named_parameters()
+        if "." in name and not any(name.startswith(f"{one}.") for one in whole)
+    ]
     if not inside:
         return
     listed = isinstance(target.module, nn.ModuleList) or any(
@@ -66,8 +82,8 @@ def check_modules(target: Target) -> None:
     raise StyleError(
         "experts-module",
         f"{called} has parameters in modules inside of it ({inside[0]}), which are no experts",
-        "write the rule for the module that has the experts' parameters alone; a router, shared experts and norms must lie "
-        "outside of it",
+        "write the rule for the module that has the experts' parameters alone; a router and shared experts must lie outside of "
+        f"it. If it is a norm of the experts' outputs, write whole: [{inside[0].rpartition('.')[0]}]",
     )
 
 

@@ -30,6 +30,10 @@ declare(
             "ids": OptionKind("argument", "forward's parameter with the experts of each token, [tokens, k]"),
             "weights": OptionKind("argument", "forward's parameter with their weights, [tokens, k]"),
             "params": OptionKind("params", "the dimension of each parameter that counts experts"),
+            "whole": OptionKind(
+                "names",
+                "modules inside, such as a norm of every expert's output, whose parameters all ranks hold whole",
+            ),
             "dispatch": OptionKind(
                 "choice",
                 "how tokens travel: all-to-all sends each to the ranks of its experts, all-gather sends all of them to every "

@@ -6,7 +6,7 @@ replaced; all else of forward stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -144,13 +144,13 @@ class ExpertProducts(TorchFunctionMode):
         for name, param in self.module.named_parameters(recurse=False):
             if name not in seen or not isinstance(param, DTensor):
                 continue
-            for axis, placement in enumerate(param.placements):
-                mesh = param.device_mesh
+            mesh, strides = param.device_mesh, seen[name].stride()
+            names = mesh.mesh_dim_names or ("",) * mesh.ndim
+            placements: Sequence[Any] = param.placements
+            for axis, placement in enumerate(placements):
                 # An expert that lies on another rank of ep lies there whole.
-                if is_sharded(placement) and mesh.size(axis) > 1 and mesh.mesh_dim_names[axis] != EXPERT:
-                    found.setdefault(name, []).append(
-                        (seen[name].stride(placement.dim), mesh.get_group(axis))
-                    )
+                if is_sharded(placement) and mesh.size(axis) > 1 and names[axis] != EXPERT:
+                    found.setdefault(name, []).append((strides[placement.dim], mesh.get_group(axis)))
         return found
 
     def check(self) -> None:

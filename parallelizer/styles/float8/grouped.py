@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from parallelizer.styles.float8.recipes import DIVISOR
 from parallelizer.styles.float8.torchao_private import row_scales, scaled_to_float8
-from parallelizer.torch_private import largest_of_ranks, scaled_grouped_mm
+from parallelizer.torch_private import has_values, largest_of_ranks, scaled_grouped_mm
 
 Tensor = torch.Tensor
 
@@ -191,7 +191,7 @@ def plain_groups(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """rows [S, K] times weights [G, K, N] of their groups: [S, N]."""
     if weights.size(0) == 1:
         return rows @ weights[0]
-    if rows.dtype != torch.float64:
+    if rows.dtype != torch.float64 or not has_values(rows):
         return F.grouped_mm(rows, weights, offs=ends)
     stops = ends.tolist()  # in a proof: kernels have no float64
     parts = [
@@ -204,7 +204,7 @@ def sum_products(gradient: Tensor, rows: Tensor, ends: Tensor) -> Tensor:
     """The sums over each group's rows of gradient [S, N] times rows [S, K], in their own dtype: [G, N, K]."""
     if ends.numel() == 1:
         return (gradient.t() @ rows).unsqueeze(0)
-    if rows.dtype != torch.float64:
+    if rows.dtype != torch.float64 or not has_values(rows):
         return F.grouped_mm(gradient.t(), rows, offs=ends)
     stops = ends.tolist()
     return torch.stack(

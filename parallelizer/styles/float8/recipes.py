@@ -72,9 +72,11 @@ def stacked_weights(module: nn.Module) -> tuple[str, ...]:
 
 
 def rows_matter(application: Application) -> bool:
-    """Whether kernels ask for a number of rows: they are what the product for the gradient of the weight is summed over."""
-    options = application.options
-    return recipe_of(application) != "rowwise-gw-hp" and not options.get("pad") and not options.get("emulate")
+    """Whether kernels ask for a number of rows: they are what the product for the gradient of the weight is summed over. Groups
+    of stacked experts are filled up in any case.
+    """
+    options, in_float8 = application.options, recipe_of(application) != "rowwise-gw-hp"
+    return in_float8 and not (application.stacked or options.get("pad") or options.get("emulate"))
 
 
 def weights_in_float8(unit: Application, program: Program) -> list[str]:

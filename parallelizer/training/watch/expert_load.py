@@ -107,18 +107,15 @@ class ExpertLoad:
             return
         with counted_rows() as counts:
             yield
-        self._sum(counts)
+        self._sum(model, counts)
         if file is not None:
             write_routing(model, counts, file)
 
-    def _sum(self, counts: RowCounts) -> None:
+    def _sum(self, model: nn.Module, counts: RowCounts) -> None:
         """Begin to add up over all ranks of the run: nothing is read, so that the host does not wait for the step."""
         if not self.experts:  # once: a rank of a pipeline has the modules of its stages alone
-            every: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
-            dist.all_gather_object(
-                every, {p: len(counts.sent[p][0]) for p in self.paths if counts.sent.get(p)}
-            )
-            known = {path: count for own in every for path, count in own.items()}
+            mine = {path: len(counts.sent[path][0]) for path in self.paths if counts.sent.get(path)}
+            known = {path: n for one in gathered_over_model(model, mine) for path, n in one.items()}
             self.experts = {path: known[path] for path in self.paths if path in known}
         ranks, at = dist.get_world_size(), 0
         summed = torch.zeros(

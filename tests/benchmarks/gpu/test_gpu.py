@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.gpu.__main__ import PARTS, main
 from benchmarks.gpu.cases import Case, Row, Where, run
-from tests.chosen import chosen
 
 
 def failing(where: Where) -> Iterator[Row]:
@@ -57,14 +56,14 @@ def test_the_speed_of_every_recipe_of_float8_stands_beside_bfloat16() -> None:
     assert len({arguments[:-1] for arguments in named.values()}) == 1
 
 
-@pytest.mark.parametrize("recipe", chosen(["rowwise", "tensorwise gathered"], []))
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["rowwise-gw-hp", "tensorwise gathered"])
 def test_float8_runs_on_a_cpu(recipe: str, tmp_path: Path) -> None:
     words = ["--device", "cpu", "--part", "4", "--only", f"float8 {recipe}", "--output", str(tmp_path)]
     assert main(words) == 0
-    cases = json.loads((tmp_path / "part4.json").read_text())
-    assert all(
-        "as planned" in case["rows"][0]["collectives"] and case["rows"][0]["device s"] for case in cases
-    )
+    [case] = json.loads((tmp_path / "part4.json").read_text())
+    row = case["rows"][0]
+    assert row["rank"] == "0 of 8" and row["device s"] > 0 and int(row["graphs"].partition("+")[0]) > 0
 
 
 @pytest.mark.slow

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks.published.compose import compose, left_out
-from benchmarks.published.predictions import predict_row, prepare
+from benchmarks.published.compose import FIRST_YEAR, Composed, compose, left_out
+from benchmarks.published.predictions import Prepared, in_use, predict_row, prepare
 from benchmarks.published.rows import Row, read
+from benchmarks.published.traces import Traced
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
+from parallelizer.language.plan import Mesh
 from tests.chosen import chosen
+from tests.simulate.time.lines import machine
 
 ROWS = {row.id: row for row in read()}
 
@@ -48,6 +51,37 @@ def test_a_pipeline_has_the_microbatches_and_stages_of_its_framework() -> None:
     assert megatron[f"{key}microbatches"] == "16" and megatron[f"{key}stages_per_rank"] == "23"
     # 126 layers cannot be divided by the 128 stages that are said: each of 64 has two, but for the first and the last.
     assert bridge[f"{key}microbatches"] == "384" and bridge[f"{key}stages_per_rank"] == "4"
+
+
+def test_libraries_are_those_of_the_run() -> None:
+    titan, rowwise, bridge, foundry = (
+        compose(ROWS[name])
+        for name in (
+            "titan2412-t4-1",
+            "titan2506-8b-fp8-rowwise-vanilla",
+            "bridge2511-405b-h100",
+            "foundry-7b-2048-8",
+        )
+    )
+    assert [one.flash_2 for one in (titan, rowwise, bridge, foundry)] == [True, True, False, True]
+    assert [one.small_tp_gathers for one in (titan, rowwise, bridge, foundry)] == [True, False, False, False]
+    assert [one.plain for one in (titan, rowwise, bridge, foundry)] == [False, False, True, True]
+    assert [one.rate for one in (titan, rowwise, bridge, foundry)] == [1.0, 1.0, 1.0, FIRST_YEAR]
+    logits = 16 * 8192 * 128256 // 8  # of a rank of tp
+    assert titan.loss_bytes == 2 * 4 * logits and bridge.loss_bytes == foundry.loss_bytes == 0
+
+
+def test_memory_in_use_is_the_peak_or_what_the_loss_holds() -> None:
+    one = prepare_small(peak=100, loss_peak=90)
+    assert in_use(one) == 100
+    more = dataclasses.replace(one, composed=dataclasses.replace(one.composed, loss_bytes=30, kept_outputs=5))
+    assert in_use(more) == 5 + 120
+
+
+def prepare_small(peak: int, loss_peak: int) -> Prepared:
+    """A row with these peaks and no time line."""
+    traced = Traced((), peak, Mesh({"dp_shard": 1}), None, loss_peak)
+    return Prepared(ROWS["titan2412-t4-1"], Composed((), "h100"), traced, (), machine(), 1)
 
 
 def small(**run: Any) -> Row:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.published.rows import read
 from benchmarks.search.published import _published, _search_of
-from benchmarks.search.valid import CASES, MODELS, case
+from benchmarks.search.valid import CASES, MODELS, OWN, case, own_model
+from parallelizer.propose.search.task import read_task
 from parallelizer.propose.search.within import read_within
 
 
@@ -14,6 +15,13 @@ def test_random_cases_are_the_same_again_and_hold_every_model() -> None:
     assert {words[0].removeprefix("model=") for words, _ in every} == set(MODELS)
     for _, within in every:
         read_within(within)
+
+
+def test_the_own_model_of_a_case_is_built_with_its_plan() -> None:
+    words, within = next(c for c in map(case, range(CASES)) if f"model={OWN}" in c[0])
+    with own_model() as folder:
+        task = read_task(words, within=within, config_dir=folder)
+        assert type(task.base.build_model()).__name__ == "MyGpt" and task.base.plan.rules
 
 
 def test_a_search_for_a_published_run_has_its_batch_and_its_gpus_and_no_mesh() -> None:

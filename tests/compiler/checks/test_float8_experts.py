@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallelizer.styles.float8.recipes import rows_matter
 from tests.findings import compiled, finding, findings, marked, mesh_of
 from tests.styles.models import around
 
@@ -43,6 +44,7 @@ def test_experts_that_are_shared_out_are_whole() -> None:
     assert findings(text, around(Experts, 48), mesh_of(dp_shard=2, ep=2)) == ()
     program = compiled(text, around(Experts, 48), mesh_of(dp_shard=2, ep=2))
     assert [a.style for a in program if a.module == "inner"] == ["float8", "experts"]
+    assert not any(map(rows_matter, program.of_slot("precision")))
 
 
 def test_products_of_dtensors_are_not_replaced() -> None:

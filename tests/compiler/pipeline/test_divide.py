@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -75,6 +76,31 @@ def test_a_heavy_head_moves_the_cut_to_later_layers() -> None:
     assert divided(HeavyHead, balance="layers").first[1] == "blocks.2"
 
 
+def sizes_of(cut: Stages) -> list[int]:
+    return [sum(unit.startswith("blocks.") for unit in stage.units) for stage in cut.stages]
+
+
+def test_the_balance_of_layers_counts_both_ends() -> None:
+    """The embedding and the head as a layer each."""
+    assert sizes_of(divided(lambda: Plain(10), pp=4, balance="layers")) == [2, 3, 3, 2]
+
+
+def test_the_balance_of_memory_counts_the_microbatches_that_a_stage_holds() -> None:
+    """1f1b holds four on the first stage and one on the last. Under gpipe all hold as many."""
+    long = dataclasses.replace(WORK, batch_size=64, seq_len=64)
+
+    def sizes(schedule: str, text: str = BLOCKS) -> list[int]:
+        pipeline = Pipeline(schedule, 8, balance="memory")
+        program = compiled(text, lambda: Plain(16), mesh_of(pp=4), workload=long, pipeline=pipeline)
+        return sizes_of(program.require_stages())
+
+    first, second, third, _ = sizes("1f1b")
+    assert first <= second < third and first < sizes("gpipe")[0]
+    # A checkpointed block keeps next to nothing, and has as many parameters as the others.
+    _, second, third, _ = sizes("1f1b", 'rules: {"blocks.*": [stage, checkpoint], "": fsdp}')
+    assert second == third
+
+
 def test_a_value_that_is_needed_later_is_relayed() -> None:
     cut = divided(Tangled, pp=4)
     crossing = [stage.sends for stage in cut.stages]
@@ -119,6 +145,8 @@ def test_a_course_that_depends_on_values() -> None:
 def test_a_shape_that_depends_on_values_crosses_no_cut() -> None:
     found = refused(Choosing)
     assert found.code == "no-stages" and "whose shape depends on values" in found.message
+    assert found.span is not None and found.span.file.endswith("tests/compiler/pipeline/models.py")
+    assert [marked(BLOCKS, other.span) for other in found.related]
 
 
 def test_a_module_that_two_stages_of_one_rank_call() -> None:

@@ -24,6 +24,13 @@ def said(build: Callable[[], nn.Module], **settings: Any) -> list[tuple[str, str
     return [(d.code, d.severity, d.message) for d in found(build, **settings)]
 
 
+def model_text(one: Diagnostic) -> str:
+    """The characters of the model's code that a diagnostic points at."""
+    span = one.span
+    assert span is not None
+    return Path(span.file).read_text().splitlines()[span.line - 1][span.column - 1 : span.end_column - 1]
+
+
 def test_a_plain_model_is_cut_without_a_word() -> None:
     assert found(Layered) == []
 
@@ -55,8 +62,9 @@ class ReadOutside(Layered):
 
 def test_a_module_that_two_stages_of_one_rank_call_is_refused() -> None:
     [one] = found(Shared, schedule="zbv")
-    assert (one.code, marked(PLAN, one)) == ("stage-module-twice", "layers.*")
+    assert one.code == "stage-module-twice" and model_text(one) == "self.norm(layer(x))"
     assert one.message == "norm is called on stages 0 and 3, which are on one rank"
+    assert [marked(PLAN, other.span) for other in one.related] == ["layers.*"]
 
 
 def test_it_is_fine_on_several_ranks_and_where_all_calls_are_on_one_stage() -> None:

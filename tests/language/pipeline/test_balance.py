@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parallelizer.language.pipeline.balance import balanced_sizes, sizes_mistake
+from parallelizer.language.pipeline.balance import balanced_by_stage, balanced_sizes, sizes_mistake
 
 
 def divisions(count: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -43,6 +43,23 @@ def test_no_division_has_a_lower_maximum_and_ties_are_broken_as_documented(
         return max(costs), sum((c * c for c in costs), Fraction(0)), sizes
 
     assert balanced_sizes(layers, stages, head, tail) == min(divisions(len(layers), stages), key=rank)
+
+
+@given(st.lists(st.lists(cost, min_size=5, max_size=5), min_size=1, max_size=5), cost, cost)
+def test_layers_that_cost_something_else_on_each_stage(
+    by_stage: list[list[float]], head: float, tail: float
+) -> None:
+    def rank(sizes: tuple[int, ...]) -> tuple[Fraction, Fraction, tuple[int, ...]]:
+        ends = [0, *accumulate(sizes)]
+        costs = [
+            sum(map(Fraction, own[start:end]), Fraction(0))
+            for own, (start, end) in zip(by_stage, pairwise(ends), strict=True)
+        ]
+        costs[0] += Fraction(head)
+        costs[-1] += Fraction(tail)
+        return max(costs), sum((c * c for c in costs), Fraction(0)), sizes
+
+    assert balanced_by_stage(by_stage, head, tail) == min(divisions(5, len(by_stage)), key=rank)
 
 
 def test_equal_layers_are_divided_evenly_with_fewer_on_earlier_stages() -> None:

@@ -65,6 +65,19 @@ def test_the_best_is_within_three_percent_of_the_exhaustive_search(
 
 
 @pytest.mark.slow
+def test_a_pipeline_that_accumulates_takes_what_is_estimated() -> None:
+    search, task = _search(
+        ["gpus=2", *WIDE],
+        ["mesh.pp=2", "accumulate=2", "rows=1", "checkpoint=none", "pipeline.schedule=1f1b"],
+    )
+    found = search.run(task)
+    assert found.results and {one.candidate.accumulate for one in found.results} == {2}
+    prices = {one.candidate: one.seconds for one in found.priced}
+    for one in found.results:
+        assert one.seconds == pytest.approx(prices[one.candidate], rel=0.2)  # one part would be half of it
+
+
+@pytest.mark.slow
 def test_a_limit_of_memory_leaves_out_what_does_not_fit_and_the_reasons_say_so() -> None:
     limits = ["mesh.tp=1", "mesh.cp=1", "mesh.pp=1", "mesh.dp_replicate=1", "rows=2", "checkpoint=none,full"]
     search, task = _search(["gpus=2"], limits)

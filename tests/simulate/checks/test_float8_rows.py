@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 import parallelizer as pz
-from parallelizer.diagnostics.diagnostic import Diagnostic
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.language.workload import Entry, Workload
 from parallelizer.simulate.all_checks import check_traced
 from parallelizer.simulate.checks.traced_step import Traced
@@ -14,7 +14,7 @@ from parallelizer.simulate.record.trace import trace
 from tests.findings import marked, on_meta
 from tests.proof import subjects
 from tests.proof.test_float8_experts import Mixture
-from tests.simulate.setups import setup_of
+from tests.simulate.setups import MIXTURES, setup_of
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -107,6 +107,19 @@ def test_an_encoder_has_a_length_of_its_own() -> None:
         '"{encoder.0,decoder.0}"': "a rank computes 24 tokens at once in encoder.0: float8 kernels need a multiple of 16",
         "pooled": "a rank computes 2 tokens at once in pooled: float8 kernels need a multiple of 16",
     }
+
+
+@pytest.mark.slow
+def test_groups_of_stacked_experts_have_any_number_of_rows() -> None:
+    """A rank has 9 tokens, each of which chooses two experts."""
+    pytest.importorskip("transformers", reason="the optional extra `hf`")
+    rule = "model.layers.*.{self_attn.q_proj,mlp.experts}: {style: float8, recipe: rowwise}"
+    sizes = (*MIXTURES["hf_qwen3_moe"], "train.batch_size=2", "train.seq_len=9", "parallel=fsdp2")
+    # The linear is refused before a step is traced; the experts are not.
+    with pytest.raises(PlanError, match="a rank computes 9 tokens at once"):
+        found("model=hf_qwen3_moe", *sizes, f'rules=["{rule}"]')
+    alone = rule.replace("{self_attn.q_proj,mlp.experts}", "mlp.experts")
+    assert found("model=hf_qwen3_moe", *sizes, f'rules=["{alone}"]') == []
 
 
 def test_experts_whose_tokens_values_choose_are_filled_up_or_refused() -> None:

@@ -18,6 +18,7 @@ from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.memory import usage
 from parallelizer.simulate.record.trace import record
 from parallelizer.styles.experts import dispatch
+from tests.chosen import chosen
 from tests.simulate.allocator import measured_peaks, predicted_peaks
 from tests.simulate.real_ledger import real_steps
 from tests.simulate.setups import EXPERTS_IN_FLOAT8, MIXTURES, setup_of, traced
@@ -35,8 +36,8 @@ KEPT = 'rules=["model.layers.*: {style: checkpoint, mode: selective}"]'
 
 def cases(ranks: int) -> list[Setup]:
     """Both models on all meshes of so many ranks, and one of them with checkpointed layers."""
-    chosen = [(model, mesh, ()) for model in MIXTURES for mesh in MESHES[ranks]]
-    chosen.append(("hf_qwen3_moe", MESHES[ranks][0], (RECOMPUTED,)))
+    every = [(model, mesh, ()) for model in MIXTURES for mesh in MESHES[ranks]]
+    every.append(("hf_qwen3_moe", MESHES[ranks][0], (RECOMPUTED,)))
     return [
         setup_of(
             f"model={model}",
@@ -45,7 +46,7 @@ def cases(ranks: int) -> list[Setup]:
             *(f"parallel.mesh.{axis}" for axis in mesh),
             *more,
         )
-        for model, mesh, more in chosen
+        for model, mesh, more in every
     ]
 
 
@@ -214,15 +215,15 @@ def test_the_entries_of_experts_in_float8_are_those_that_were_sent(
     )
 
 
-def test_ranks_of_tp_agree_on_the_largest_values_of_rows() -> None:
+@pytest.mark.parametrize("recipe", chosen(["rowwise", "rowwise-gw-hp"], ["rowwise-gw-hp"]))
+def test_ranks_of_tp_agree_on_the_largest_values_of_rows(recipe: str) -> None:
     """Forward for the way down, whose inputs are split; backward for the way up, whose outputs are."""
     pytest.importorskip("torchao", reason="float8 needs torchao")
-    tokens, chosen, experts, width = 8 * 16, 2, 8, 64
-    for recipe, columns in (("rowwise", width), ("rowwise-gw-hp", 1)):
-        ledger = traced(in_float8(recipe, "tp=2")).ledger
-        found = [(e.phase, e.payload_bytes, e.largest) for e in ledger if e.module.endswith("0.mlp.experts")]
-        rows = tokens * chosen + experts * width
-        back = [("backward", 4 * (tokens * chosen + experts * columns), True)]
-        # One scale for an expert: the way down has its weights on both ranks too.
-        more = [("backward", 4 * experts, True)] if recipe == "rowwise-gw-hp" else []
-        assert found == [("forward", 4 * rows, True), *more, *back]
+    rows, experts, width = 8 * 16 * 2, 8, 64  # each token has two experts
+    ledger = traced(in_float8(recipe, "tp=2")).ledger
+    found = [(e.phase, e.payload_bytes, e.largest) for e in ledger if e.module.endswith("0.mlp.experts")]
+    columns = width if recipe == "rowwise" else 1
+    back = [("backward", 4 * (rows + experts * columns), True)]
+    # One scale for an expert: the way down has its weights on both ranks too.
+    more = [("backward", 4 * experts, True)] if recipe == "rowwise-gw-hp" else []
+    assert found == [("forward", 4 * (rows + experts * width), True), *more, *back]

@@ -24,7 +24,7 @@ from parallelizer.simulate.rehearse.rehearse import Rehearsal, rehearse
 from parallelizer.styles.application import Program
 from tests.ranks import run_ranks
 from tests.simulate.record.test_planned import RANDOM_STATE
-from tests.simulate.setups import CHECKPOINT, llama
+from tests.simulate.setups import CHECKPOINT, GATHERED, in_float8, llama
 
 RING = 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'
 CASES = {
@@ -32,6 +32,7 @@ CASES = {
     "cp2 ring": ("parallel=cp2", RING),
     "cp2_tp2": ("parallel=cp2_tp2",),
     "hsdp2x2 bf16": ("parallel=hsdp2x2", "train.dtype=bfloat16"),
+    "fsdp2 float8 gathered": ("parallel=fsdp2", in_float8("tensorwise", GATHERED)),
     "tp4 checkpoint": ("parallel=tp4", CHECKPOINT.format("layers")),
     "pp2": ("parallel=pp2",),
     "pp2_fsdp2_tp2": ("parallel=pp2_fsdp2_tp2",),
@@ -78,6 +79,8 @@ def stand_ins(program: Program, model: nn.Module, rank: int) -> int:
     "case", ["cp2 ring", *(pytest.param(c, marks=pytest.mark.slow) for c in CASES if c != "cp2 ring")]
 )
 def test_a_rehearsed_rank_sends_and_holds_what_the_real_one_does(case: str) -> None:
+    if "float8" in case:
+        pytest.importorskip("torchao", reason="float8 needs torchao")
     setup = llama(*CASES[case])
     model = setup.build_model()
     program, recipe = setup.compile(model), setup.recipe()

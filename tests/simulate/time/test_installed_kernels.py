@@ -69,7 +69,7 @@ def test_without_the_package_a_note_names_the_extra(monkeypatch: pytest.MonkeyPa
     load_table.cache_clear()
     found = of([product()], **hardware("h100", kernels="installed:h100"))
     told = " ".join(note.message for note in found.assumed)
-    assert "parallelizer[kernels]" in told and "sizes cost as on H100" in told
+    assert "the extra `kernels`" in told and "sizes cost as on H100" in told
 
 
 def test_a_gpu_that_the_package_has_not_is_named(data: Path) -> None:

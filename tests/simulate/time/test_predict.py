@@ -84,6 +84,10 @@ def test_mfu_counts_masked_attention_or_not_and_never_what_is_computed_again() -
     assert once.causal_mfu == pytest.approx((products + half) / once.seconds / 989e12)
     assert once.mfu == pytest.approx((products + 2 * half) / once.seconds / 989e12)
     assert again.flops == once.flops + products and again.again == half
+    both = of([attend(), attend(backward=True)])
+    assert (
+        both.flops == 3 * half and both.whole_attention == 3 * half
+    )  # 12 L d S a token: two products and four
 
 
 def test_a_device_without_a_table_has_an_h100_s_efficiency_at_its_own_peak_and_says_so() -> None:

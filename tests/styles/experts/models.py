@@ -41,6 +41,28 @@ class Stacked(nn.Module):
         return made
 
 
+class Normed(Stacked):
+    """A norm of every expert's output, whose weight all experts share."""
+
+    def __init__(self, experts: int = EXPERTS) -> None:
+        super().__init__(experts)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def reset_parameters(self) -> None:
+        for param in self.parameters(recurse=False):
+            nn.init.normal_(param, std=0.5)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        made = torch.zeros_like(hidden_states)
+        hits = F.one_hot(top_k_index, self.num_experts)
+        for expert in range(self.num_experts):
+            token, place = torch.where(hits[..., expert] > 0)
+            hidden = torch.tanh(F.linear(hidden_states[token], self.up[expert], self.bias[expert]))
+            rows = self.norm(F.linear(hidden, self.down[expert])) * top_k_weights[token, place, None]
+            made.index_add_(0, token, rows)
+        return made
+
+
 class Batched(nn.Module):
     """Other names, experts along the second dimension, tokens in rows, weights on the input."""
 

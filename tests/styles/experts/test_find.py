@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from parallelizer.language.plan import shard
+from parallelizer.language.plan import REPLICATE, shard
 from parallelizer.styles.experts.find import counting_attributes
 from tests.findings import compiled, finding, findings, marked, mesh_of
-from tests.styles.experts.models import Batched, Mixture, Stacked
+from tests.styles.experts.models import Batched, Mixture, Normed, Stacked
 from tests.styles.models import WIDTH, Mlp, around
 
 
@@ -54,6 +54,42 @@ def test_every_parameter_is_placed_and_sharded_by_what_ep_leaves() -> None:
     )
     assert unit.params == {name: {"efsdp": shard(1)} for name in ("up", "bias", "down")}
     assert not any("experts" in name for name in root.params)
+
+
+def normed() -> nn.Module:
+    return Mixture(Normed())
+
+
+def test_a_norm_inside_lies_whole_and_the_unit_around_sums_its_gradients() -> None:
+    rule = text("inner.experts: {style: experts, whole: [norm]}")
+    program = compiled(rule, around(normed), mesh_of(dp_shard=4, ep=2))
+    (experts,) = program.of_slot("experts")
+    assert set(experts.params) == {"up", "bias", "down"}
+    unit, root = program.of_slot("fsdp")
+    assert set(unit.params) == {"up", "bias", "down"}
+    for name in ("inner.experts.norm.weight", "inner.experts.norm.bias"):
+        assert root.params[name] == {"dp_shard": REPLICATE} and root.reasons[name] == "inside of experts"
+
+
+@pytest.mark.parametrize(
+    ("rule", "found"), [("", True), ("replicate", False), ("{style: replicate, grad: replicate}", False)]
+)
+def test_a_norm_inside_needs_a_sum_over_tp(rule: str, found: bool) -> None:
+    more = f"\n  inner.experts.norm: {rule}" if rule else ""
+    lines = f"rules:\n  inner.experts: {{style: experts, whole: [norm]}}{more}"
+    said = findings(lines, around(normed), mesh_of(tp=2, ep=2))
+    sums = [one for one in said if one.code == "unreduced-gradients"]
+    assert bool(sums) == found
+    assert all("of inner.experts.norm over tp=2" in one.message for one in sums)
+
+
+def test_a_norm_inside_is_named_and_there() -> None:
+    found = finding(text(PLAIN), around(normed), mesh_of(dp_shard=2, ep=2))
+    assert found.code == "experts-module" and "write whole: [norm]" in (found.help or "")
+    rule = text("inner.experts: {style: experts, whole: [nrom]}")
+    found = finding(rule, around(normed), mesh_of(dp_shard=2, ep=2))
+    assert found.code == "experts-module" and "has no module 'nrom' inside of it" in found.message
+    assert "did you mean norm" in (found.help or "")
 
 
 def test_what_ep_leaves_takes_the_first_dimension_that_divides() -> None:

@@ -10,13 +10,15 @@ from torch import nn
 from parallelizer.styles.experts.expert_list import ExpertList
 from tests.chosen import chosen
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.styles.experts.models import Batched, Called, Looped, Mixture
+from tests.styles.experts.models import Batched, Called, Looped, Mixture, Normed
 from tests.styles.models import around
 
 FSDP = '"": fsdp'
 EXPERTS = "inner.experts: experts"
 OWN = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares, params: {w1: shard(1), w2: shard(1)}}"
 GATHERED = "inner.experts: {style: experts, dispatch: all-gather}"
+NORMED = "inner.experts: {style: experts, whole: [norm]}"
+NORM = "inner.experts.norm: {style: replicate, grad: replicate}"
 WHOLE = "inner.gate: replicate"
 KEEPING = "inner: {style: checkpoint, mode: selective}"
 TERMS = "inner: {style: prepare-io, input: {x: replicate}, local_input: true, grad: partial, output: partial -> replicate}"
@@ -32,6 +34,10 @@ def rules(*lines: str) -> str:
 
 def own() -> nn.Module:
     return Mixture(Batched(), rows=True)
+
+
+def normed() -> nn.Module:
+    return Mixture(Normed())
 
 
 def one_expert() -> nn.Module:
@@ -55,6 +61,8 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("modules", {"dp_shard": 2, "ep": 2}, Called, rules(EXPERTS, FSDP)),
     ("modules over tp, in terms", {"tp": 2, "ep": 2}, Called, rules(EXPERTS, WHOLE, TERMS)),
     ("modules, gathered", {"dp_shard": 2, "ep": 2}, Called, rules(GATHERED, FSDP)),
+    ("a norm inside", {"dp_shard": 2, "ep": 2}, normed, rules(NORMED, FSDP)),
+    ("a norm inside over tp", {"tp": 2, "ep": 2}, normed, rules(NORMED, NORM, WHOLE, TERMS)),
     ("recomputed, and kept", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, KEEPING, FSDP)),
     ("gathered, recomputed and kept", {"dp_shard": 2, "ep": 2}, Mixture, rules(GATHERED, KEEPING, FSDP)),
     ("recomputed", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, "inner: checkpoint", FSDP)),
@@ -65,6 +73,8 @@ FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("gathered, of four all", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(GATHERED, WHOLE, SPLIT, FSDP)),
     ("with replicas", {"dp_replicate": 2, "dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, FSDP)),
     ("data and tp, over tp", {"dp_shard": 2, "tp": 2, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
+    ("a norm inside, of four two", {"dp_shard": 4, "ep": 2}, normed, rules(NORMED, FSDP)),
+    ("a norm inside, data and tp", {"dp_shard": 2, "tp": 2, "ep": 4}, normed, rules(NORMED, NORM, WHOLE, TERMS, FSDP)),
     ("data and tp, over both", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
     ("data and tp, split", {"dp_shard": 2, "tp": 2, "ep": 4}, Mixture, rules(EXPERTS, WHOLE, SPLIT, FSDP)),
     ("half of tp", {"tp": 4, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),

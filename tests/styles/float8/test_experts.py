@@ -223,6 +223,22 @@ def test_a_list_of_experts_computes_what_its_linears_do(recipe: str) -> None:
     assert stacked.up_weight.grad is not None and not stacked.up_weight.grad[3].any()
 
 
+@pytest.mark.slow
+def test_compiled_code_around_them_changes_nothing() -> None:
+    module = Transposed()
+    run_experts_in_float8(module, "rowwise", emulate=True)
+    rows, counts = torch.randn(sum(COUNTS), INPUTS), torch.tensor(COUNTS)
+
+    def around(rows: Tensor) -> Tensor:
+        return torch.tanh(module(rows * 2, counts))
+
+    x = rows.clone().requires_grad_()
+    plain = gradients(around(x), x, module.up)
+    compiled = gradients(torch.compile(around, backend="aot_eager")(x), x, module.up)
+    for mine, other in zip(compiled, plain, strict=True):
+        assert torch.equal(mine, other)
+
+
 def test_another_product_is_an_error() -> None:
     module = Batched()
     run_experts_in_float8(module, "rowwise", emulate=True)

@@ -124,6 +124,7 @@ def test_the_exported_code_casts_the_same_inputs() -> None:
     assert "gather=gather_input_in_float8" in code and "uint8" in {e.dtype for e in ours[1]}
 
 
+@pytest.mark.slow
 def test_the_exported_code_multiplies_experts_the_same() -> None:
     pytest.importorskip("transformers", reason="the optional extra `hf`")
     rule = EXPERTS_IN_FLOAT8.format("rowwise")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from parallelizer.simulate.record.ledger import Collective
-from parallelizer.training.watch.first_step import StepComparison
+from parallelizer.training.watch.first_step import FirstStep, StepComparison
+from parallelizer.training.watch.forecast import Forecast
 from tests.recipes.runs import SMALL, metrics, typed
 
 GIB = 1 << 30
@@ -83,3 +86,22 @@ def test_the_time_of_a_step_stands_beside_the_predicted_one_and_is_never_a_findi
     compared = StepComparison(1, (), (), None, "cpu", (12.0, 0.95))
     assert str(compared).endswith("; 12 s with warm-up, 0.95 s predicted")
     assert compared.findings() == []
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_the_pace_behind_warm_up_stands_beside_the_predicted_time(
+    leads: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one: Any = SimpleNamespace(leads=leads, forecast=Forecast(seconds=2.0))
+    FirstStep.tell_pace(one, 5, 2.2)
+    told = "up to step 5: 2.2 s a step after warm-up, 2 s predicted (+10 %)\n"
+    assert capsys.readouterr().out == (told if leads else "")
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_a_run_with_a_predicted_time_says_its_pace_once(tmp_path: Path) -> None:
+    ended = typed(*COMPARED, "hardware=h100", "device=cpu", "train.steps=7", "hydra.run.dir=a", cwd=tmp_path)
+    assert ended.status == 0, ended.err
+    told = [line for line in ended.out.splitlines() if "after warm-up" in line]
+    assert len(told) == 1 and told[0].startswith("up to step 5: "), ended.out

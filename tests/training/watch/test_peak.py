@@ -33,5 +33,7 @@ def test_the_share_of_the_peak_is_that_of_all_ranks(monkeypatch: pytest.MonkeyPa
     cuda = torch.device("cuda", 0)
     assert Forecast(flops=989 * 10**12).of_devices(cuda, 4).mfu(0.5) == 0.5
     assert Forecast(flops=989 * 10**12, peak_flops=1e15).of_devices(cuda, 4).mfu(1) == 0.989
+    masked = Forecast(flops=1000, peak_flops=1e4, hidden_flops=100)
+    assert masked.mfu(0.2) == 0.5 and masked.mfu(0.2, causal=True) == 0.45
     assert Forecast(flops=1).of_devices(torch.device("cpu"), 4).mfu(1) is None
     assert Forecast().of_devices(cuda, 4).mfu(1) is None

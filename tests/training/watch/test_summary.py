@@ -58,6 +58,8 @@ def test_tokens_and_their_rate_without_the_first_step(capsys: pytest.CaptureFixt
     lines = said(capsys, 5.0, 4.0, 3.0, 3.5, rates=(1.0, 1000.0, 3000.0, 2000.0), tokens=512, mfu=0.4123)
     assert lines[1] == "  lowest loss 3.0000, at step 3"
     assert lines[2] == "  2,048 tokens, 2,000 a second (quartiles 1,500 to 2,500), MFU 41.2%"
+    both = said(capsys, 5.0, 4.0, rates=(1.0, 2000.0), tokens=512, mfu=0.4123, causal_mfu=0.381)
+    assert both[2].endswith(", MFU 41.2% (38.1% without the masked half of attention)"), both
 
 
 def test_the_lowest_loss_is_a_finite_one_and_counts_from_the_checkpoint(
