@@ -30,7 +30,7 @@ EXPECTED = {
     ),
     "search": (
         "find the fastest mesh and options for a number of GPUs, as a preset",
-        [*SETUP, "--json", "--within", "--memory", "--for", "--top", "--output", "--html"],
+        [*SETUP, "--json", "--within", "--memory", "--for", "--top", "--output", "--lock", "--html"],
     ),
     "verify": (
         "prove that the sharded run equals the unsharded one",
@@ -38,7 +38,7 @@ EXPECTED = {
     ),
     "rehearse": (
         "run one rank of any mesh on this machine's device, its peers not there",
-        [*SETUP, "--json", "--rank", "--steps"],
+        [*SETUP, "--json", "--rank", "--steps", "--html"],
     ),
     "train": ("train under a plan, with the unchanged recipe that `new` copies", ["overrides"]),
     "generate": ("sample text from a checkpoint, with the unchanged recipe that `new` copies", ["overrides"]),

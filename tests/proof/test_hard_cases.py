@@ -92,7 +92,7 @@ def test_a_rank_without_a_label_is_proven() -> None:
 
 
 def test_no_label_at_all_is_told_and_not_judged() -> None:
-    with pytest.raises(PlanError, match="the loss is nan in step 0 of the unsharded run"):
+    with pytest.raises(PlanError, match="the loss is nan in the unsharded model"):
         prove({"tp": 2}, ignored=lambda labels: labels)
 
 

@@ -40,10 +40,19 @@ def test_a_mistake_of_python_is_told_without_an_operator() -> None:
     assert error.code == "model-failed" and "layers.0 fails: KeyError: " in error.message
 
 
-@pytest.mark.parametrize("kind", ["item", "kernel", "numpy", "exits"])
+@pytest.mark.parametrize("kind", ["kernel", "exits"])
 def test_what_fake_tensors_cannot_do_is_no_mistake(kind: str) -> None:
     found = pz.validate(failing(kind, "parallel=fsdp2"))
     assert [(d.code, d.severity) for d in found if d.severity != "note"] == [("trace-failed", "warning")]
+
+
+@pytest.mark.parametrize("kind", ["item", "numpy"])  # a branch on a sum over the batch, and a factor of one
+def test_a_sum_over_the_batch_is_an_error_where_ranks_have_rows_of_their_own(kind: str) -> None:
+    found = pz.validate(failing(kind, "parallel=fsdp2"))
+    warning, error = (one for one in found if one.severity != "note")
+    assert (warning.code, error.code) == ("trace-failed", "not-equal")
+    assert error.span is not None and warning.span is not None
+    assert (error.span.file, error.span.line) == (warning.span.file, warning.span.line)
 
 
 class Counted(nn.Module):

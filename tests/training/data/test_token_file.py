@@ -54,7 +54,7 @@ def test_a_second_file_is_held_out(path: str, tmp_path: Path) -> None:
     [
         ({"path": "nowhere.bin"}, "does not exist"),
         ({"dtype": "float32"}, "token ids are uint8"),
-        ({"dtype": "int64", "odd": True}, "no whole number of int64"),
+        ({"dtype": "int64", "odd": True}, "are not a multiple of int64"),
         ({"heldout": 0.0}, "leaves a part without any"),
     ],
 )
