@@ -32,7 +32,11 @@ def match(state: Compilation) -> None:
         if targets is None:
             continue
         found = [full_name(path, param) for path, param in targets if param is not None]
-        _report_unmatched(state, rule, bool(targets), list(dict.fromkeys([*paths, *names, *found])))
+        only_modules = any(param is None for _, param in targets) or (
+            rule.uses and not targets and not any(STYLES[use.style].takes_parameters for use in rule.uses)
+        )
+        every = paths if only_modules else list(dict.fromkeys([*paths, *names, *found]))
+        _report_unmatched(state, rule, bool(targets), every)
         emptied = 0
         for path, param in targets:
             slots = state.winners.setdefault(path, {})

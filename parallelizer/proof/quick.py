@@ -93,7 +93,8 @@ def _uncovered(proof: Proof) -> str:
     left = sum(" left out, " in change for change in proof.changes)
     parts = [f"{left} layers or rules are left out"] if left else []
     if proof.one_sided:
-        parts.append(f"{len(proof.one_sided)} decisions by values took one side")
+        some = "1 decision" if len(proof.one_sided) == 1 else f"{len(proof.one_sided)} decisions"
+        parts.append(f"{some} by values took one side")
     return f"; not covered, as `parallelizer verify` lists: {', '.join(parts)}" if parts else ""
 
 

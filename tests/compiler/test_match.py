@@ -94,21 +94,29 @@ def test_a_parameter_may_be_named() -> None:
     assert winners(rules(weight, "inner.up: colwise")) == {("inner.up", "params"): "colwise"}
 
 
+class Both(nn.Module):
+    """A module and a parameter whose names end alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.w = nn.Linear(2, 2), nn.Module()
+        self.w.a = nn.Parameter(torch.empty(2, 2))
+        self.w.reset_parameters = lambda: None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
 def test_a_module_is_meant_before_a_parameter() -> None:
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.w = nn.Linear(2, 2), nn.Module()
-            self.w.a = nn.Parameter(torch.empty(2, 2))
-            self.w.reset_parameters = lambda: None
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x
-
     program = compiled(
-        'rules: {"{a,w.a}": {style: replicate}, w.a: {style: shard-params, params: shard(0)}}', Both, TP
+        'rules: {"**.a": {style: replicate}, w.a: {style: shard-params, params: shard(0)}}', Both, TP
     )
     assert [(a.module, list(a.params)) for a in program] == [("a", ["weight", "bias"]), ("w", ["a"])]
+
+
+def test_an_alternative_that_names_a_parameter_beside_one_that_names_a_module_is_refused() -> None:
+    found = finding('rules: {"{a,w.a}": {style: replicate}}', Both, TP)
+    assert (found.code, found.message.partition(",")[0]) == ("unmatched-alternative", "`w.a`")
 
 
 # Rules that match nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from parallelizer.diagnostics.diagnostic import Diagnostic
@@ -40,6 +40,16 @@ def _findings(
     gathered = {
         full_name(unit.module, n): unit for unit in units for n in unit.params if n not in unit.reasons
     }
+    shared = [names for names in tied_names(state.model) if any(name in gathered for name in names)]
+    tied = [names for names in shared if any(name in recipes for name in names)]
+    if tied:
+        yield Diagnostic(
+            CODE,
+            f"{tied[0][0]} is shared with {', '.join(tied[0][1:])}, and only a weight of one module can be gathered in float8"
+            f"{_more(tied)}",
+            span,
+            "leave it out of float8, or remove `gather`",
+        )
     weights = [name for name in gathered if name in recipes]
     if not weights:
         yield Diagnostic(
@@ -56,16 +66,6 @@ def _findings(
             f"{_more(rowwise)}: one gather cannot serve both",
             span,
             "use the recipe tensorwise there, or remove `gather`",
-        )
-    tied = [
-        name for name in weights if any(name in names and len(names) > 1 for names in tied_names(state.model))
-    ]
-    if tied:
-        yield Diagnostic(
-            CODE,
-            f"{tied[0]} is shared with a module that does not compute in float8{_more(tied)}",
-            span,
-            "leave it out of float8, or remove `gather`",
         )
     for unit in units:
         kept = unit.options.get("reshard_after_forward")
@@ -85,5 +85,5 @@ def _findings(
             )
 
 
-def _more(names: list[str]) -> str:
+def _more(names: Sequence[object]) -> str:
     return f" ({len(names) - 1} more like it)" if len(names) > 1 else ""

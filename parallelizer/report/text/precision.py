@@ -70,5 +70,5 @@ def _lines(found: Precision) -> Iterator[tuple[str, str]]:
 
 def _gain(time: StepTime | None, full: StepTime | None) -> Iterator[tuple[str, str]]:
     if time is not None and full is not None:
-        gain = f"{full.seconds / time.seconds:.2f} times as fast"
+        gain = f"{full.seconds / time.seconds:.2f} times the speed"
         yield "time", f"{duration(time.seconds)} a step, {duration(full.seconds)} without float8: {gain}"

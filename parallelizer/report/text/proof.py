@@ -107,7 +107,8 @@ def _float8(proof: Proof) -> list[str]:
         errors = [(error, one.module) for one in proof.float8 if (error := getattr(one, of)) is not None]
         if errors:
             worst, module = max(errors)
-            shown.append(f"{what} by {min(errors)[0]:.1%} to {worst:.1%} ({module})")
+            least, most = f"{min(errors)[0]:.1%}", f"{worst:.1%}"
+            shown.append(f"{what} by {most if least == most else f'{least} to {most}'} ({module})")
     modules = counted(len(proof.float8), sum(one.experts for one in proof.float8))
     return [f"float8, in both runs: {modules}; from full precision differ {', '.join(shown)}"]
 

@@ -87,23 +87,43 @@ def _check_module(target: Target) -> None:
 
     module = target.module
     name, where = type(module).__name__, target.path or "the root"
-    # An attention of torch reads the weight of this class, and never calls it.
-    only_read = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
-    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and not only_read:
+    unlike = _unlike_linear(module) if isinstance(module, nn.Linear) else None
+    if isinstance(module, nn.Linear) and unlike is None:
         return
     inside = [n for n, m in module.named_modules() if n and isinstance(m, nn.Linear)]
-    if not inside and stacked_weights(module):
+    stacked = stacked_weights(module)
+    if stacked and not inside:
         _check_experts(target)
         return
+    linears = ", ".join(f"{target.path}.{n}".lstrip(".") for n in inside[:4]) + (
+        ", ..." if inside[4:] else ""
+    )
+    if stacked:
+        help_text = f"for its experts, move {', '.join(stacked)} to a module without other linears, and name that module"
+    elif inside:
+        help_text = f"name the linears in it: {linears}"
+    else:
+        help_text = "leave it out of the glob"
     raise StyleError(
         "precision-module",
-        f"float8 is for nn.Linear, and {where} is a {name}"
-        + (" with a forward of its own" if isinstance(module, nn.Linear) and not only_read else "")
-        + (", whose weight an attention reads without calling it" if only_read else ""),
-        f"name the linears in it: {', '.join(f'{target.path}.{n}'.lstrip('.') for n in inside[:4])}"
-        if inside
-        else "leave it out of the glob",
+        f"float8 is for nn.Linear and for modules of stacked experts; {where} is of the class {name}"
+        + (f", {unlike}" if unlike else f", which holds other linears too: {linears}" if stacked else ""),
+        help_text,
     )
+
+
+def _unlike_linear(module: nn.Linear) -> str | None:
+    """How a linear differs from one that computes `nn.Linear`'s forward of a weight of its own."""
+    from torch import nn
+
+    # An attention of torch reads the weight of this class, and never calls it.
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "whose weight an attention reads without calling it"
+    if type(module).forward is not nn.Linear.forward or "forward" in vars(module):
+        return "with a forward of its own"
+    if "weight" not in dict(module.named_parameters(recurse=False)):
+        return "whose weight is computed from other parameters"
+    return None
 
 
 def _check_experts(target: Target) -> None:

@@ -41,8 +41,8 @@ GATHERED = "{style: fsdp, gather: float8}"
             "one gather cannot serve both",
         ),
         (
-            f"second: float8, '': {GATHERED}",
-            "second.weight is shared with a module that does not compute in float8",
+            f"'{{second,head}}': float8, '': {GATHERED}",
+            "second.weight is shared with head.weight, and only a weight of one module can be gathered in float8",
         ),
         (
             "first: [float8, {style: fsdp, gather: float8, reshard_after_forward: 2}]",

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from parallelizer.compiler.observe.module_calls import observe
 from parallelizer.diagnostics.diagnostic import PlanError
@@ -30,6 +31,19 @@ class OwnForward(nn.Linear):
         return super().forward(input) * 2
 
 
+def tripled() -> nn.Linear:
+    """A linear whose forward is replaced on the module, not by its class."""
+    linear = nn.Linear(16, 16)
+    linear.forward = lambda x: 3 * nn.functional.linear(x, linear.weight)
+    return linear
+
+
+def with_router() -> nn.Module:
+    experts = Stacked()
+    experts.router = nn.Linear(16, 4)
+    return experts
+
+
 def refused(text: str, inner: Callable[[], nn.Module]) -> tuple[str, str, str | None]:
     found = finding(text, around(inner), mesh_of(tp=2))
     assert marked(text, found) == "float8"
@@ -39,12 +53,28 @@ def refused(text: str, inner: Callable[[], nn.Module]) -> tuple[str, str, str | 
 @pytest.mark.parametrize(
     ("inner", "what", "advice"),
     [
-        (lambda: nn.LayerNorm(8), "is a LayerNorm", "leave it out of the glob"),
-        (lambda: OwnForward(16, 16), "is a OwnForward with a forward of its own", "leave it out of the glob"),
+        (lambda: nn.LayerNorm(8), "LayerNorm", "leave it out of the glob"),
+        (lambda: OwnForward(16, 16), "OwnForward, with a forward of its own", "leave it out of the glob"),
+        (tripled, "Linear, with a forward of its own", "leave it out of the glob"),
+        (
+            lambda: weight_norm(nn.Linear(16, 16)),
+            "ParametrizedLinear, whose weight is computed from other parameters",
+            "leave it out of the glob",
+        ),
         (
             lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
-            "is a Sequential",
+            "Sequential",
             "name the linears in it: inner.0",
+        ),
+        (
+            lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(5))),
+            "Sequential",
+            "name the linears in it: inner.0, inner.1, inner.2, inner.3, ...",
+        ),
+        (
+            with_router,
+            "Stacked, which holds other linears too: inner.router",
+            "for its experts, move up, down to a module without other linears, and name that module",
         ),
     ],
 )
@@ -53,7 +83,9 @@ def test_what_is_no_linear_is_refused_with_the_linears_in_it(
 ) -> None:
     code, message, help_text = refused("rules: {inner: float8}", inner)
     assert (code, help_text) == ("precision-module", advice)
-    assert message == f"float8 is for nn.Linear, and inner {what}"
+    assert (
+        message == f"float8 is for nn.Linear and for modules of stacked experts; inner is of the class {what}"
+    )
 
 
 def test_a_projection_that_an_attention_only_reads_is_refused() -> None:
@@ -78,7 +110,10 @@ def test_stacked_experts_have_scales_of_rows() -> None:
 
 def test_a_convolution_holds_no_experts() -> None:
     code, message, _ = refused("rules: {inner: float8}", lambda: nn.Conv1d(4, 4, 3))
-    assert (code, message) == ("precision-module", "float8 is for nn.Linear, and inner is a Conv1d")
+    assert (code, message) == (
+        "precision-module",
+        "float8 is for nn.Linear and for modules of stacked experts; inner is of the class Conv1d",
+    )
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])

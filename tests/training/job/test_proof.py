@@ -181,6 +181,5 @@ def test_what_a_proof_does_not_cover_is_told(
     monkeypatch.setattr(quick, "prove_tiny", lambda *args, **options: proof)
     line, *_ = asked(tp2, tmp_path)
     assert (
-        "not covered" in line
-        and "1 layers or rules are left out, 1 decisions by values took one side" in line
+        "not covered" in line and "1 layers or rules are left out, 1 decision by values took one side" in line
     )
