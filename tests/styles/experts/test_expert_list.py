@@ -80,6 +80,14 @@ def test_training_reaches_the_experts() -> None:
         ([nn.Linear(2, 2), Mlp()], "expert 1 is a Mlp and expert 0 a Linear"),
         ([nn.Linear(2, 2), nn.Linear(2, 3)], "expert 1 have other names or shapes"),
         ([nn.BatchNorm1d(2)] * 2, "has a buffer"),
+        (
+            [nn.Sequential(nn.Linear(2, 2), nn.Dropout(p)) for p in (0.1, 0.2)],
+            "expert 1.1 has p=0.2 and expert 0 0.1",
+        ),
+        (
+            [nn.Sequential(nn.Linear(2, 2), act) for act in (nn.ReLU(), nn.GELU())],
+            "expert 1.1 is a GELU, and that of expert 0 a ReLU",
+        ),
     ],
 )
 def test_what_it_refuses(experts: list[nn.Module], why: str) -> None:
