@@ -71,15 +71,6 @@ class ExpertList(nn.Module):
         leaf = next(iter(self._leaves))
         return len(self._held[leaf]) if self._held else int(getattr(self, leaf).shape[0])
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, a loop takes this rank's experts, each once."""
-        self._held = self._slices()
-        try:
-            yield
-        finally:
-            self._held = None
-
     def __len__(self) -> int:
         return self.num_experts
 
@@ -129,6 +120,16 @@ class ExpertList(nn.Module):
         # A dry run has no tokens: as many for each, which is as much memory and work whatever the routing.
         each, more = divmod(ids.numel(), self.num_experts)
         return [each + (number < more) for number in range(self.num_experts)]
+
+
+@contextmanager
+def in_a_loop(experts: ExpertList) -> Iterator[None]:
+    """Inside, calls of single experts take them from this rank's, whose weights are taken apart once."""
+    experts._held = experts._slices()
+    try:
+        yield
+    finally:
+        experts._held = None
 
 
 class OneExpert:

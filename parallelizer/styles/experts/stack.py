@@ -12,7 +12,7 @@ from torch import nn
 
 from parallelizer.language.parse_rule import slot_of
 from parallelizer.language.plan import Plan, StyleUse
-from parallelizer.styles.experts.expert_list import ExpertList
+from parallelizer.styles.experts.expert_list import ExpertList, in_a_loop
 from parallelizer.styles.experts.find import lists_of, names_of, why_not
 from parallelizer.styles.wrap_forward import wrap_forward
 
@@ -61,7 +61,7 @@ def _stack(module: nn.Module, lists: Mapping[str, nn.ModuleList]) -> None:
         with ExitStack() as stack:
             for inner in module.modules():
                 if isinstance(inner, ExpertList):
-                    stack.enter_context(inner.held())
+                    stack.enter_context(in_a_loop(inner))
             return forward(*args, **kwargs)
 
     wrap_forward(module, around_loop)
