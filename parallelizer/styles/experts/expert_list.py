@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 from parallelizer.language.plan import EXPERT
 from parallelizer.styles.experts.counts import rows_of_experts
 from parallelizer.styles.experts.travel import combine, spread
-from parallelizer.torch_private import has_values
+from parallelizer.torch_private import has_values, twin
 
 Tensor = torch.Tensor
 
@@ -147,8 +147,9 @@ class OneExpert:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # of copies and pickles, before there is an expert
             raise AttributeError(name)
-        own = {self._experts._leaves[leaf]: tensor for leaf, tensor in self._own().items()}
-        return getattr(_with_parameters(self._experts._pattern[0], own), name)
+        pattern, leaves = self._experts._pattern[0], self._experts._leaves
+        own = {id(pattern.get_parameter(leaves[leaf])): tensor for leaf, tensor in self._own().items()}
+        return getattr(_with_parameters(pattern, own), name)
 
     def _own(self) -> dict[str, Tensor]:
         if held := self._experts._held:
@@ -171,15 +172,14 @@ def _local(param: Tensor) -> Tensor:
     return param
 
 
-def _with_parameters(module: nn.Module, own: Mapping[str, Tensor], prefix: str = "") -> nn.Module:
-    """A copy of a module, and of the modules in it, that holds these tensors as its parameters."""
-    made = copy.copy(module)
-    made._parameters = {name: own.get(f"{prefix}{name}") for name in module._parameters}  # type: ignore[misc]
-    made._modules = {
-        name: child and _with_parameters(child, own, f"{prefix}{name}.")
-        for name, child in module._modules.items()
-    }
-    return made
+def _with_parameters(module: nn.Module, own: Mapping[int, Tensor]) -> nn.Module:
+    """A module, and those in it, with these tensors in the place of its parameters, by their ids."""
+    return twin(
+        module,
+        type(module),
+        parameter=lambda param: own[id(param)],  # type: ignore[arg-type, return-value]
+        child=lambda child: _with_parameters(child, own),
+    )
 
 
 def _fills_itself(module: nn.Module) -> bool:
