@@ -37,6 +37,7 @@ class ExpertList(nn.Module):
         made = list(experts)
         check_equal(made)
         every = [dict(expert.named_parameters()) for expert in made]
+        self.in_loop = False  # True where a loop calls the experts one by one, and never the list
         self._held: dict[str, tuple[Tensor, ...]] | None = None
         self._leaves = {name.replace(".", "_"): name for name in every[0]}
         for leaf, name in self._leaves.items():

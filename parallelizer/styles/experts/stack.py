@@ -53,7 +53,9 @@ def _with_experts(model: nn.Module, plan: Plan) -> dict[str, StyleUse]:
 def _stack(module: nn.Module, lists: Mapping[str, nn.ModuleList]) -> None:
     for path, experts in lists.items():
         around, _, name = path.rpartition(".")
-        setattr(module.get_submodule(around), name, ExpertList(experts).train(experts.training))
+        stacked = ExpertList(experts).train(experts.training)
+        stacked.in_loop = True
+        setattr(module.get_submodule(around), name, stacked)
 
     def around_loop(
         module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

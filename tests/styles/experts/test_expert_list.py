@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallelizer.runtime.constructor_values import without_initializer
 from parallelizer.styles.experts.expert_list import ExpertList
 from tests.findings import compiled, mesh_of
 from tests.styles.experts.models import EXPERTS, Called, Looped
@@ -64,6 +65,20 @@ def test_it_fills_each_expert_by_itself_and_all_of_it() -> None:
         made = ExpertList(Mlp() for _ in range(3))
     made.to_empty(device="cpu").reset_parameters()
     assert made.up_weight.isfinite().all() and not torch.equal(made.up_weight[0], made.up_weight[1])
+
+
+class Raw(nn.Module):
+    """Filled by its constructor alone."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), value))
+
+
+def test_experts_without_a_method_that_fills_them_are_built_whole() -> None:
+    model = nn.ModuleDict({"experts": ExpertList(Raw(float(n)) for n in range(3))})
+    assert model.experts.weight.tolist() == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+    assert without_initializer(model.to("meta")) == ["experts"]
 
 
 def test_training_reaches_the_experts() -> None:

@@ -137,9 +137,15 @@ class Uneven(Loop):
         (PLAIN, lambda: Mixture(Tied()), "in modules of their own", "share parameters with other modules"),
         (PLAIN, lambda: Mixture(Routed()), "(gate.weight), which are no experts", "a router and shared experts"),
         (PLAIN, Looped, "is a list of modules", "move the loop into the forward of a module"),
+        (
+            f"{PLAIN}\n  inner.experts.experts: {{style: float8, recipe: rowwise}}",
+            lambda: Mixture(Loop()),
+            "float8 is for nn.Linear, and inner.experts.experts is a ExpertList",
+            "leave it out of the glob",
+        ),
         ("inner: experts", Looped, "has no parameter 'hidden_states'", "divided into a router and experts"),
     ],
-    ids=["unequal", "tied", "a router inside", "a list by itself", "a block"],
+    ids=["unequal", "tied", "a router inside", "a list by itself", "float8", "a block"],
 )  # fmt: skip
 def test_what_stays_a_list_is_refused(
     rule: str, inner: Callable[[], nn.Module], message: str, advice: str
