@@ -20,11 +20,12 @@ from tests.parity import VOCAB, plan, token_batch, token_loss
 from tests.ranks import run_ranks
 from tests.runtime.checkpoint.models import gathered_state
 from tests.styles.experts.models import EXPERTS, Loop, Mixture
+from tests.styles.experts.test_meshes import TERMS
 from tests.styles.models import around
 
 pytestmark = pytest.mark.ranks
 
-RULES = plan('rules: {inner.experts: experts, inner.gate: replicate, "": fsdp}')
+RULES = plan(f"rules: {{inner.experts: experts, inner.gate: replicate, {TERMS}, '': fsdp}}")
 MESHES = {
     "ep2": Mesh({"dp_shard": 2}, ep=2),
     "ep4": Mesh({"dp_shard": 4}, ep=4),
@@ -63,7 +64,8 @@ class Trained:
 @pytest.mark.parametrize(
     ("ranks", "names"),
     [
-        (2, ("ep2", "fsdp2", "ep2_tp2")),
+        (2, ("ep2", "fsdp2")),
+        pytest.param(2, ("ep2_tp2", "fsdp2"), marks=pytest.mark.slow),
         pytest.param(4, ("ep4", "fsdp2_ep2", "fsdp2_ep4_tp2", "fsdp4"), marks=pytest.mark.slow),
     ],
 )
