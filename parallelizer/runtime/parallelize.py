@@ -54,6 +54,7 @@ def parallelize(
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)
+    refuse_sharded(model)
     stack_experts(model, loaded)
     program = compile_plan(
         loaded,
@@ -64,7 +65,6 @@ def parallelize(
         redistribute=redistribute,
         pipeline=pipeline,
     )
-    refuse_sharded(model)
     if check_values:
         _check_values(model, ours)
     return apply(program, model, ours)
