@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # the same for those who read and do not run: type checkers, 
     from parallelizer.styles.context_parallel.public import context_parallel as context_parallel
     from parallelizer.styles.context_parallel.public import shard_buffers as shard_buffers
     from parallelizer.styles.experts.expert_list import ExpertList as ExpertList
+    from parallelizer.styles.experts.stack import stack_experts as stack_experts
     from parallelizer.styles.random_numbers import seed_ranks as seed_ranks
     from parallelizer.styles.registry import style as style
     from parallelizer.styles.sharded_logits import cross_entropy as cross_entropy
@@ -106,6 +107,7 @@ _WHERE = {
     "seed_ranks": "styles.random_numbers",
     "shard_batch": "runtime.shard_batch",
     "shard_buffers": "styles.context_parallel.public",
+    "stack_experts": "styles.experts.stack",
     "style": "styles.registry",
     "sum_over_batch": "runtime.sum_over_batch",
     "train_step": "runtime.step",

@@ -58,8 +58,9 @@ def assert_equivalent(
     from parallelizer.proof.prove import prove_subject
     from parallelizer.proof.subject import Subject
     from parallelizer.report.text.proof import text
+    from parallelizer.styles.experts.stack import stack_experts
 
-    sizes = Mesh(mesh)
+    sizes, loaded = Mesh(mesh), plan if isinstance(plan, Plan) else load_plan(str(plan))
     batches, rows, tokens = _batches(batch, workload, seed)
     ranks = sizes.size(*BATCH_AXES) * accumulate
     if rows % ranks:
@@ -67,9 +68,9 @@ def assert_equivalent(
             f"{rows} rows cannot be dealt out evenly to {ranks} parts (data ranks times accumulated parts)"
         )
     subject = Subject(
-        plan=plan if isinstance(plan, Plan) else load_plan(str(plan)),
+        plan=loaded,
         mesh=sizes,
-        build=_as_built(build),
+        build=_as_built(lambda: stack_experts(build(), loaded)),
         loss=loss,
         optimizer=optimizer or _adamw,
         batch=batches,

@@ -25,7 +25,7 @@ NAMES = {
     "load_pretrained", "load_whole_state_dict", "materialize", "mean_loss", "newest_checkpoint", "parallelize",
     "parameter_groups",
     "redistribute", "rename_axes", "restore_buffers", "save_checkpoint", "save_pretrained", "seed_ranks", "shard_batch",
-    "share_experts", "shard_buffers", "style", "sum_over_batch", "train_step", "unshard", "validate", "verify",
+    "share_experts", "shard_buffers", "stack_experts", "style", "sum_over_batch", "train_step", "unshard", "validate", "verify",
     "whole_state_dict",
 }  # fmt: skip
 

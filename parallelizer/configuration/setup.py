@@ -92,6 +92,7 @@ class Setup:
         from torch import nn
 
         from parallelizer.runtime.constructor_values import accept, watched
+        from parallelizer.styles.experts.stack import stack_experts
 
         arguments = {k: v for k, v in self.model.items() if k not in MODEL_KEYS}
         try:
@@ -104,7 +105,7 @@ class Setup:
             raise self._error("model-build", message, "model._target_", "name the model's class")
         if self.model.get("initialize") == "modules":
             accept(model)
-        return model
+        return stack_experts(model, self.plan)
 
     def loss(self) -> Callable[..., Any]:
         """The loss function. Raises PlanError when the path names none."""

@@ -127,8 +127,9 @@ def _validate_model(
     from parallelizer.simulate.meta_copy import meta_copy
     from parallelizer.simulate.record.trace import Recipe
     from parallelizer.simulate.validate import validating as validating_program
+    from parallelizer.styles.experts.stack import stack_experts
 
-    model = meta_copy(model)
+    model = stack_experts(meta_copy(model), plan)
     program = compile_plan(plan, model, mesh, workload=workload, defaults=defaults, pipeline=pipeline)
     recipe = Recipe(workload, loss, _adamw, None) if workload is not None and loss is not None else None
     with validating_program(program, model, recipe) as finish:

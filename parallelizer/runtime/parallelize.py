@@ -17,6 +17,7 @@ from parallelizer.language.workload import Workload
 from parallelizer.mesh import describe, rename_axes
 from parallelizer.runtime.apply import apply, refuse_sharded
 from parallelizer.runtime.equal_values import unequal_over
+from parallelizer.styles.experts.stack import stack_experts
 
 
 def parallelize(
@@ -48,10 +49,13 @@ def parallelize(
     `check_values=False` skips this comparison.
 
     Raises PlanError for a mistake in the plan, and ValueError, on every rank, if ranks hold different
-    values or the model is sharded already. The model is unchanged in both cases.
+    values or the model is sharded already. The model is unchanged in both cases, beside lists of experts that
+    `stack_experts` stacked.
     """
     loaded = plan if isinstance(plan, Plan) else load_plan(str(plan))
     ours = rename_axes(mesh, axes)
+    refuse_sharded(model)
+    stack_experts(model, loaded)
     program = compile_plan(
         loaded,
         model,
@@ -61,7 +65,6 @@ def parallelize(
         redistribute=redistribute,
         pipeline=pipeline,
     )
-    refuse_sharded(model)
     if check_values:
         _check_values(model, ours)
     return apply(program, model, ours)

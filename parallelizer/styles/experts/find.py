@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from parallelizer.diagnostics.nearest import did_you_mean
 from parallelizer.language.plan import EXPERT, Placement, full_name, shard
 from parallelizer.styles.attributes import is_writable, numbers, read
+from parallelizer.styles.experts.expert_list import ExpertList, check_equal
 from parallelizer.styles.sizes import uneven
 from parallelizer.styles.target import StyleError
 
@@ -46,9 +47,22 @@ def argument_names(target: Target) -> None:
         )
 
 
+def check_no_list(target: Target) -> None:
+    """The module has a forward. Raises StyleError."""
+    if isinstance(target.module, nn.ModuleList):
+        raise StyleError(
+            "experts-module",
+            f"{target.path or 'the root'} is a list of modules: the loop over them lies in the module around it, together with "
+            "the router, and tokens must travel in between",
+            f"move the loop into the forward of a module that has the list and takes {', '.join(NAMES.values())}, and write the "
+            "rule for that module. Or write parallelizer.ExpertList in place of nn.ModuleList, and call it once in place of the "
+            "loop. Without ep, fsdp and tp take modules",
+        )
+
+
 def check_modules(target: Target) -> None:
-    """All parameters are the module's own, beside those of modules that `whole` names: others would not be the experts'. Raises
-    StyleError.
+    """All parameters are the module's own or those of lists of experts, beside those of modules that `whole` names: others
+    would not be the experts'. Raises StyleError.
     """
     whole: tuple[str, ...] = target.options.get("whole") or ()
     inner = [name for name, _ in target.module.named_modules() if name]
@@ -60,24 +74,24 @@ def check_modules(target: Target) -> None:
                 did_you_mean(name, inner, "it has"),
                 "whole",
             )
+    experts = parameters_of_experts(target.module)
     inside = [
         name
         for name, _ in target.module.named_parameters()
-        if "." in name and not any(name.startswith(f"{one}.") for one in whole)
+        if name not in experts and not any(name.startswith(f"{one}.") for one in whole)
     ]
     if not inside:
         return
-    listed = isinstance(target.module, nn.ModuleList) or any(
-        isinstance(child, nn.ModuleList) and len(child) > 1 for child in target.module.children()
-    )
     called = f"{target.path or 'the root'} ({type(target.module).__name__})"
-    if listed:
+    listed = next((path for path, _ in lists_of(target.module) if inside[0].startswith(f"{path}.")), None)
+    if listed is not None:
         raise StyleError(
             "experts-module",
             f"{called} has its experts in modules of their own ({inside[0]}), and `experts` takes them from parameters "
             "[experts, ...]",
-            "write parallelizer.ExpertList in place of nn.ModuleList, call it once in place of the loop over experts, "
-            "self.experts(tokens, ids, weights), and write the rule for it; without ep, fsdp and tp take modules",
+            why_not(target.module.get_submodule(listed))
+            or "call parallelizer.stack_experts(model, plan) before you compile the plan. It leaves experts out that share "
+            "parameters with other modules",
         )
     raise StyleError(
         "experts-module",
@@ -87,9 +101,37 @@ def check_modules(target: Target) -> None:
     )
 
 
+def parameters_of_experts(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of the module itself, and those of the lists of experts inside of it, by name."""
+    return {
+        full_name(path, name): param
+        for path, owner in module.named_modules()
+        if owner is module or isinstance(owner, ExpertList)
+        for name, param in owner.named_parameters(recurse=False)
+    }
+
+
+def lists_of(module: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+    """The lists inside of a module with their paths, without those inside of other lists."""
+    found: list[str] = []
+    for path, child in module.named_modules():
+        if path and isinstance(child, nn.ModuleList) and not any(path.startswith(f"{one}.") for one in found):
+            found.append(path)
+            yield path, child
+
+
+def why_not(experts: nn.Module) -> str | None:
+    """Why the experts of a list cannot be stacked; None if they can."""
+    try:
+        check_equal(list(experts.children()))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def placements(target: Target) -> dict[str, dict[str, Placement]]:
     """The placement of every parameter of the module on `ep`. Raises StyleError."""
-    own = dict(target.module.named_parameters(recurse=False))
+    own = parameters_of_experts(target.module)
     written: Mapping[str, Mapping[str, Placement]] = target.options.get("params") or {"*": {"": shard(0)}}
     called = f"{target.path or 'the root'} ({type(target.module).__name__})"
     if not own:
@@ -109,7 +151,8 @@ def placements(target: Target) -> dict[str, dict[str, Placement]]:
             )
     found: dict[str, dict[str, Placement]] = {}
     for name, param in own.items():
-        by_axis = written.get(name, written.get("*", {}))
+        # Those of a list are stacked along the first.
+        by_axis = written.get(name) or ({"": shard(0)} if "." in name else written.get("*", {}))
         placement = next(iter(by_axis.values()), None)
         if placement is None or placement.dim is None or set(by_axis) != {""}:
             raise StyleError(

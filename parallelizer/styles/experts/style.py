@@ -55,7 +55,7 @@ declare(
 @implements("experts")
 def experts(target: Target) -> Sharding:
     """The experts' parameters on `ep`; nothing on a mesh where no rank shares a replica. Raises StyleError."""
-    from parallelizer.styles.experts.find import argument_names, check_modules, placements
+    from parallelizer.styles.experts.find import argument_names, check_modules, check_no_list, placements
 
     if target.options.get("dispatch") == "nccl-switch":
         raise StyleError(
@@ -64,6 +64,7 @@ def experts(target: Target) -> Sharding:
             "write dispatch: all-to-all or all-gather, or remove the option",
             "dispatch",
         )
+    check_no_list(target)
     argument_names(target)
     check_modules(target)
     return Sharding(None, (EXPERT,), placements(target))
@@ -72,7 +73,7 @@ def experts(target: Target) -> Sharding:
 @applies("experts")
 def apply(application: Application, module: nn.Module, live: Live) -> None:
     """Place the experts' parameters, and let tokens travel around the module's forward."""
-    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor import Placement, Shard
 
     from parallelizer.mesh import expert_mesh
     from parallelizer.styles.experts.dispatch import share_out
@@ -82,9 +83,14 @@ def apply(application: Application, module: nn.Module, live: Live) -> None:
 
     mesh = expert_mesh(live.mesh)[EXPERT]
     dims = {name: by_axis[EXPERT].dim or 0 for name, by_axis in application.params.items()}
-    count = next(iter(dict(module.named_parameters(recurse=False))[n].shape[d] for n, d in dims.items()))
-    place_parameters(module, mesh, {name: [Shard(dim)] for name, dim in dims.items()})
-    run_on_local_parameters(module, {name: [Shard(dim)] for name, dim in dims.items()})
+    count = next(iter(module.get_parameter(name).shape[dim] for name, dim in dims.items()))
+    own: dict[str, dict[str, list[Placement]]] = {"": {}}
+    for name, dim in dims.items():
+        path, _, leaf = name.rpartition(".")
+        own.setdefault(path, {})[leaf] = [Shard(dim)]
+    for path, placed in own.items():
+        place_parameters(module.get_submodule(path), mesh, placed)
+    run_on_local_parameters(module, own[""])
     over = tuple(a for a in REPLICA_AXES[2:] if a in (live.mesh.mesh_dim_names or ()))
     share_out(
         module,

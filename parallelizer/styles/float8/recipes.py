@@ -66,7 +66,8 @@ def recipe_of(application: Application) -> str:
 
 def stacked_weights(module: nn.Module) -> tuple[str, ...]:
     """The parameters of a module that are the weights of many experts, [experts, ...]."""
-    if type(module).__module__.startswith("torch.nn."):  # a convolution's weight has three dims too
+    # A convolution's weight has three dims too, and the forward of a list that is looped over is not called.
+    if type(module).__module__.startswith("torch.nn.") or getattr(module, "in_loop", False):
         return ()
     return tuple(name for name, param in module.named_parameters(recurse=False) if param.ndim == 3)
 

@@ -132,3 +132,44 @@ class Called(Looped):
         weights, chosen = self.gate(x).softmax(-1).topk(2, -1)
         made: Tensor = self.experts(x, chosen, weights)
         return made
+
+
+class Loop(nn.Module):
+    """Experts that are modules, in a list, and the usual loop over those that have tokens, as its author wrote it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(Mlp() for _ in range(EXPERTS))
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        made = torch.zeros_like(hidden_states)
+        hits = F.one_hot(top_k_index, len(self.experts)).permute(2, 1, 0)
+        for number in (hits.sum((1, 2)) > 0).nonzero():
+            expert = self.experts[number]
+            place, token = torch.where(hits[number].squeeze(0))
+            rows = expert(hidden_states[token]) * top_k_weights[token, place, None]
+            made.index_add_(0, token, rows)
+        return made
+
+
+class Lists(nn.Module):
+    """Lists of linears, other names, and a parameter of its own that all experts have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_experts = EXPERTS
+        self.up = nn.ModuleList(nn.Linear(WIDTH, HIDDEN) for _ in range(EXPERTS))
+        self.down = nn.ModuleList(nn.Linear(HIDDEN, WIDTH, bias=False) for _ in range(EXPERTS))
+        self.scale = nn.Parameter(torch.empty(EXPERTS))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.scale, 0.5, 1.5)
+
+    def forward(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        flat, made = x.flatten(0, 1), torch.zeros_like(x).flatten(0, 1)
+        for number in range(self.n_experts):
+            token, place = torch.where(chosen.flatten(0, 1) == number)
+            hidden = torch.tanh(F.linear(flat[token], self.up[number].weight, self.up[number].bias))
+            rows = self.down[number](hidden) * self.scale[number]
+            made = made.index_add(0, token, rows * shares.flatten(0, 1)[token, place, None])
+        return made.view_as(x)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from parallelizer.runtime.constructor_values import without_initializer
 from parallelizer.styles.experts.expert_list import ExpertList
 from tests.findings import compiled, mesh_of
 from tests.styles.experts.models import EXPERTS, Called, Looped
@@ -66,6 +67,20 @@ def test_it_fills_each_expert_by_itself_and_all_of_it() -> None:
     assert made.up_weight.isfinite().all() and not torch.equal(made.up_weight[0], made.up_weight[1])
 
 
+class Raw(nn.Module):
+    """Filled by its constructor alone."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), value))
+
+
+def test_experts_without_a_method_that_fills_them_are_built_whole() -> None:
+    model = nn.ModuleDict({"experts": ExpertList(Raw(float(n)) for n in range(3))})
+    assert model.experts.weight.tolist() == [[0.0] * 2, [1.0] * 2, [2.0] * 2]
+    assert without_initializer(model.to("meta")) == ["experts"]
+
+
 def test_training_reaches_the_experts() -> None:
     made = ExpertList(nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0)) for _ in range(2))
     rows, ids, weights = torch.randn(5, 4), torch.zeros(5, 1, dtype=torch.int64), torch.ones(5, 1)
@@ -80,6 +95,14 @@ def test_training_reaches_the_experts() -> None:
         ([nn.Linear(2, 2), Mlp()], "expert 1 is a Mlp and expert 0 a Linear"),
         ([nn.Linear(2, 2), nn.Linear(2, 3)], "expert 1 have other names or shapes"),
         ([nn.BatchNorm1d(2)] * 2, "has a buffer"),
+        (
+            [nn.Sequential(nn.Linear(2, 2), nn.Dropout(p)) for p in (0.1, 0.2)],
+            "expert 1.1 has p=0.2 and expert 0 0.1",
+        ),
+        (
+            [nn.Sequential(nn.Linear(2, 2), act) for act in (nn.ReLU(), nn.GELU())],
+            "expert 1.1 is a GELU, and that of expert 0 a ReLU",
+        ),
     ],
 )
 def test_what_it_refuses(experts: list[nn.Module], why: str) -> None:

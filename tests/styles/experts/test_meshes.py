@@ -8,14 +8,16 @@ import pytest
 from torch import nn
 
 from parallelizer.styles.experts.expert_list import ExpertList
+from parallelizer.styles.experts.stack import stack_experts
 from tests.chosen import chosen
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.styles.experts.models import Batched, Called, Looped, Mixture, Normed
+from tests.styles.experts.models import Batched, Called, Lists, Loop, Looped, Mixture, Normed
 from tests.styles.models import around
 
 FSDP = '"": fsdp'
 EXPERTS = "inner.experts: experts"
 OWN = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares, params: {w1: shard(1), w2: shard(1)}}"
+NAMES = "inner.experts: {style: experts, tokens: x, ids: chosen, weights: shares}"
 GATHERED = "inner.experts: {style: experts, dispatch: all-gather}"
 NORMED = "inner.experts: {style: experts, whole: [norm]}"
 NORM = "inner.experts.norm: {style: replicate, grad: replicate}"
@@ -40,6 +42,14 @@ def normed() -> nn.Module:
     return Mixture(Normed())
 
 
+def loop() -> nn.Module:
+    return Mixture(Loop())
+
+
+def lists() -> nn.Module:
+    return Mixture(Lists(), rows=True)
+
+
 def one_expert() -> nn.Module:
     """All tokens go to experts of the first rank; the others get none."""
     return Mixture(favourites=2)
@@ -61,6 +71,9 @@ TWO: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("modules", {"dp_shard": 2, "ep": 2}, Called, rules(EXPERTS, FSDP)),
     ("modules over tp, in terms", {"tp": 2, "ep": 2}, Called, rules(EXPERTS, WHOLE, TERMS)),
     ("modules, gathered", {"dp_shard": 2, "ep": 2}, Called, rules(GATHERED, FSDP)),
+    ("a list in a loop", {"dp_shard": 2, "ep": 2}, loop, rules(EXPERTS, FSDP)),
+    ("a list in a loop over tp", {"tp": 2, "ep": 2}, loop, rules(EXPERTS, WHOLE, TERMS)),
+    ("lists and other names", {"dp_shard": 2, "ep": 2}, lists, rules(NAMES, FSDP)),
     ("a norm inside", {"dp_shard": 2, "ep": 2}, normed, rules(NORMED, FSDP)),
     ("a norm inside over tp", {"tp": 2, "ep": 2}, normed, rules(NORMED, NORM, WHOLE, TERMS)),
     ("recomputed, and kept", {"dp_shard": 2, "ep": 2}, Mixture, rules(EXPERTS, KEEPING, FSDP)),
@@ -80,11 +93,20 @@ FOUR: list[tuple[str, dict[str, int], Callable[[], nn.Module], str]] = [
     ("half of tp", {"tp": 4, "ep": 2}, Mixture, rules(EXPERTS, WHOLE, TERMS, FSDP)),
     ("a dimension that four does not divide", {"dp_shard": 4, "ep": 1}, Mixture, rules(EXPERTS, FSDP)),
     ("modules, of four two", {"dp_shard": 4, "ep": 2}, Called, rules(EXPERTS, FSDP)),
+    ("a list in a loop, of four two", {"dp_shard": 4, "ep": 2}, loop, rules(EXPERTS, FSDP)),
+    ("a list in a loop, data and tp", {"dp_shard": 2, "tp": 2, "ep": 4}, loop, rules(EXPERTS, WHOLE, TERMS, FSDP)),
+    ("lists, of four two", {"dp_shard": 4, "ep": 2}, lists, rules(NAMES, FSDP)),
     ("other names, of four two", {"dp_shard": 4, "ep": 2}, own, rules(OWN, FSDP)),
 ]  # fmt: skip
 
-OF_2 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text in TWO]
-OF_4 = [Case(name, plan(text), mesh, around(inner)) for name, mesh, inner, text in FOUR]
+
+def stacked(inner: Callable[[], nn.Module], text: str) -> Callable[[], nn.Module]:
+    """The model with its lists of experts stacked, where it has some."""
+    return lambda: stack_experts(around(inner)(), plan(text))
+
+
+OF_2 = [Case(name, plan(text), mesh, stacked(inner, text)) for name, mesh, inner, text in TWO]
+OF_4 = [Case(name, plan(text), mesh, stacked(inner, text)) for name, mesh, inner, text in FOUR]
 ACCUMULATED = Case(
     "in two parts", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Mixture), accumulate=2
 )
