@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from parallelizer.torch_private import tree_leaves
 
-Pair = namedtuple("Pair", "first second")  # noqa: PYI024
+Pair = namedtuple("Pair", "first second")
 
 
 @dataclass
