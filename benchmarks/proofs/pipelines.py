@@ -44,8 +44,8 @@ WHOLE_STREAM = {
 
 @dataclass(frozen=True)
 class PipelineCell:
-    """The outcome of one proof, of a row of the table: `share` is the worst error as a share of its bound, None where nothing ran.
-    `refused` says whether the compiler refused the plan.
+    """The outcome of one proof; `model` is a row of the table. `share` is the worst error as a share of its bound, None where
+    nothing ran. `refused` says whether the compiler refused the plan.
     """
 
     model: str
