@@ -111,7 +111,7 @@ class MemoryTracker(TorchDispatchMode):
             self._resized = True
             return resize(storage, size)
 
-        torch.UntypedStorage.resize_ = noticed  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = noticed  # type: ignore[assignment]
         super().__enter__()
         return self
 
