@@ -1,4 +1,4 @@
-"""Time and memory of the dry run, as a whole process with imports, over depth and over ranks.
+"""Time, processor time and memory of the dry run, as a whole process with imports, over depth and over ranks.
 
     python benchmarks/any_size.py [--layers 126] [--ranks 16384] [--pp 16] [--curve] [--clock] [--repeats 3]
 
@@ -23,9 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 WORLDS = {64: (4, 2, 8), 256: (16, 2, 8), 1024: (64, 2, 8), 4096: (256, 2, 8), 16384: (1024, 2, 8)}
 
 
-def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, float]:
-    """Seconds of the command, and the largest resident set of any process in it in MB. With `pp`, each data rank has twice as
-    many rows as there are stages, one for each microbatch.
+def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, float, float]:
+    """Seconds of the command, the seconds of processor time of all its processes, and the largest resident set of any of them in
+    MB. With `pp`, each data rank has twice as many rows as there are stages, one for each microbatch.
     """
     shard, cp, tp = WORLDS[world]
     rows = shard
@@ -62,7 +62,8 @@ def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, fl
     if status:
         raise SystemExit(f"the dry run ended with status {os.waitstatus_to_exitcode(status)}")
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return time.perf_counter() - begun, max(used.ru_maxrss, children) / 1e3
+    processor = used.ru_utime + used.ru_stime  # of the command, and of its children that it has waited for
+    return time.perf_counter() - begun, processor, max(used.ru_maxrss, children) / 1e3
 
 
 def clock(layers: int, world: int, repeats: int) -> None:
@@ -105,13 +106,14 @@ def main() -> None:
     if arguments.curve:
         cases += [(n, 16384) for n in (4, 8, 16, 32, 64)] + [(126, w) for w in WORLDS if w != 16384]
     print(f"`import torch` alone takes {importing(arguments.repeats):.1f} s here")
-    print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'MB':>6}")
+    print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'processor':>9} {'MB':>6}")
     for layers, world in cases:
         runs = [measure(layers, world, pp=arguments.pp) for _ in range(arguments.repeats)]
-        times = sorted(t for t, _ in runs)
-        memory = max(m for _, m in runs)
+        times = sorted(seconds for seconds, _, _ in runs)
+        processor = statistics.median(used for _, used, _ in runs)
+        memory = max(megabytes for _, _, megabytes in runs)
         spread = f"{times[len(times) // 2]:.1f} ({times[0]:.1f} to {times[-1]:.1f})"
-        print(f"{layers:>6} {world:>7,} {spread:>22} {memory:>6,.0f}", flush=True)
+        print(f"{layers:>6} {world:>7,} {spread:>22} {processor:>9.1f} {memory:>6,.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -34,10 +34,18 @@ PRESETS = ("pp2", "pp4", "pp2_tp2", "pp2_fsdp2", "pp2_cp2", "pp2_fsdp2_tp2")
 """The columns. Each runs on the mesh of the preset."""
 
 
+WHOLE_STREAM = {
+    "encoder_decoder_tiny": "encoder_decoder_tp",
+    "llama_debug": "llama_tp",
+    "vit_tiny": "vit_tp",
+}
+"""The shipped plans beside the models' own. They differ from these under tp alone, where the stream is whole on every rank."""
+
+
 @dataclass(frozen=True)
 class PipelineCell:
-    """The outcome of one proof: `share` is the worst error as a share of its bound, None where nothing ran. `refused` says
-    whether the compiler refused the plan.
+    """The outcome of one proof; `model` is a row of the table. `share` is the worst error as a share of its bound, None where
+    nothing ran. `refused` says whether the compiler refused the plan.
     """
 
     model: str
@@ -65,6 +73,22 @@ class Shared:
 def models() -> list[str]:
     """Every shipped model."""
     return sorted([*families(), *DESIGNED_WITH])
+
+
+def rows() -> list[str]:
+    """The rows of the table: the models, and those with another plan than their own, `MODEL, PLAN`."""
+    return sorted([*models(), *(f"{model}, {plan}" for model, plan in WHOLE_STREAM.items())])
+
+
+def grid() -> list[tuple[str, str, str]]:
+    """Row, preset and schedule of every cell, column by column."""
+    return [
+        (row, preset, schedule)
+        for preset in PRESETS
+        for row in rows()
+        if ", " not in row or "_tp" in preset
+        for schedule in SCHEDULES
+    ]
 
 
 def prove(model: str, preset: str, schedule: str, shared: Shared | None = None) -> PipelineCell:
@@ -111,9 +135,9 @@ def _setup(model: str, preset: str, schedule: str) -> Setup:
     """The configuration of a cell, with layers for the schedule that has most stages: all schedules have the same model then,
     and the same unsharded runs.
     """
-    setup = from_config(
-        *compose_config([f"model={model}", f"parallel={preset}", f"++parallel.pipeline.schedule={schedule}"])
-    )
+    name, _, plan = model.partition(", ")
+    words = [f"model={name}", f"parallel={preset}", f"++parallel.pipeline.schedule={schedule}"]
+    setup = from_config(*compose_config([*words, *([f"plan={plan}"] if plan else [])]))
     ranks = setup.mesh.sizes["pp"]
     wanted = ranks * max(kind.stages_per_rank for kind in SCHEDULES.values())
     large = with_stages(setup, {}, wanted)
@@ -140,12 +164,7 @@ def run(
     if page is not None:
         check_page(page, MARKER)
     known = _read(cells)
-    every = [
-        PipelineCell(model, preset, schedule, None)
-        for preset in PRESETS
-        for model in models()
-        for schedule in SCHEDULES
-    ]
+    every = [PipelineCell(*place, None) for place in grid()]
     every = [cell for cell in every if only in cell.name]
     shared, done = Shared(), list[PipelineCell]()
     for number, asked in enumerate(every, start=1):

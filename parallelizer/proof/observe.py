@@ -218,15 +218,15 @@ def _played(
 ) -> SceneSeen:
     """A step from the initial parameters that the scene makes larger or smaller, and which updates nothing."""
     reshard(model)  # an evaluation has left whole parameters
-    params = trained_names(model)
+    params, copies = trained_names(model), _copies(model)
     with torch.no_grad():
-        for name, param in params.items():
+        for name, param in copies:
             local = param.to_local() if isinstance(param, DTensor) else param
             local.copy_(start[name] * scene.scale)
     whole = scene.batch(subject.batch(seed), subject.workload, subject.rows)
     if flip:
         whole = _flipped(whole, subject)
-    still = torch.optim.SGD([p for p in params.values() if p.requires_grad], lr=0.0, foreach=False)
+    still = torch.optim.SGD([p for _, p in copies if p.requires_grad], lr=0.0, foreach=False)
     done = train_step(model, rank_parts(whole, subject, subject.accumulate, mesh), subject.loss, still)
     gradients = _on_all_ranks({n: p.grad for n, p in params.items() if p.grad is not None}, params, mesh)
     return SceneSeen(
@@ -341,12 +341,15 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
 
 def trained_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a model by the names that they have in the whole model; of a model that is cut those of this rank."""
-    params = dict(model.named_parameters())
+    return dict(reversed(_copies(model)))
+
+
+def _copies(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """As `trained_names`, with every copy of a parameter that several stages of this rank hold."""
     state = state_of(model)
-    if state is None or state.pipeline is None:
-        return params
-    copies = {one.here: one.name for one in state.pipeline.shared}
-    return {copies.get(name, name): param for name, param in reversed(params.items())}
+    shared = () if state is None or state.pipeline is None else state.pipeline.shared
+    names = {one.here: one.name for one in shared}
+    return [(names.get(name, name), param) for name, param in model.named_parameters()]
 
 
 def joined(ranks: list[Observation], mesh: Mesh) -> list[Observation]:

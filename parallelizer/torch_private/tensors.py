@@ -9,8 +9,13 @@ import torch
 
 # Both are how torch's own debug modes are written, and wait for a public home.
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_leaves as _leaves_of_any
 from torch.utils._pytree import tree_map, tree_map_only
+
+_LEAVES = frozenset(
+    {torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+)
+"""Types of leaves, as far as arguments of operators have them."""
 
 
 def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
@@ -23,6 +28,29 @@ def multiply_(tensors: list[torch.Tensor], factor: torch.Tensor) -> None:
 def norms(tensors: list[torch.Tensor], dtype: torch.dtype) -> Any:
     """Euclidean norms of many tensors in few kernels, in `dtype`: `torch._foreach_norm`, as above."""
     return torch._foreach_norm(tensors, 2.0, dtype=dtype) if tensors else ()
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree of arguments, in order, as torch's pytree finds them. It is asked only where there are other nodes
+    than tuples, lists and dictionaries: for each operator of a step this is several times as fast. Waits for a public pytree.
+    """
+    leaves: list[Any] = []
+    _add_leaves(tree, leaves)
+    return leaves
+
+
+def _add_leaves(tree: Any, leaves: list[Any]) -> None:
+    kind = type(tree)
+    if kind in _LEAVES or issubclass(kind, torch.Tensor):
+        leaves.append(tree)
+    elif kind is tuple or kind is list or kind is dict:
+        for part in tree.values() if kind is dict else tree:
+            if type(part) in _LEAVES:
+                leaves.append(part)
+            else:
+                _add_leaves(part, leaves)
+    else:
+        leaves += _leaves_of_any(tree)
 
 
 def tree_map_where(kind: type, function: Callable[[Any], Any], tree: Any) -> Any:

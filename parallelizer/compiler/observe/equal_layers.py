@@ -163,9 +163,14 @@ def shorten(program: Program, model: nn.Module, run: Run, keep: int) -> Program:
     the program, which is returned anew.
     """
     container = model.get_submodule(run.container)
+    for _ in range(run.count - keep):
+        del container[run.first + keep - 1]  # type: ignore[operator]
+    return shortened(program, run, keep)
+
+
+def shortened(program: Program, run: Run, keep: int) -> Program:
+    """The program of a model with the first `keep` - 1 layers of a run and the last: see `shorten`."""
     gone, first_gone = run.count - keep, run.first + keep - 1
-    for _ in range(gone):
-        del container[first_gone]  # type: ignore[operator]
     prefix = f"{run.container}." if run.container else ""
 
     def renamed(path: str) -> str | None:

@@ -15,10 +15,11 @@ from torch import nn
 from parallelizer.child.children import WorldError, in_children
 from parallelizer.compiler.observe.calling import call
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, shortened_copy
+from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.language.workload import Workload
 from parallelizer.styles.application import ModuleCall
-from parallelizer.torch_private import GroupedProducts, TorchDispatchMode, tree_leaves
+from parallelizer.torch_private import GroupedProducts, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class _Trail:
     read_in: set[str] = field(default_factory=set)
 
 
-class _CallWatch(TorchDispatchMode):
+class _CallWatch(RememberedResults):
     """Notes calls and tensors while it is active."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -129,7 +130,7 @@ class _CallWatch(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs)):
             if id(leaf) in self.trails:
                 self.trails[id(leaf)].read_in.add(self.running.current)
-        return func(*args, **(kwargs or {}))
+        return self.result(func, args, kwargs or {})
 
     def calls(self, output: Any) -> Calls:
         by_module = {

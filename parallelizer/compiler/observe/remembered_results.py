@@ -1,6 +1,7 @@
 """A dispatch mode that remembers what operators return on the meta device.
 
-Equal layers call them on equal shapes again, and torch works shapes out in Python.
+Equal layers call them on equal shapes again, and torch works shapes out in Python. Results that share memory with an input
+are not remembered: they share it every time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from parallelizer.torch_private import TorchDispatchMode, tree_leaves
+from parallelizer.torch_private import TorchDispatchMode, storage_key, tree_leaves
 
 _Form = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
@@ -43,7 +44,9 @@ class RememberedResults(TorchDispatchMode):
         returned = [result] if isinstance(result, torch.Tensor) else result
         plain = isinstance(returned, list | tuple) and all(type(t) is torch.Tensor for t in returned)
         lists = any(str(r.type) == "List[Tensor]" for r in func._schema.returns)
-        if plain and not lists and not func._schema.is_mutable and all(t.is_meta for t in returned):
+        given = {storage_key(x) for x in leaves if isinstance(x, torch.Tensor)}
+        new = plain and all(t.is_meta and storage_key(t) not in given for t in returned)
+        if new and not lists and not func._schema.is_mutable:
             self._known[key] = [_form(t) for t in returned]
         return result
 

@@ -56,6 +56,10 @@ class Running:
         for handle in self.handles:
             handle.remove()
 
+    def nothing_runs(self) -> None:
+        """Between two actions of a pipeline, which may be of one phase."""
+        self._active = [""]
+
     def _stack(self) -> list[str]:
         # A module whose inputs want no gradient never ends in backward: the phase does.
         if phase.current() != self._phase:

@@ -12,13 +12,14 @@ from torch.utils.flop_counter import flop_registry
 
 from parallelizer.compiler.observe import calling
 from parallelizer.compiler.observe.made_up_counts import ROWS, made_up, without_masks
+from parallelizer.compiler.observe.remembered_results import RememberedResults
 from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.compiler.pipeline.left_behind import Behind, Call
 from parallelizer.compiler.pipeline.unit_calls import Draw, Need, UnitCall
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.language.plan import full_name
-from parallelizer.torch_private import TorchDispatchMode, storage_key, tree_leaves
+from parallelizer.torch_private import storage_key, tree_leaves
 
 
 @dataclass
@@ -59,7 +60,7 @@ class _Taints:
         self.held.append(value)
 
 
-class UnitWatch(TorchDispatchMode):
+class UnitWatch(RememberedResults):
     """Notes the calls of units, and follows values through the glue between them."""
 
     def __init__(
@@ -115,7 +116,7 @@ class UnitWatch(TorchDispatchMode):
         given, args = args, without_masks(func, args, self.rows)
         made = made_up(func, args, self.rows)
         self.counted = self.counted or args is not given or made is not None
-        output = func(*args, **(kwargs or {})) if made is None else made
+        output = self.result(func, args, kwargs or {}) if made is None else made
         running, returned = self.running, [t for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
         if running is not None:
             count = flop_registry.get(func.overloadpacket)

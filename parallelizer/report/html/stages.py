@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from parallelizer.diagnostics.units import size
 from parallelizer.report.html import schedule
 from parallelizer.report.html.markup import Markup, join
 from parallelizer.report.html.table import table
-from parallelizer.report.rows.messages import message_rows
+from parallelizer.report.rows.messages import HEADS, message_rows
 from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import bubble, stage_rows
 from parallelizer.simulate.record.stage_forms import CutTraffic
@@ -36,17 +35,8 @@ def section(program: Program, model: nn.Module, cuts: Sequence[CutTraffic] = ())
     stages = program.require_stages()
     others = rows_beside(stages.pipeline, stages.ranks)
     caption = "What each stage holds and receives"
-    sent = [
-        (
-            row.kind,
-            *map(str, (*row.stages, *row.ranks)),
-            f"{row.count:,}",
-            size(row.bytes),
-            size(row.sent_bytes),
-        )
-        for row in message_rows(program, cuts)
-    ]
-    ways = ("what", "#from stage", "#to stage", "#from pp rank", "#to pp rank", "#messages", "#of", "#sent")
+    sent = [row.cells for row in message_rows(program, cuts)]
+    ways = [HEADS[0], *(f"#{name}" for name in HEADS[1:])]
     messages = (
         [table("What two ranks of stages that follow each other send in a step", ways, sent)] if sent else []
     )

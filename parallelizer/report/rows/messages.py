@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from parallelizer.diagnostics.units import size
 from parallelizer.simulate.record.stage_forms import CutTraffic
 from parallelizer.styles.application import Program
+
+HEADS = ("what", "from stage", "to stage", "from pp rank", "to pp rank", "messages", "of", "sent")
+"""The heads of the columns of `MessageRow.cells`. All but the first are numbers."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,12 @@ class MessageRow:
     def sent_bytes(self) -> int:
         """The bytes of all messages."""
         return self.count * self.bytes
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, a cell for each of `HEADS`."""
+        ends = map(str, (*self.stages, *self.ranks))
+        return self.kind, *ends, f"{self.count:,}", size(self.bytes), size(self.sent_bytes)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of the documented form."""

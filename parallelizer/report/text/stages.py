@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import nn
 
-from parallelizer.diagnostics.units import size
-from parallelizer.report.rows.messages import message_rows
+from parallelizer.report.rows.messages import HEADS, message_rows
 from parallelizer.report.rows.schedules import rows_beside
 from parallelizer.report.rows.stages import stage_rows, summary
 from parallelizer.report.text import schedule, tables
@@ -54,18 +53,8 @@ def write_messages(program: Program, cuts: Iterable[CutTraffic], screen: Console
     """Print what stages send to each other in a step; nothing for a program without stages."""
     if program.stages is None:
         return
-    names = ("what", "from stage", "to stage", "from pp rank", "to pp rank", "messages", "of", "sent")
-    columns = [Column(name, right=at > 0) for at, name in enumerate(names)]
-    rows = [
-        [
-            row.kind,
-            *map(str, (*row.stages, *row.ranks)),
-            f"{row.count:,}",
-            size(row.bytes),
-            size(row.sent_bytes),
-        ]
-        for row in message_rows(program, cuts)
-    ]
+    columns = [Column(name, right=at > 0) for at, name in enumerate(HEADS)]
+    rows = [[*row.cells] for row in message_rows(program, cuts)]
     head = Text.assemble(
         ("messages", "bold"), " of one step between two ranks of stages that follow each other"
     )

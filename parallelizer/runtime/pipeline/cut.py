@@ -53,10 +53,8 @@ def cut(program: Program, model: nn.Module, mesh: DeviceMesh) -> Cut:
                 for one in models.values():
                     one.absent.setdefault(one.model.get_submodule(path), {})[name] = param
                 drop_parameter(whole[path], name)
-    for path in whole:
-        unit = path and path not in stages.divided and path.rpartition(".")[0] in stages.divided
-        if unit and not set(stages.holding(f"{path}.")) & set(mine):
-            leave_out(model, path)
+    units = (p for p in whole if p and p not in stages.divided and p.rpartition(".")[0] in stages.divided)
+    leave_out(model, [unit for unit in units if not set(stages.holding(f"{unit}.")) & set(mine)])
     present = parameter_names(model)
     groups = [tuple(n for n in group if n in present) for group in tied]
     together = [g for group in groups for g in _one_parameter(group, present)]

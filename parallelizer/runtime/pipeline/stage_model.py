@@ -7,7 +7,7 @@ exception behind the stage's last unit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,9 +174,13 @@ class StageModel(nn.Module):
         if device == self._stood_on:
             return
         self._stood_on = device
+        zeros: dict[tuple[torch.dtype, torch.Size], torch.Tensor] = {}
         for module, lacking in self.absent.items():
             for name, param in lacking.items():
-                module.__dict__[name] = torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
+                form = param.dtype, param.shape
+                if form not in zeros:
+                    zeros[form] = torch.zeros((), dtype=param.dtype, device=device).expand(param.shape)
+                module.__dict__[name] = zeros[form]
 
 
 @dataclass(frozen=True)
@@ -224,14 +228,17 @@ def _twin(module: nn.Module) -> nn.Module:
     return outline_twin(module, children)
 
 
-def leave_out(model: nn.Module, path: str) -> None:
-    """Put an empty module into every place of one that runs on no stage of this rank."""
-    module = model.get_submodule(path)
-    empty = empty_twin(module, _not_here(path))
+def leave_out(model: nn.Module, paths: Iterable[str]) -> None:
+    """Put an empty module into every place of each that runs on no stage of this rank."""
+    gone: dict[nn.Module, nn.Module] = {}
+    for path in paths:
+        module = model.get_submodule(path)
+        if module not in gone:
+            gone[module] = empty_twin(module, _not_here(path))
     for around in list(model.modules()):
         for name, child in children_of(around).items():
-            if child is module:
-                set_child(around, name, empty)
+            if child in gone:
+                set_child(around, name, gone[child])
 
 
 def refuse_calls(model: nn.Module) -> None:

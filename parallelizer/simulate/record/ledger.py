@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running, within
 from parallelizer.language.plan import EXPERT, full_name
+from parallelizer.runtime.pipeline import progress
 from parallelizer.runtime.pipeline.channels import moving
 from parallelizer.runtime.redistribution import wire_bytes
 from parallelizer.runtime.state import state_of
@@ -114,8 +116,25 @@ class Ledger(TorchDispatchMode):
         ]
         self.ranks: dict[str, tuple[int, ...]] = {}
         self.ahead: dict[int, bool] = {}
+        self._listening: list[AbstractContextManager[None]] = []
         self.operators: Listener | None = None
         running.started.append(self._module_begins)
+
+    def __enter__(self) -> Self:
+        self._listening.append(progress.listening(self._action_begins))
+        self._listening[-1].__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._listening.pop().__exit__(*error)
+
+    def _action_begins(self, mark: Any) -> None:
+        """What an action of a pipeline has gathered is not overlapped by one that comes later, and its modules have ended."""
+        if isinstance(mark[0], int):
+            self.ahead.clear()
+            self.running.nothing_runs()
 
     def label(self, model: nn.Module) -> None:
         """Have FSDP say which unit it gathers or reduces for, through its hooks for custom collectives,
@@ -194,7 +213,9 @@ class Ledger(TorchDispatchMode):
         unit, module = self._cause(kind, axis, leaves)
         of_unit = unit or self.parameter is not None or measured() is not None
         rule = self.rules.of(module, axis, fsdp=of_unit) if module or unit else None
-        if unit and phase.current() in ("forward", "backward"):
+        # A unit that has begun already needs its parameters right now.
+        begun = kind == "all_gather" and module != "" and within(self.running.current, module)
+        if unit and not begun and phase.current() in ("forward", "backward"):
             self.ahead[len(self.entries)] = False
         self.entries.append(
             Collective(

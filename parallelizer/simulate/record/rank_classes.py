@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 
+from parallelizer.language.pipeline.settings import stage_rank
 from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, TENSOR_AXES, Mesh, Placement, full_name
 from parallelizer.mesh import cut
 from parallelizer.styles.application import Program, tensor_placements
@@ -59,10 +60,7 @@ class Likeness:
 
     def __init__(self, program: Program, model: nn.Module, *, causal: bool = True) -> None:
         self.mesh, self.stages = program.mesh, program.stages
-        self.by_stages = [
-            _tensors(program, model, rank)
-            for rank in range(1 if self.stages is None else self.mesh.sizes["pp"])
-        ]
+        self.by_stages = _tensors(program, model)
         of_attention = {axis for a in program.of_slot("attention") for axis in a.axes}
         self.split = of_attention if causal else set()
         # A rank of `ep` that gets more tokens than others is no class of theirs.
@@ -149,22 +147,21 @@ def rank_classes(program: Program, model: nn.Module, *, causal: bool = True) -> 
     return Likeness(program, model, causal=causal).classes()
 
 
-def _tensors(program: Program, model: nn.Module, rank: int) -> Tensors:
-    """Those of a rank on `pp`; of all ranks where the model is not cut."""
+def _tensors(program: Program, model: nn.Module) -> list[Tensors]:
+    """Those of each rank on `pp`; of all ranks together where the model is not cut."""
     stages = program.stages
-    mine = set(stages.on_rank(rank)) if stages is not None else set[int]()
+    ranks = () if stages is None else stage_rank(stages.pipeline, stages.ranks)
     tensor = tensor_placements(program.applications)
     data = {full_name(a.module, n): p for a in program.of_slot("fsdp") for n, p in a.params.items()}
-    found: collections.Counter[Any] = collections.Counter()
+    found = [collections.Counter[Any]() for _ in range(1 if stages is None else stages.ranks)]
     for name, param in model.named_parameters():
         cuts = tuple((axis, p.dim) for axis, p in tensor.get(name, {}).items() if p.dim is not None)
-        copies = 1 if stages is None else len(mine & set(stages.copies(name)))
         shape, dim = tuple(param.shape), _dim(data.get(name, {}))
         if EXPERT in tensor.get(name, {}):  # both of its axes divide, so all ranks hold as much
             shape, cuts, dim = _of_experts(shape, cuts, dim, program.mesh), (), None
-        if copies:
-            found[shape, cuts, dim] += copies * param.element_size()
-    return found
+        for rank in (0,) if stages is None else (ranks[stage] for stage in stages.copies(name)):
+            found[rank][shape, cuts, dim] += param.element_size()
+    return [*found]
 
 
 def _of_experts(shape: Shape, cuts: Iterable[tuple[str, int]], dim: int | None, mesh: Mesh) -> Shape:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
+from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shortened, shortened_copy
 from parallelizer.language.pipeline.stages import Stages
 from parallelizer.runtime.apply import apply
 from parallelizer.runtime.initialize import allocate
@@ -34,9 +34,9 @@ def stage_forms(
     """
     stages = program.require_stages()
     run = longest_run(program, model)
-    whole = copy.deepcopy(model)
     uncut = dataclasses.replace(program, stages=None)
-    apply(uncut if run is None else shorten(uncut, whole, run, SHORT), whole, mesh)
+    whole = copy.deepcopy(model) if run is None else shortened_copy(model, run)
+    apply(uncut if run is None else shortened(uncut, run, SHORT), whole, mesh)
     forms: Forms = {}
     every = _units(stages, model)
     for path in _units(stages, whole):

@@ -126,6 +126,15 @@ class Trace:
         return ((moment, times) for moment, times in moments if isinstance(moment, Operator))
 
 
+@dataclass(frozen=True)
+class StagesTrace:
+    """What a step of a rank of a pipeline says of the ranks whose stages are alike: see `Trace`."""
+
+    rank: int
+    stage_ranks: Mapping[int, tuple[int, int]]
+    lines: RankLines | None
+
+
 def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True) -> Trace:
     """One training step as `rank` of the program's world, in children of this process. `model` is on meta and
     left as it is.
@@ -218,6 +227,12 @@ def record_short(
 ) -> Recording:
     """As `record`, of a model with `keep` layers of a run; uses the model up."""
     return record(shorten(program, model, run, keep), model, recipe, rank)
+
+
+def record_stages(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> StagesTrace:
+    """As `record`, of a program with stages; without the ledger and the memory, which are large to send."""
+    recording = record(program, model, recipe, rank)
+    return StagesTrace(rank, recording.stage_ranks, recording.lines)
 
 
 def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:

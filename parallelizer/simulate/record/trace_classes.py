@@ -6,14 +6,24 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+from parallelizer.child.children import Children, WorldError
 from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.simulate.record.action_lines import pipeline_lines
 from parallelizer.simulate.record.pipeline_step import alike
 from parallelizer.simulate.record.rank_classes import Likeness, RankClass
-from parallelizer.simulate.record.trace import Recipe, Trace, tracing_ranks
+from parallelizer.simulate.record.trace import (
+    Recipe,
+    StagesTrace,
+    Trace,
+    record_stages,
+    tracing,
+    tracing_ranks,
+)
+from parallelizer.simulate.trace_failed import broken_off
 from parallelizer.styles.application import Program
 
 CHILDREN = 3
@@ -39,29 +49,48 @@ def tracing_classes(
     program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
 ) -> Iterator[Callable[[], Trace]]:
     """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace."""
-    each = 1 if program.stages is not None or longest_run(program, model) is None or not fold else 2
     likeness = Likeness(program, model)
-    ranks = _chosen(program, model, likeness, rank, CHILDREN // each)
+    if program.stages is not None:
+        with _tracing_stages(program, model, recipe, rank, likeness) as traced:
+            yield traced
+        return
+    each = 1 if longest_run(program, model) is None or not fold else 2
+    ranks = _chosen(likeness, rank, CHILDREN // each)
     with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
-        parts = recipe.workload.accumulate
-        yield lambda: _with_classes(traces(), program, model, likeness, parts)
+        yield lambda: _with_classes(traces(), program, model, likeness)
 
 
-def _with_classes(
-    traces: list[Trace], program: Program, model: nn.Module, likeness: Likeness, parts: int
-) -> Trace:
-    """The first of the traces, with all classes of ranks, and of a pipeline the time lines of all stages."""
+def _with_classes(traces: list[Trace], program: Program, model: nn.Module, likeness: Likeness) -> Trace:
+    """The first of the traces, with all classes of ranks."""
     if _whatever_part(likeness, traces):
         likeness = Likeness(program, model, causal=False)
     found = {likeness.kind(t.rank): t for t in reversed(traces)}
-    classes = tuple(
-        _of_stages(c, likeness, traces) or _told(c, found.get(likeness.kind(c.rank)))
-        for c in likeness.classes()
-    )
-    lines = [t.lines for t in traces if t.lines is not None]
-    rank = likeness.stage_rank(traces[0].rank)
-    pipeline = pipeline_lines(program, model, parts, rank, lines) if lines else None
-    return dataclasses.replace(traces[0], classes=classes, pipeline=pipeline)
+    classes = tuple(_told(c, found.get(likeness.kind(c.rank))) for c in likeness.classes())
+    return dataclasses.replace(traces[0], classes=classes)
+
+
+@contextmanager
+def _tracing_stages(
+    program: Program, model: nn.Module, recipe: Recipe, rank: int, likeness: Likeness
+) -> Iterator[Callable[[], Trace]]:
+    """The trace of a rank of a pipeline, with all classes of ranks and the time lines of all stages."""
+    others = _of_every_stage(program, model, rank, CHILDREN)[1:]
+    calls: list[tuple[Any, ...]] = [(record_stages, program, model, recipe, other) for other in others]
+    with tracing(program, model, recipe, rank) as traced, Children(calls) as children:
+
+        def finish() -> Trace:
+            first = traced()
+            try:
+                found = [StagesTrace(rank, first.stage_ranks, first.lines), *children.results()]
+            except WorldError as error:
+                raise broken_off(error) from error
+            classes = tuple(_of_stages(c, likeness, found) for c in likeness.classes())
+            lines = [one.lines for one in found if one.lines is not None]
+            place, parts = likeness.stage_rank(rank), recipe.workload.accumulate
+            pipeline = pipeline_lines(program, model, parts, place, lines) if lines else None
+            return dataclasses.replace(first, classes=classes, pipeline=pipeline)
+
+        yield finish
 
 
 def worst(trace: Trace) -> tuple[int, RankClass | None]:
@@ -73,12 +102,10 @@ def worst(trace: Trace) -> tuple[int, RankClass | None]:
     return top.peak or 0, top
 
 
-def _chosen(program: Program, model: nn.Module, likeness: Likeness, rank: int, number: int) -> list[int]:
+def _chosen(likeness: Likeness, rank: int, number: int) -> list[int]:
     """`rank`, and the smallest ranks of other classes: those that hold most, the lowest ranks first, whose
     part of a sequence has the longest blocks of attention. The class that holds most is among them in any case.
     """
-    if program.stages is not None:
-        return _of_every_stage(program, model, rank, number)
     own = likeness.kind(rank)
     classes = likeness.classes()
     held = next(c.parameters_bytes for c in classes if likeness.kind(c.rank) == own)
@@ -103,14 +130,14 @@ def _of_every_stage(program: Program, model: nn.Module, rank: int, number: int) 
     return [rank + (other - own) * stride for other in chosen]
 
 
-def _of_stages(one: RankClass, likeness: Likeness, traces: Sequence[Trace]) -> RankClass | None:
-    """A class of a pipeline's ranks with what a trace of a rank with like stages says of it."""
+def _of_stages(one: RankClass, likeness: Likeness, traces: Sequence[StagesTrace]) -> RankClass:
+    """A class of a pipeline's ranks with what a trace of a rank with like stages says of it, if there is one."""
     at, kind = likeness.stage_rank(one.rank), likeness.kind_of_stage(one.rank)
     for trace in traces:
         if at in trace.stage_ranks and likeness.kind_of_stage(trace.rank) == kind:
             peak, sent = trace.stage_ranks[at]
             return dataclasses.replace(one, peak=peak, sent_bytes=sent)
-    return None
+    return one
 
 
 def _whatever_part(likeness: Likeness, traces: Sequence[Trace]) -> bool:

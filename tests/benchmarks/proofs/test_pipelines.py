@@ -11,19 +11,29 @@ from pathlib import Path
 import pytest
 
 from benchmarks.proofs.__main__ import main
-from benchmarks.proofs.pipelines import PRESETS, PipelineCell, document, markdown, models, prove, summary
+from benchmarks.proofs.pipelines import (
+    PRESETS,
+    PipelineCell,
+    document,
+    grid,
+    markdown,
+    models,
+    prove,
+    rows,
+    summary,
+)
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
 from tests.chosen import pairs
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
-CELLS = [(model, preset, schedule) for model in models() for preset in PRESETS for schedule in SCHEDULES]
+CELLS = grid()
 ONE_A_KIND = [
     ("encoder_decoder_tiny", "pp2", "zbv"),
     ("vit_tiny", "pp2", "gpipe"),
     ("hf_llama_packed", "pp2", "interleaved-1f1b"),
-    ("hf_opt", "pp2", "dualpipev"),
+    ("hf_gemma2", "pp2", "dualpipev"),  # one rank has both copies of the tied embedding
     ("hf_qwen3_moe", "pp2", "interleaved-zero-bubble"),
     ("llama_debug", "pp4", "1f1b"),
 ]
@@ -39,7 +49,16 @@ def test_a_cell_is_proven(of: tuple[str, str, str]) -> None:
 
 def test_the_table_has_every_shipped_model_and_every_schedule() -> None:
     assert set(models()) == {path.stem for path in (config_folder() / "model").glob("*.yaml")} - {"hf"}
+    for model in models():
+        assert {(p, s) for m, p, s in CELLS if m == model} == {(p, s) for p in PRESETS for s in SCHEDULES}
     assert {schedule for _, _, schedule in ONE_A_KIND} == set(SCHEDULES)
+
+
+def test_the_table_has_every_shipped_plan_with_a_whole_stream_on_presets_with_tp() -> None:
+    plans = {row.partition(", ")[2]: row for row in rows() if ", " in row}
+    assert set(plans) == {path.stem for path in (config_folder() / "plans").glob("*_tp.yaml")}
+    for row in plans.values():
+        assert {preset for r, preset, _ in CELLS if r == row} == {"pp2_tp2", "pp2_fsdp2_tp2"}
 
 
 def cells() -> list[PipelineCell]:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from parallelizer.report.rows.messages import MessageRow, message_rows
+from parallelizer.report.rows.messages import HEADS, MessageRow, message_rows
 from parallelizer.simulate.record.trace import trace
 from tests.simulate.setups import llama
 
 ROWS, TOKENS, WIDTH, FLOAT = 32, 32, 64, 4
 """The rows of a step, the tokens of a row, the width of the residual stream, and the bytes of a number."""
+
+
+def test_a_row_has_a_cell_for_each_head() -> None:
+    row = MessageRow("gradients", (3, 2), (1, 0), 1_024, 3 << 20)
+    assert dict(zip(HEADS, row.cells, strict=True)) == {
+        "what": "gradients", "from stage": "3", "to stage": "2", "from pp rank": "1", "to pp rank": "0",
+        "messages": "1,024", "of": "3.0 MiB", "sent": "3.0 GiB",
+    }  # fmt: skip
 
 
 def test_the_bytes_of_messages_are_those_of_the_residual_stream() -> None:

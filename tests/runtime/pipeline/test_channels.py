@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,9 +12,10 @@ import parallelizer as pz
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import Mesh
 from parallelizer.language.workload import Workload
+from parallelizer.runtime.pipeline import execute
 from tests.parity import EXACT, token_loss
 from tests.ranks import run_ranks
-from tests.runtime.pipeline.models import PLAN, TOKENS, WORKLOAD, Block, Staged
+from tests.runtime.pipeline.models import PLAN, PP2, TOKENS, WORKLOAD, Block, Staged, adamw, parallel, train
 
 ROWS = 16
 
@@ -66,3 +69,33 @@ def test_three_stages_on_each_of_four_ranks_end_and_have_the_gradients_of_one_pr
         ]
 
     assert run_ranks(worker, 4, timeout=30) == [[]] * 4
+
+
+@pytest.mark.ranks
+def test_a_stage_tells_the_next_one_shapes_once_for_each_shape_of_batches() -> None:
+    """In a kilobyte, from CPU to CPU: at the first step, and at the first evaluation."""
+
+    def worker() -> list[int]:
+        told: list[Any] = []
+        send = execute.send_object
+
+        def noted(*given: Any) -> Any:
+            sent = send(*given)
+            told.extend(tensor for _, tensor in sent if tensor.dtype == torch.uint8)
+            return sent
+
+        execute.send_object = noted
+        model = parallel(PP2)
+        optimizer = adamw(model)
+        counts = []
+        for act in (train, train, evaluated, evaluated):
+            act(model, optimizer, [1])
+            counts.append(len(told))
+        assert all(tensor.device.type == "cpu" and tensor.numel() < 1024 for tensor in told)
+        return counts
+
+    assert run_ranks(worker, 2, timeout=30) == [[1, 1, 2, 2], [0, 0, 0, 0]]
+
+
+def evaluated(model: nn.Module, *_: Any) -> None:
+    pz.evaluate(model, [batch()], token_loss)
