@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> None:
     ]
     predictions: list[Prediction]
     if options.fit:
+        prepared = [one for one, _ in _tried(prepared, lambda one: one.row.id, predict_row)]
         fitted = fit.fit(prepared, print)
         print(f"fitted to {len(prepared)} rows: {fit.constants_of(fitted.solved())}, "
               f"reserved memory {fit.reserved_share(prepared):.3f}")  # fmt: skip

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.published.mixtures import Mixture, is_mixture, mixture_of, vocabulary_of, why_not
+from benchmarks.published.pipelines import pipeline_of, rows_of_microbatch
 from benchmarks.published.rows import Row
 
 CONF = Path(__file__).parent / "conf"
@@ -51,12 +53,13 @@ class Composed:
 
 
 def left_out(row: Row) -> str | None:
-    """Why a row cannot be composed yet; None for one that can."""
-    if not row.run.get("dense", True) or row.mesh.get("ep", 1) > 1:
-        return "experts"
+    """Why a row cannot be composed; None for one that can."""
     if row.tokens_per_second is None:
         return "no throughput"
-    if not {"layers", "hidden", "ffn", "heads", "vocab"} <= set(row.model):
+    if is_mixture(row):
+        if (why := why_not(row)) is not None:
+            return f"experts: {why}"
+    elif not all(row.model.get(size) for size in ("layers", "hidden", "ffn", "heads", "vocab")):
         return "no sizes of the model"
     if hardware_of(row) is None:
         return "no such hardware"
@@ -74,12 +77,12 @@ def hardware_of(row: Row) -> str | None:
 def compose(row: Row) -> Composed:
     """The configuration of a row."""
     run, mesh = row.run, row.mesh
-    library = _is_library(row)
+    library, mixture = _is_library(row), mixture_of(row) if is_mixture(row) else None
     replicas = mesh.get("dp_replicate", 1)
     data = replicas * mesh.get("dp_shard", 1)
     batch = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
     rows = max(1, batch // data)
-    micro = _microbatch(row, rows)
+    micro = rows_of_microbatch(row, rows)
     pipelined = mesh.get("pp", 1) > 1
     parts = max(1, rows // micro)
     kept = (
@@ -93,25 +96,26 @@ def compose(row: Row) -> Composed:
         "dp_shard": sharded,
         "cp": mesh.get("cp", 1),
         "tp": mesh.get("tp", 1),
+        **({"ep": mesh.get("ep", 1)} if mixture is not None else {}),
     }
     overrides = [
         f"hydra.searchpath=[file://{CONF}]",
-        *_model(row),
+        *(_model(row) if mixture is None else _mixture(mixture)),
         *(f"parallel.mesh.{axis}={size}" for axis, size in axes.items()),
         f"train.seq_len={run['seq_len']}",
         f"train.batch_size={micro * data * kept}",
         f"train.accumulate={1 if pipelined else kept}",
         "device=cuda",
         "train.dtype=bfloat16",
-        *_rules(row, library),
+        *(_rules(row, library) if mixture is None else _rules_of_mixture(mixture)),
     ]
     if pipelined:
-        overrides += _pipeline(row, parts)
+        overrides += pipeline_of(row, parts)
     elif (replicas > 1 and library) or "SHARD_GRAD_OP" in row.techniques:
         overrides.append("++parallel.styles.fsdp.reshard_after_forward=false")
     if "foundry" in row.source or library:
         overrides.append("parallel.styles.fsdp.reduce_dtype=bfloat16")
-    if "Korthikanti" in row.source and "sequence parallelism" not in str(run["ac"]):
+    if "Korthikanti" in row.source and "sequence parallelism" not in str(run.get("ac")):
         overrides.append("++parallel.layouts.stream=replicate")
     hardware = hardware_of(row)
     assert hardware is not None, row.id  # noqa: S101
@@ -121,10 +125,11 @@ def compose(row: Row) -> Composed:
         _hardware_values(row),
         1 if pipelined else parts,
         _precision(str(run["precision"])),
-        deferred=library and replicas > 1 and not pipelined,  # a pipeline does so by itself
+        # A pipeline does so by itself. Automodel's recipes of mixtures do, with `enable_fsdp_optimizations`.
+        deferred=(mixture is not None or (library and replicas > 1)) and not pipelined,
         flash_2=hardware in ("h100", "h200") and not library,
         plain=row.source != "torchtitan",  # of other stacks it is not known, and neither is their host
-        fused=library or "Korthikanti" in row.source,
+        fused=(library and mixture is None) or "Korthikanti" in row.source,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         # torchao's tensor parallelism casts to 8 bits before it gathers, with one scale for a tensor alone.
@@ -141,33 +146,7 @@ def compose(row: Row) -> Composed:
 def _logits(row: Row, rows: int) -> int:
     """The bytes of a microbatch's logits on one rank, in bfloat16 and sharded over the vocabulary."""
     ranks = row.mesh.get("cp", 1) * row.mesh.get("tp", 1)
-    return 2 * rows * int(row.run["seq_len"]) * int(row.model["vocab"]) // ranks
-
-
-def _microbatch(row: Row, rows: int) -> int:
-    """The rows of a microbatch, of those of a data rank. Where none are said, torchtitan has a microbatch for each stage of a
-    pipeline, and others have one row.
-    """
-    if row.run.get("micro_batch") is None and row.mesh.get("pp", 1) > 1 and row.source == "torchtitan":
-        return max(1, rows // row.mesh["pp"])
-    return min(rows, int(row.run.get("micro_batch") or 1))
-
-
-def _pipeline(row: Row, microbatches: int) -> list[str]:
-    """The schedule: 1F1B, interleaved where a rank has several stages."""
-    ranks, layers = row.mesh["pp"], int(row.model["layers"])
-    interleaved = "interleaved" in str(row.run.get("schedule", "")).lower()
-    stages = int(row.run.get("virtual_stages_per_rank") or (2 if interleaved else 1))
-    if "PP communication" in row.techniques:  # Megatron overlaps it between the stages of a rank alone
-        stages = layers // ranks
-    # Megatron counts the embedding and the head as layers, and so divides 126 layers by 128: the nearest that divides them.
-    possible = [n for n in range(1, stages + 1) if ranks * n <= layers] or [1]
-    stages = min(reversed(possible), key=lambda n: -(-layers // (ranks * n)) * n)
-    return [
-        f"parallel.pipeline.schedule={'interleaved-1f1b' if stages > 1 else '1f1b'}",
-        f"parallel.pipeline.stages_per_rank={stages}",
-        f"parallel.pipeline.microbatches={microbatches}",
-    ]
+    return 2 * rows * int(row.run["seq_len"]) * vocabulary_of(row) // ranks
 
 
 def _overlaps_tp(row: Row) -> bool:
@@ -184,9 +163,9 @@ def _is_library(row: Row) -> bool:
 
 
 def _model(row: Row) -> list[str]:
-    m = row.model
+    m, tp = row.model, row.mesh.get("tp", 1)
     sizes = {
-        "vocab_size": m["vocab"],
+        "vocab_size": -(-int(m["vocab"]) // tp) * tp,  # padded, so that ranks have equal parts of it
         "dim": m["hidden"],
         "n_layers": m["layers"],
         "n_heads": m["heads"],
@@ -194,15 +173,29 @@ def _model(row: Row) -> list[str]:
         "tie_embeddings": bool(m.get("tied")),
     }
     if m.get("gated"):
-        sizes |= {"n_kv_heads": m.get("kv_heads") or m["heads"], "max_seq_len": row.run["seq_len"]}
+        # A key-value head that several ranks share is computed by each of them.
+        kv_heads = max(int(m.get("kv_heads") or m["heads"]), min(tp, int(m["heads"])))
+        sizes |= {"n_kv_heads": kv_heads, "max_seq_len": row.run["seq_len"]}
         return ["model=published_llama", *(f"++model.{key}={value}" for key, value in sizes.items())]
     if "Korthikanti" in row.source:
         sizes["written_out"] = True
     return ["model=published_gpt", *(f"++model.{key}={value}" for key, value in sizes.items())]
 
 
+def _mixture(mixture: Mixture) -> list[str]:
+    sizes = (f"++model.config.{key}={value}" for key, value in mixture.config.items())
+    return ["model=published_mixture", f"model.plan={mixture.plan}", *sizes]
+
+
+def _rules_of_mixture(mixture: Mixture) -> list[str]:
+    """Attention and norms are fused kernels; what a layer recomputes it sends again."""
+    rules = ["model.layers.*: checkpoint"] * mixture.recomputed
+    rules.append("model.layers.*.{self_attn,input_layernorm,post_attention_layernorm}: compile")
+    return [f"rules=[{','.join(chr(34) + rule + chr(34) for rule in rules)}]"]
+
+
 def _rules(row: Row, library: bool) -> list[str]:
-    ac = str(row.run["ac"])
+    ac = str(row.run.get("ac") or "none")
     rules = []
     if ac == "full":
         rules.append("layers.*: checkpoint")
@@ -210,7 +203,9 @@ def _rules(row: Row, library: bool) -> list[str]:
         rules.append("layers.*.attention.inner: checkpoint")
     elif ac.startswith("selective"):
         rules.append("layers.*: {style: checkpoint, mode: alternate}")  # torchtitan's, of operators
-    if row.run.get("compile") or library:
+    compiled = row.run.get("compile")
+    # What is not said is taken to be fused as well as compiled code is, but for kernels of before 2022.
+    if compiled or library or (compiled is None and "Korthikanti" not in row.source):
         # Recomputation of DTensors is not compiled: it goes around modules that are.
         inner = bool(rules) and row.mesh.get("tp", 1) > 1
         rules.append(
@@ -220,11 +215,9 @@ def _rules(row: Row, library: bool) -> list[str]:
 
 
 def _precision(name: str) -> str:
-    if name in ("bf16", "fp16"):
-        return "bfloat16"
     if "rowwise" in name:
         return "float8_rowwise"
-    return "float4" if "fp4" in name else "float8"
+    return "float4" if "fp4" in name else "float8" if "fp8" in name else "bfloat16"
 
 
 def _hardware_values(row: Row) -> dict[str, Any]:

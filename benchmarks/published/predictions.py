@@ -77,7 +77,8 @@ def prepare(row: Row, folder: Path | None = None) -> Prepared:
     assert machine is not None  # noqa: S101
     run = row.run
     data = row.mesh.get("dp_replicate", 1) * row.mesh.get("dp_shard", 1)
-    sequences = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
+    # What data ranks do not share evenly is left out, as in the configuration.
+    sequences = data * max(1, int(run.get("global_batch") or data * int(run.get("micro_batch") or 1)) // data)
     counts = [composed.parts] if composed.parts <= LINE_PARTS else [LINE_PARTS - 1, LINE_PARTS]
     lines = tuple(tuple(line_of(composed, found.line, count)) for count in counts)
     return Prepared(row, composed, found, lines, machine, sequences * int(run["seq_len"]))

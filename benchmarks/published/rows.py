@@ -27,7 +27,8 @@ class Row:
 
     @property
     def mesh(self) -> dict[str, int]:
-        return {axis: int(size) for axis, size in self.run["mesh"].items()}
+        """The axes that the row gives a size."""
+        return {axis: int(size) for axis, size in self.run["mesh"].items() if size}
 
     @property
     def source(self) -> str:
@@ -69,10 +70,11 @@ class Row:
 
 
 def read(path: Path = OURS) -> list[Row]:
-    """The rows of a file of the form of runs.yaml."""
+    """The rows of a file of the form of runs.yaml; what is no row has no more than an id."""
     document = yaml.safe_load(path.read_text())
     gpus, models = document.get("gpus") or {}, document.get("models") or {}
-    return [
-        Row(run, gpus.get(run.get("gpu")) or {}, models.get(run.get("model")) or {})
-        for run in document["runs"]
+    runs = [
+        run if isinstance(run, Mapping) else {"id": f"row {at}, which is no map"}
+        for at, run in enumerate(document["runs"])
     ]
+    return [Row(run, gpus.get(run.get("gpu")) or {}, models.get(run.get("model")) or {}) for run in runs]

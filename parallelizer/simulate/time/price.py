@@ -88,6 +88,16 @@ class Prices:
         """What one of FSDP's collectives takes beside the collective itself, on processors that compute."""
         return self.habits.pace * self.machine.unit_seconds * self.crowd
 
+    def asking(self, issued: Issued) -> float:
+        """What the host takes for a style's collective beside the collective itself: those over tp move DTensors, and the others
+        are of autograd functions. Messages of a pipeline, and sums of its own, have neither.
+        """
+        entry, machine = issued.entry, self.machine
+        if entry.kind in ("send", "recv") or entry.phase not in ("forward", "backward"):
+            return 0.0
+        moves = entry.axis in ("tp", "tp_outer") and not self.habits.plain
+        return self.habits.pace * (machine.redistribute_seconds if moves else machine.exchange_seconds)
+
     def _operator(self, operator: Operator) -> float:
         found: float | None = None
         if operator.kind == GEMM:

@@ -94,7 +94,8 @@ def test_a_row_that_fails_in_any_way_is_named_and_the_rest_goes_on(
     ]
     model = {"layers": 1, "hidden": 8, "ffn": 8, "heads": 1, "vocab": 8, "params": 100, "gated": True}
     file = tmp_path / "runs.yaml"
-    file.write_text(yaml.safe_dump({"gpus": {"g": {"kind": "H100"}}, "models": {"m": model}, "runs": rows}))
+    runs = [*rows, "a remark"]
+    file.write_text(yaml.safe_dump({"gpus": {"g": {"kind": "H100"}}, "models": {"m": model}, "runs": runs}))
 
     def made(row: Row, folder: Path | None) -> Prepared:
         if row.id == "good":
@@ -107,8 +108,24 @@ def test_a_row_that_fails_in_any_way_is_named_and_the_rest_goes_on(
     command.main([str(file)])
     out, err = capsys.readouterr()
     assert "strange: skipped: ValueError" in err and "row-0" in out
-    assert "empty: skipped: KeyError" in err and "no-gpu: left out: no such hardware" in out
-    assert "predicted: 1 of 4 rows" in out and "mean error: 0.0 %" not in out.splitlines()[0]
+    assert "empty: left out: no throughput" in out and "no-gpu: left out: no such hardware" in out
+    assert "row 4, which is no map: left out" in out
+    assert "predicted: 1 of 5 rows" in out and "mean error: 0.0 %" not in out.splitlines()[0]
     assert out.splitlines()[-5].startswith("mean error: ") and out.splitlines()[-1].startswith(
         "peak memory within"
     )
+
+
+def test_a_row_that_cannot_be_predicted_does_not_end_a_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line has an operator without a name that pricing knows."""
+    broken = dataclasses.replace(ROWS[0], lines=((object(),),))  # type: ignore[arg-type]
+    by_row = dict(zip("abcdefgh", [*ROWS[1:8], broken], strict=True))
+    rows = [Row({"id": name}, {}, {}) for name in by_row]
+    monkeypatch.setattr(command, "read", lambda file: rows)
+    monkeypatch.setattr(command, "left_out", lambda row: None)
+    monkeypatch.setattr(command, "prepare", lambda row, folder: by_row[row.id])
+    command.main(["--fit"])
+    out, err = capsys.readouterr()
+    assert "row-0: skipped: " in err and "predicted: 7 of 8 rows" in out
