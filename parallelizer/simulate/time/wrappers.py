@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallelizer.styles.experts.travel import exchange
+from parallelizer.torch_private import TorchDispatchMode, is_made_of_tensors
 
 Tensor = torch.Tensor
 Timed = Callable[[Callable[[], object], int], float]
@@ -46,7 +46,7 @@ class _Dispatched(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
+        if any(map(is_made_of_tensors, types)):
             self.count += 1
             return NotImplemented
         return func(*args, **(kwargs or {}))
