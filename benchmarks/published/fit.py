@@ -126,7 +126,7 @@ def reserved_share(rows: Sequence[Prepared]) -> float:
     """What the allocator reserves by what is in use: the median of each source, and the mean of these."""
     by_source: dict[str, list[float]] = {"rehearsals": list(MEASURED_SHARES)}
     for one in rows:
-        if one.row.peak_memory:
+        if one.row.peak_memory and not one.row.peak_is_in_use:
             share = one.row.peak_memory * 2**30 / in_use(one)
             by_source.setdefault(one.row.source, []).append(share)
     return statistics.mean(map(statistics.median, by_source.values()))

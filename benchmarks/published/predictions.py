@@ -54,8 +54,8 @@ class Prediction:
 
     @property
     def predicted_memory(self) -> float:
-        """Published peaks are of what the allocator has reserved."""
-        return self.share * self.in_use
+        """Published peaks are of what the allocator has reserved, unless a row says otherwise."""
+        return self.in_use * (1.0 if self.prepared.row.peak_is_in_use else self.share)
 
     @property
     def error(self) -> float:

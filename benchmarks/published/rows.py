@@ -63,10 +63,18 @@ class Row:
     @property
     def peak_memory(self) -> float | None:
         """The published peak in GiB."""
-        measured = self.run["measured"]
-        if measured.get("peak_memory_gib"):
-            return float(measured["peak_memory_gib"])
-        return float(measured["peak_memory_gb"]) * 1e9 / 2**30 if measured.get("peak_memory_gb") else None
+        measured = self.run.get("measured") or {}
+        for key, value in measured.items():
+            if key.startswith("peak_memory") and value and key.endswith(("_gib", "_gb")):
+                return float(value) * (1.0 if key.endswith("_gib") else 1e9 / 2**30)
+        return None
+
+    @property
+    def peak_is_in_use(self) -> bool:
+        """Whether the row says that its peak is of what was allocated, and not of what the allocator had reserved."""
+        keys = (key for key in self.run.get("measured") or {} if key.startswith("peak_memory"))
+        words = " ".join([*keys, str(self.run.get("note") or "")]).lower()
+        return "allocated" in words and "reserved" not in words
 
 
 def read(path: Path = OURS) -> list[Row]:

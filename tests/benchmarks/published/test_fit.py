@@ -78,6 +78,19 @@ def test_the_reserved_share_is_that_of_other_sources_and_of_the_rehearsals() -> 
     assert fit.reserved_share(rows[2:]) == pytest.approx(1.245)
 
 
+def test_a_peak_of_what_was_allocated_is_that_of_what_is_in_use() -> None:
+    reserved = prepared(0, "a", 1.5)
+    allocated = dataclasses.replace(
+        reserved,
+        row=dataclasses.replace(reserved.row, run={**reserved.row.run, "note": "max_memory_allocated"}),
+    )
+    of = [predict_row(one) for one in (reserved, allocated)]
+    assert of[0].predicted_memory == pytest.approx(of[0].share) and of[1].predicted_memory == pytest.approx(
+        1.0
+    )
+    assert fit.reserved_share([allocated]) == pytest.approx(1.245)
+
+
 def test_what_is_fitted_are_constants_with_a_place_to_begin() -> None:
     assert set(FITTED_NAMES) == set(fit.PRIOR) < {f.name for f in dataclasses.fields(Constants)}
     assert collective("send", 1) is not None
