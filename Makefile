@@ -18,7 +18,7 @@ train: $(ALONE)
 test: $(WHOLE)
 	$(PYTEST)
 
-test-all: $(WHOLE)  ## the slow matrices too
+test-all: $(WHOLE)  ## the slow tests too
 	$(PYTEST) -m ""
 
 test-wheel: $(WHOLE)  ## the wheel in environments outside of the checkout, one of which pip fills from a package index
