@@ -6,8 +6,8 @@ Each configuration is traced, priced, and trained by `recipes.train`. What it to
 in `metrics.jsonl`. The machine has to be idle otherwise. Its own measurement is made first, if `.parallelizer/machine.json` is
 not there. The output is the Markdown table of docs/time.md.
 
-The dry run takes the rows of experts to be balanced. The learning rate is next to nothing, because at the recipe's own the routers
-of these small mixtures send most tokens to two experts after five steps. What is left is printed under the table.
+The dry run takes the rows of experts to be balanced. The learning rate is next to nothing, because at the recipe's own the
+routers of these small mixtures send most tokens to two experts after five steps. What is left is printed under the table.
 """
 
 from __future__ import annotations

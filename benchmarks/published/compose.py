@@ -30,7 +30,8 @@ class Composed:
     step, not once a part. `flash_2`: attention is FlashAttention 2, torch's choice on Hopper before torch 2.11, instead of
     cuDNN's. `plain`: no operators are dispatched on DTensors. `fused`: what `fused.py` says of Megatron's stack.
     `overlapped_tp`: collectives over tp run beside the products.
-    `small_gathers`: parameters are gathered in 8 bits; `small_tp_gathers`: activations over tp are. `rate` multiplies the rates
+    `small_gathers`: parameters are gathered in 8 bits; `small_tp_gathers`: activations over tp are. `cp_payload` multiplies
+    what attention sends over cp. `rate` multiplies the rates
     of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
     ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
     """
@@ -47,6 +48,7 @@ class Composed:
     overlapped_tp: bool = False
     small_gathers: bool = False
     small_tp_gathers: bool = False
+    cp_payload: float = 1.0
     rate: float = 1.0
     kept_outputs: int = 0
     loss_bytes: int = 0
@@ -56,6 +58,8 @@ def left_out(row: Row) -> str | None:
     """Why a row cannot be composed; None for one that can."""
     if row.tokens_per_second is None:
         return "no throughput"
+    if any(word in f"{row.techniques} {row.run.get('note')}".lower() for word in ("lora", "peft")):
+        return "trains adapters alone, whose sizes are not in the file"
     if is_mixture(row):
         if (why := why_not(row)) is not None:
             return f"experts: {why}"
@@ -134,6 +138,8 @@ def compose(row: Row) -> Composed:
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         # torchao's tensor parallelism casts to 8 bits before it gathers, with one scale for a tensor alone.
         small_tp_gathers=str(run["precision"]).startswith("fp8-tensorwise") and not library,
+        # torchtitan repeats key-value heads, one for each query head, before attention sends them around.
+        cp_payload=_repeats(row) if row.source == "torchtitan" else 1.0,
         rate=FIRST_YEAR
         if "foundry" in row.source and hardware == "h100"
         else 1.0,  # its H100 tables are of 2023
@@ -147,6 +153,12 @@ def _logits(row: Row, rows: int) -> int:
     """The bytes of a microbatch's logits on one rank, in bfloat16 and sharded over the vocabulary."""
     ranks = row.mesh.get("cp", 1) * row.mesh.get("tp", 1)
     return 2 * rows * int(row.run["seq_len"]) * vocabulary_of(row) // ranks
+
+
+def _repeats(row: Row) -> float:
+    """How many query heads share a key-value head."""
+    heads = int(row.model.get("heads") or 1)
+    return heads / int(row.model.get("kv_heads") or heads)
 
 
 def _overlaps_tp(row: Row) -> bool:

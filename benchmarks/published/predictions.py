@@ -93,6 +93,7 @@ def habits_of(composed: Composed) -> Habits:
         plain=composed.plain,
         payload=0.5 if composed.small_gathers else 1.0,
         tp_payload=0.5 if composed.small_tp_gathers else 1.0,
+        cp_payload=composed.cp_payload,
         overlapped_tp=composed.overlapped_tp,
         rate=composed.rate,
     )

@@ -24,7 +24,8 @@ class Habits:
 
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
     `flash_2` says that attention is FlashAttention 2, and `plain` that no DTensors are dispatched. `payload` is what the bytes of
-    FSDP's gathers are multiplied by, and `tp_payload` those of gathers over tp. `overlapped_tp` says that collectives over tp run
+    FSDP's gathers are multiplied by, `tp_payload` those of gathers over tp, and `cp_payload` those of all that attention sends over
+    cp. `overlapped_tp` says that collectives over tp run
     in pieces beside the products around them. `rate` multiplies the rates of products and attention: libraries that are older
     than the table's. `pace` multiplies what operators take on the device and on the host. `alone`: the rank runs without its
     peers, so that collectives take no time and processors are not shared.
@@ -36,6 +37,7 @@ class Habits:
     plain: bool = False
     payload: float = 1.0
     tp_payload: float = 1.0
+    cp_payload: float = 1.0
     overlapped_tp: bool = False
     rate: float = 1.0
     pace: float = 1.0
@@ -128,15 +130,20 @@ class Prices:
         """The time on the links."""
         if self.habits.alone:
             return 0.0
-        payload = 1.0
-        if issued.entry.kind == "all_gather":
-            of_tp = issued.entry.axis == "tp"
-            payload = self.habits.payload if issued.unit else self.habits.tp_payload if of_tp else 1.0
-        seconds = self._collective(_of_no_module(issued), payload)
+        seconds = self._collective(_of_no_module(issued), self._payload(issued))
         if not self.machine.cores:
             return seconds
         # It was measured with the processors for its own ranks alone.
         return seconds * self.crowd / max(1.0, issued.entry.ranks / self.machine.cores)
+
+    def _payload(self, issued: Issued) -> float:
+        """What the bytes of a collective are multiplied by."""
+        entry, habits = issued.entry, self.habits
+        if entry.axis == "cp" and not issued.unit:
+            return habits.cp_payload if entry.phase in ("forward", "backward") else 1.0
+        if entry.kind != "all_gather":
+            return 1.0
+        return habits.payload if issued.unit else habits.tp_payload if entry.axis == "tp" else 1.0
 
     def _dtype(self, operator: Operator) -> str:
         linear = self.habits.linear

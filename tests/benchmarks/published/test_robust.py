@@ -85,6 +85,7 @@ def test_a_row_in_other_words_is_predicted(name: str) -> None:
         ({"measured": {}}, "no throughput"),
         ({"dense": False, "model": "Kolibri 9B"}, "the sizes of Kolibri 9B"),
         ({"dense": False, "model": "GPT-OSS 120B"}, "sinks"),
+        ({"techniques": "FSDP2, LoRA"}, "adapters"),
     ],
 )
 def test_a_row_that_cannot_be_composed_says_why(changes: dict[str, Any], why: str) -> None:

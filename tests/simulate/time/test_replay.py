@@ -185,3 +185,15 @@ def test_asking_for_a_collective_takes_the_host_s_time(
     assert run(line, streams=False, cores=2, **rates).seconds == pytest.approx(free + 2 * seconds, rel=1e-3)
     late = [*line, memory(0, phase)]
     assert run(late, **rates).seconds == pytest.approx(run(late).seconds + seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("axis", "unit", "phase", "seconds"),
+    [("cp", False, "forward", 4.0), ("cp", False, "clip", 1.0), ("cp", True, "forward", 1.0), ("tp", False, "forward", 1.0)],
+)  # fmt: skip
+def test_what_attention_sends_over_cp_grows_with_repeated_heads(
+    axis: str, unit: bool, phase: str, seconds: float
+) -> None:
+    one = Issued(collective("all_gather", GATHER, axis, phase), unit, True)
+    found = Prices(machine(), MESH, PLAIN, Habits(cp_payload=4.0)).collective(one)
+    assert found == pytest.approx(seconds, rel=1e-3)
