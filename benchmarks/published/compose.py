@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,8 @@ class Composed:
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `flash_2`: attention is FlashAttention 2, torch's choice on Hopper before torch 2.11, instead of
     cuDNN's. `plain`: no operators are dispatched on DTensors. `fused`: what `fused.py` says of Megatron's stack.
-    `overlapped_tp`: collectives over tp run beside the products.
-    `small_gathers`: parameters are gathered in 8 bits; `small_tp_gathers`: activations over tp are. `cp_payload` multiplies
-    what attention sends over cp. `rate` multiplies the rates
+    `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits;
+    `small_tp_gathers`: activations over tp are. `cp_payload` multiplies what attention sends over cp. `rate` multiplies the rates
     of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
     ends. `loss_bytes` are what torch's loss under tp holds more than this project's.
     """
@@ -240,6 +240,21 @@ def _hardware_values(row: Row) -> dict[str, Any]:
         values["power_w"] = float(gpu["power_w"])
     if gpu.get("hbm_tb_s"):
         values["memory_gb_per_s"] = float(gpu["hbm_tb_s"]) * 1e3
-    if "domain of 72" in str(gpu.get("inter_node")):
+    network = str(gpu.get("inter_node") or "")
+    if "domain of 72" in network:
         values["devices_per_node"] = 72
+    elif (rate := _network(network, values["devices_per_node"])) is not None:
+        values["network_gb_per_s"] = rate
     return values
+
+
+def _network(words: str, per_node: int) -> float | None:
+    """GB/s of a device between nodes, each way: "400 Gb/s per GPU", "8 x HDR 200 Gb/s per node", "EFA 3.2 Tb/s per node"; of a
+    device, where neither is said. None where there is no rate.
+    """
+    found = re.search(r"(?:(\d+) x .*?)?([\d.]+) ?([GT])b/s", words)
+    if found is None:
+        return None
+    adapters, number, unit = found.groups()
+    rate = int(adapters or 1) * float(number) * (125.0 if unit == "T" else 0.125)
+    return rate / per_node if "per node" in words else rate

@@ -24,11 +24,11 @@ class Habits:
 
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
     `flash_2` says that attention is FlashAttention 2, and `plain` that no DTensors are dispatched. `payload` is what the bytes of
-    FSDP's gathers are multiplied by, `tp_payload` those of gathers over tp, and `cp_payload` those of all that attention sends over
-    cp. `overlapped_tp` says that collectives over tp run
-    in pieces beside the products around them. `rate` multiplies the rates of products and attention: libraries that are older
-    than the table's. `pace` multiplies what operators take on the device and on the host. `alone`: the rank runs without its
-    peers, so that collectives take no time and processors are not shared.
+    FSDP's gathers are multiplied by, `tp_payload` those of gathers over tp, and `cp_payload` those of all that attention sends
+    over cp. `overlapped_tp` says that collectives over tp run in pieces beside the products around them. `rate` multiplies the
+    rates of products and attention: libraries that are older than the table's. `pace` multiplies what operators take on the
+    device and on the host. `alone`: the rank runs without its peers, so that collectives take no time and processors are not
+    shared.
     """
 
     linear: str | None = None

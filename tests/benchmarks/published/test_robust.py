@@ -96,3 +96,13 @@ def test_a_row_that_cannot_be_composed_says_why(changes: dict[str, Any], why: st
 def test_rows_without_sizes_or_hardware_say_so() -> None:
     assert left_out(row({"layers": None})) == "no sizes of the model"
     assert left_out(row(device={"kind": "abacus"})) == "no such hardware"
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [("RDMA 400 Gb/s per GPU", 50.0), ("InfiniBand NDR 400 Gb/s", 50.0), ("8 x HDR 200 Gb/s per node", 50.0),
+     ("EFA 3.2 Tb/s per node", 100.0), ("1600 Gb/s per node", 50.0), ("Ethernet", None), (None, None)],
+)  # fmt: skip
+def test_the_network_is_what_the_row_says_of_it(words: str | None, rate: float | None) -> None:
+    """Of each of four devices of a node."""
+    assert compose(row(device={"inter_node": words})).hardware_values.get("network_gb_per_s") == rate
