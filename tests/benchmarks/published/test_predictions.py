@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.published import traces
 from benchmarks.published.compose import FIRST_YEAR, Composed, compose, left_out
 from benchmarks.published.predictions import Prepared, in_use, predict_row, prepare
 from benchmarks.published.rows import Row, read
@@ -103,3 +105,20 @@ def test_a_pipeline_waits_less_with_more_microbatches() -> None:
     shares = [one.time.waits["bubble"] / one.time.seconds for one in (few, many)]
     assert shares[0] > 2 * shares[1] > 0
     assert many.predicted > few.predicted > 0
+
+
+def test_a_dry_run_is_kept_by_what_it_is_of_and_by_the_code_that_records_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, elsewhere, other = (
+        Composed(words, "h100")
+        for words in (
+            ("hydra.searchpath=[file:///a]", "model=x"),
+            ("hydra.searchpath=[file:///b]", "model=x"),
+            ("hydra.searchpath=[file:///a]", "model=y"),
+        )
+    )
+    before = traces.file_of(one, tmp_path)
+    assert before == traces.file_of(elsewhere, tmp_path) != traces.file_of(other, tmp_path)
+    monkeypatch.setattr(traces, "_recorded_by", lambda: "another")
+    assert traces.file_of(one, tmp_path) != before
