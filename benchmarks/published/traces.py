@@ -12,9 +12,9 @@ from benchmarks.published.compose import CONF, Composed
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record import trace_classes as recording
 from parallelizer.simulate.record.action_lines import PipelineLines
 from parallelizer.simulate.record.operators import Moment
-from parallelizer.simulate.record import trace_classes as recording
 from parallelizer.simulate.record.trace_classes import trace_classes
 
 
