@@ -29,7 +29,8 @@ class Composed:
 
     `precision` is the dtype of the linear layers' products. `deferred`: gradients are reduced and parameters gathered once a
     step, not once a part. `flash_2`: attention is FlashAttention 2, torch's choice on Hopper before torch 2.11, instead of
-    cuDNN's. `plain`: no operators are dispatched on DTensors. `fused`: what `fused.py` says of Megatron's stack.
+    cuDNN's. `plain`: no operators are dispatched on DTensors. `fused`: what `fused.py` says of Megatron's stack;
+    `rows_in_place`: what it says of experts.
     `overlapped_tp`: collectives over tp run beside the products. `small_gathers`: parameters are gathered in 8 bits;
     `small_tp_gathers`: activations over tp are. `cp_payload` multiplies what attention sends over cp. `rate` multiplies the rates
     of products and attention. `kept_outputs` are bytes: torch's pipelines keep the outputs of all microbatches until the step
@@ -45,6 +46,7 @@ class Composed:
     flash_2: bool = False
     plain: bool = False
     fused: bool = False
+    rows_in_place: bool = False
     overlapped_tp: bool = False
     small_gathers: bool = False
     small_tp_gathers: bool = False
@@ -134,6 +136,7 @@ def compose(row: Row) -> Composed:
         flash_2=hardware in ("h100", "h200") and not library,
         plain=row.source != "torchtitan",  # of other stacks it is not known, and neither is their host
         fused=(library and mixture is None) or "Korthikanti" in row.source,
+        rows_in_place=mixture is not None and "DeepEP" in row.techniques,
         overlapped_tp=_overlaps_tp(row),
         small_gathers=str(run["precision"]).startswith("fp8-tensorwise"),
         # torchao's tensor parallelism casts to 8 bits before it gathers, with one scale for a tensor alone.

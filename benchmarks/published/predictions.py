@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from benchmarks.published.compose import Composed, compose
-from benchmarks.published.fused import fused_pipeline
+from benchmarks.published.fused import fused_pipeline, pipeline_with_rows_in_place
 from benchmarks.published.lines import line_of
 from benchmarks.published.rows import Row
 from benchmarks.published.traces import Traced, traced
@@ -69,6 +69,8 @@ def prepare(row: Row, folder: Path | None = None) -> Prepared:
     found = traced(composed, folder)
     if found.pipeline is not None and composed.fused:
         found = dataclasses.replace(found, pipeline=fused_pipeline(found.pipeline))
+    if found.pipeline is not None and composed.rows_in_place:
+        found = dataclasses.replace(found, pipeline=pipeline_with_rows_in_place(found.pipeline))
     hardware = OmegaConf.to_container(
         OmegaConf.load(config_folder() / "hardware" / f"{composed.hardware}.yaml")
     )
