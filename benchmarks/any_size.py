@@ -5,7 +5,7 @@
 The first line is Llama 3.1 405B on 16,384 ranks, if nothing else is said. `--pp` cuts it into so many stages under 1f1b, in the
 place of context parallelism: 16 x dp_shard 128 x tp 8 are 16,384 ranks. `--curve` adds depths from 4 to 126 layers
 and worlds from 64 to 16,384 ranks. `--clock` compares the dry run of a step on H100s with the same one whose time is
-predicted too, in turns.
+predicted too, in turns: by the clock on the wall, and by seconds of processors, which hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLDS = {64: (4, 2, 8), 256: (16, 2, 8), 1024: (64, 2, 8), 4096: (256, 2, 8), 16384: (1024, 2, 8)}
 
 
-def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, float, float]:
-    """Seconds of the command, the seconds of processor time of all its processes, and the largest resident set of any of them in
-    MB. With `pp`, each data rank has twice as many rows as there are stages, one for each microbatch.
-    """
+class Run(NamedTuple):
+    """Seconds of a command, those of all processors in it, and the largest resident set of any process in it in MB."""
+
+    seconds: float
+    processors: float
+    memory: float
+
+
+def measure(layers: int, world: int, *more: str, pp: int = 1) -> Run:
+    """One dry run. With `pp`, each data rank has twice as many rows as there are stages, one for each microbatch."""
     shard, cp, tp = WORLDS[world]
     rows = shard
     if pp > 1:
@@ -62,21 +69,24 @@ def measure(layers: int, world: int, *more: str, pp: int = 1) -> tuple[float, fl
     if status:
         raise SystemExit(f"the dry run ended with status {os.waitstatus_to_exitcode(status)}")
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    processor = used.ru_utime + used.ru_stime  # of the command, and of its children that it has waited for
-    return time.perf_counter() - begun, processor, max(used.ru_maxrss, children) / 1e3
+    return Run(
+        time.perf_counter() - begun, used.ru_utime + used.ru_stime, max(used.ru_maxrss, children) / 1e3
+    )
 
 
 def clock(layers: int, world: int, repeats: int) -> None:
     """Print what predicting the time adds to a dry run, in alternating turns."""
     without, priced = [], []
     for _ in range(repeats):
-        without.append(measure(layers, world, "device=cuda", "train.dtype=bfloat16")[0])
-        priced.append(measure(layers, world, "hardware=h100")[0])
-    ratios = sorted(b / a for a, b in zip(without, priced, strict=True))
-    print(
-        f"without a clock {statistics.median(without):.2f} s, with it {statistics.median(priced):.2f} s, "
-        f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
-    )
+        without.append(measure(layers, world, "device=cuda", "train.dtype=bfloat16"))
+        priced.append(measure(layers, world, "hardware=h100"))
+    for name, at in (("on the wall", 0), ("of processors", 1)):
+        ratios = sorted(b[at] / a[at] for a, b in zip(without, priced, strict=True))
+        before, after = (statistics.median(one[at] for one in runs) for runs in (without, priced))
+        print(
+            f"seconds {name}: without a clock {before:.2f}, with it {after:.2f}, "
+            f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        )
 
 
 def importing(repeats: int) -> float:
@@ -109,9 +119,9 @@ def main() -> None:
     print(f"{'layers':>6} {'ranks':>7} {'seconds (min to max)':>22} {'processor':>9} {'MB':>6}")
     for layers, world in cases:
         runs = [measure(layers, world, pp=arguments.pp) for _ in range(arguments.repeats)]
-        times = sorted(seconds for seconds, _, _ in runs)
-        processor = statistics.median(used for _, used, _ in runs)
-        memory = max(megabytes for _, _, megabytes in runs)
+        times = sorted(run.seconds for run in runs)
+        processor = statistics.median(run.processors for run in runs)
+        memory = max(run.memory for run in runs)
         spread = f"{times[len(times) // 2]:.1f} ({times[0]:.1f} to {times[-1]:.1f})"
         print(f"{layers:>6} {world:>7,} {spread:>22} {processor:>9.1f} {memory:>6,.0f}", flush=True)
 

@@ -1,6 +1,6 @@
 """Predict training runs that others published, and print how far off the predictions are.
 
-    python -m benchmarks.published [FILE] [--plot FILE.svg] [--cache FOLDER] [--fit]
+    python -m benchmarks.published [FILE] [--only TEXT] [--plot FILE.svg] [--cache FOLDER] [--fit]
 
 FILE has the form of benchmarks/published/runs.yaml, which is the default. Each run is composed as an ordinary configuration,
 traced, and priced. A run that cannot be composed or traced is named, and skipped. `--fit` fits the constants to the rows, and
@@ -29,13 +29,14 @@ def main(arguments: list[str]) -> None:
         prog="python -m benchmarks.published", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("file", nargs="?", type=Path, default=OURS)
+    parser.add_argument("--only", default="", help="rows with this in their id")
     parser.add_argument("--plot", type=Path, help="write predicted against published throughput as SVG")
     parser.add_argument("--cache", type=Path, help="keep dry runs in this folder")
     parser.add_argument(
         "--fit", action="store_true", help="fit the constants, and cross-validate them by source"
     )
     options = parser.parse_args(arguments)
-    rows = read(options.file)
+    rows = [row for row in read(options.file) if options.only in row.id]
     kept = []
     for row, why in _tried(rows, lambda row: row.id, left_out):
         if why is None:
@@ -47,6 +48,7 @@ def main(arguments: list[str]) -> None:
     ]
     predictions: list[Prediction]
     if options.fit:
+        prepared = [one for one, _ in _tried(prepared, lambda one: one.row.id, predict_row)]
         fitted = fit.fit(prepared, print)
         print(f"fitted to {len(prepared)} rows: {fit.constants_of(fitted.solved())}, "
               f"reserved memory {fit.reserved_share(prepared):.3f}")  # fmt: skip

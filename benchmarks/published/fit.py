@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.published.predictions import Prediction, Prepared, in_use, predict_row
-from parallelizer.simulate.time.constants import FITTED_NAMES, Constants
+from parallelizer.simulate.time.constants import FITTED, FITTED_NAMES, Constants
 
 Array = NDArray[np.float64]
 
@@ -27,7 +27,9 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "power": (0.5, 0.2),
     "straggling": (0.01, 0.01),
 }
-"""What is plausible before any run is looked at, and how far from it: where the search begins, and stays without evidence."""
+"""What is plausible before any run is looked at, and how far from it: where the search ends without evidence. It begins at the
+constants that are shipped.
+"""
 
 HIGHEST = {"sustained": 1.0, "attention_backward": 1.0, "memory": 1.0, "contention": 0.4, "power": 1.0}
 """Where a share ends. None is below zero."""
@@ -37,6 +39,8 @@ WIDTH = 0.12
 NOISE = 0.1
 """The error in logarithms that a source is expected to have by itself."""
 ROUNDS = 3
+NEAR = 0.05
+"""The search ends where no constant moves by more than this share of its plausible distance."""
 
 
 def error_of(prepared: Prepared, constants: Constants) -> float:
@@ -92,11 +96,14 @@ def constants_of(point: Array) -> Constants:
 
 def fit(rows: Sequence[Prepared], tell: Callable[[str], None] = lambda text: None) -> Linear:
     """The straight lines at the fitted constants, from which those without a source follow."""
-    at = np.array([PRIOR[name][0] for name in FITTED_NAMES])
+    at = np.array([getattr(FITTED, name) for name in FITTED_NAMES])
+    width = np.array([PRIOR[name][1] for name in FITTED_NAMES])
     found = linear(rows, at)
     for _ in range(ROUNDS - 1):
-        at = found.solved()
+        before, at = at, found.solved()
         tell(str(constants_of(at)))
+        if (np.abs(at - before) < NEAR * width).all():
+            break
         found = linear(rows, at)
     return found
 
@@ -126,7 +133,7 @@ def reserved_share(rows: Sequence[Prepared]) -> float:
     """What the allocator reserves by what is in use: the median of each source, and the mean of these."""
     by_source: dict[str, list[float]] = {"rehearsals": list(MEASURED_SHARES)}
     for one in rows:
-        if one.row.peak_memory:
+        if one.row.peak_memory and not one.row.peak_is_in_use:
             share = one.row.peak_memory * 2**30 / in_use(one)
             by_source.setdefault(one.row.source, []).append(share)
     return statistics.mean(map(statistics.median, by_source.values()))

@@ -2,7 +2,8 @@
 
 The product that makes a weight's gradient adds it to the gradient of the microbatches before. Activations have the sequence as
 their first dim, so that collectives over tp read and write them in place. Where a rank has several stages, the parameters of the
-next are gathered, and the gradients of the one before reduced, beside the computation.
+next are gathered, and the gradients of the one before reduced, beside the computation. DeepEP's kernels read the rows of experts
+where they lie and write them where they belong, and the weights of experts are applied in the activation's kernel.
 """
 
 from __future__ import annotations
@@ -41,6 +42,31 @@ def fused_pipeline(lines: PipelineLines) -> PipelineLines:
     return dataclasses.replace(
         lines, by_stage={stage: done[id(rank)] for stage, rank in lines.by_stage.items()}
     )
+
+
+def rows_in_place(line: Sequence[Moment]) -> list[Moment]:
+    """The line without what experts do with rows around their products and their activation."""
+    return [
+        m
+        for m in line
+        if not (isinstance(m, Operator) and m.kind == "memory" and m.module.endswith(".experts"))
+    ]
+
+
+def pipeline_with_rows_in_place(lines: PipelineLines) -> PipelineLines:
+    """The lines of a pipeline, each action of it, as `rows_in_place`."""
+    done = {
+        id(rank): dataclasses.replace(
+            rank,
+            actions={
+                key: tuple(tuple(rows_in_place(line)) for line in those)
+                for key, those in rank.actions.items()
+            },
+        )
+        for rank in lines.by_stage.values()
+    }
+    by_stage = {stage: done[id(rank)] for stage, rank in lines.by_stage.items()}
+    return dataclasses.replace(lines, by_stage=by_stage)
 
 
 def without(line: Sequence[Moment], gone: Callable[[Issued], bool]) -> list[Moment]:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from benchmarks.published.compose import KEPT_PARTS, Composed
-from benchmarks.published.fused import fused_parts, without
+from benchmarks.published.fused import fused_parts, rows_in_place, without
 from parallelizer.simulate.record.operators import Issued, Moment
 
 
@@ -15,6 +15,8 @@ def line_of(composed: Composed, traced: Sequence[Moment], count: int) -> list[Mo
     parts, rest = _parts(traced)
     if composed.fused:
         parts = fused_parts(parts)
+    if composed.rows_in_place:
+        parts = [rows_in_place(part) for part in parts]
     if count > KEPT_PARTS:
         parts += [parts[-1]] * (count - KEPT_PARTS)
     if composed.deferred:

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from benchmarks.published.compose import Composed, compose
-from benchmarks.published.fused import fused_pipeline
+from benchmarks.published.fused import fused_pipeline, pipeline_with_rows_in_place
 from benchmarks.published.lines import line_of
 from benchmarks.published.rows import Row
 from benchmarks.published.traces import Traced, traced
@@ -54,8 +54,8 @@ class Prediction:
 
     @property
     def predicted_memory(self) -> float:
-        """Published peaks are of what the allocator has reserved."""
-        return self.share * self.in_use
+        """Published peaks are of what the allocator has reserved, unless a row says otherwise."""
+        return self.in_use * (1.0 if self.prepared.row.peak_is_in_use else self.share)
 
     @property
     def error(self) -> float:
@@ -69,6 +69,8 @@ def prepare(row: Row, folder: Path | None = None) -> Prepared:
     found = traced(composed, folder)
     if found.pipeline is not None and composed.fused:
         found = dataclasses.replace(found, pipeline=fused_pipeline(found.pipeline))
+    if found.pipeline is not None and composed.rows_in_place:
+        found = dataclasses.replace(found, pipeline=pipeline_with_rows_in_place(found.pipeline))
     hardware = OmegaConf.to_container(
         OmegaConf.load(config_folder() / "hardware" / f"{composed.hardware}.yaml")
     )
@@ -77,7 +79,8 @@ def prepare(row: Row, folder: Path | None = None) -> Prepared:
     assert machine is not None  # noqa: S101
     run = row.run
     data = row.mesh.get("dp_replicate", 1) * row.mesh.get("dp_shard", 1)
-    sequences = int(run.get("global_batch") or data * int(run.get("micro_batch") or 1))
+    # What data ranks do not share evenly is left out, as in the configuration.
+    sequences = data * max(1, int(run.get("global_batch") or data * int(run.get("micro_batch") or 1)) // data)
     counts = [composed.parts] if composed.parts <= LINE_PARTS else [LINE_PARTS - 1, LINE_PARTS]
     lines = tuple(tuple(line_of(composed, found.line, count)) for count in counts)
     return Prepared(row, composed, found, lines, machine, sequences * int(run["seq_len"]))
@@ -92,6 +95,7 @@ def habits_of(composed: Composed) -> Habits:
         plain=composed.plain,
         payload=0.5 if composed.small_gathers else 1.0,
         tp_payload=0.5 if composed.small_tp_gathers else 1.0,
+        cp_payload=composed.cp_payload,
         overlapped_tp=composed.overlapped_tp,
         rate=composed.rate,
     )

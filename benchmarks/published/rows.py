@@ -27,7 +27,8 @@ class Row:
 
     @property
     def mesh(self) -> dict[str, int]:
-        return {axis: int(size) for axis, size in self.run["mesh"].items()}
+        """The axes that the row gives a size."""
+        return {axis: int(size) for axis, size in self.run["mesh"].items() if size}
 
     @property
     def source(self) -> str:
@@ -62,17 +63,26 @@ class Row:
     @property
     def peak_memory(self) -> float | None:
         """The published peak in GiB."""
-        measured = self.run["measured"]
-        if measured.get("peak_memory_gib"):
-            return float(measured["peak_memory_gib"])
-        return float(measured["peak_memory_gb"]) * 1e9 / 2**30 if measured.get("peak_memory_gb") else None
+        measured = self.run.get("measured") or {}
+        for key, value in measured.items():
+            if key.startswith("peak_memory") and value and key.endswith(("_gib", "_gb")):
+                return float(value) * (1.0 if key.endswith("_gib") else 1e9 / 2**30)
+        return None
+
+    @property
+    def peak_is_in_use(self) -> bool:
+        """Whether the row says that its peak is of what was allocated, and not of what the allocator had reserved."""
+        keys = (key for key in self.run.get("measured") or {} if key.startswith("peak_memory"))
+        words = " ".join([*keys, str(self.run.get("note") or "")]).lower()
+        return "allocated" in words and "reserved" not in words
 
 
 def read(path: Path = OURS) -> list[Row]:
-    """The rows of a file of the form of runs.yaml."""
+    """The rows of a file of the form of runs.yaml; what is no row has no more than an id."""
     document = yaml.safe_load(path.read_text())
     gpus, models = document.get("gpus") or {}, document.get("models") or {}
-    return [
-        Row(run, gpus.get(run.get("gpu")) or {}, models.get(run.get("model")) or {})
-        for run in document["runs"]
+    runs = [
+        run if isinstance(run, Mapping) else {"id": f"row {at}, which is no map"}
+        for at, run in enumerate(document["runs"])
     ]
+    return [Row(run, gpus.get(run.get("gpu")) or {}, models.get(run.get("model")) or {}) for run in runs]

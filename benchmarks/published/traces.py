@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.published.compose import Composed
+from benchmarks.published.compose import CONF, Composed
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.language.plan import Mesh
+from parallelizer.simulate.record import trace_classes as recording
 from parallelizer.simulate.record.action_lines import PipelineLines
 from parallelizer.simulate.record.operators import Moment
 from parallelizer.simulate.record.trace_classes import trace_classes
@@ -29,10 +31,22 @@ class Traced:
     loss_peak: int = 0
 
 
+@functools.cache
+def _recorded_by() -> str:
+    """The code whose change makes kept dry runs useless: what records them, and the models of this benchmark."""
+    files = [*Path(recording.__file__).parent.glob("*.py"), *CONF.rglob("*.yaml"), CONF.parent / "gpt.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+def file_of(composed: Composed, folder: Path) -> Path:
+    """Where the dry run of a configuration is kept, whatever the folder of this repository."""
+    said = [one for one in composed.overrides if not one.startswith("hydra.searchpath")]
+    return folder / f"{hashlib.sha256(repr((said, _recorded_by())).encode()).hexdigest()[:16]}.pickle"
+
+
 def traced(composed: Composed, folder: Path | None = None) -> Traced:
     """The dry run of a configuration; from `folder`, if it is there. Raises PlanError."""
-    key = hashlib.sha256(repr(composed.overrides).encode()).hexdigest()[:16]
-    file = folder / f"{key}.pickle" if folder is not None else None
+    file = file_of(composed, folder) if folder is not None else None
     if file is not None and file.is_file():
         found: Traced = pickle.loads(file.read_bytes())
         return found

@@ -30,6 +30,7 @@ SMALLEST = {
     "benchmarks/any_size.py": "--layers 2 --ranks 64 --repeats 1",
     "benchmarks/any_size.py --clock": "--layers 2 --ranks 64 --repeats 1",
     "benchmarks.clock": "--presets 1 --steps 2",
+    "benchmarks.published": "--only foundry-3b",
     "benchmarks/step_time.py": "--blocks 2 --steps 1",
     "benchmarks/pipeline_step_time.py": "--blocks 2 --steps 1",
     "benchmarks/startup.py": "--ranks 2 --repeats 1",
@@ -59,6 +60,7 @@ SMALLEST = {
 """By what stands behind a figure, the options that make it small. None needs a GPU."""
 
 SLOW = (
+    "benchmarks.published",
     "benchmarks.ledger_truth --only pp2",
     "benchmarks.memory_truth --only pp2",
     "benchmarks.ledger_truth --only ep=",

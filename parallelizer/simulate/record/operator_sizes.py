@@ -67,7 +67,7 @@ Read = tuple[tuple[int, ...], bool, bool, str] | None
 
 def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
     """The sizes of a product of matrices. A convolution is one of patches; its backward counts as one of twice the depth. The
-    products of groups count as one of all their rows, or for their weights' gradient of all their depths.
+    products of groups are a batch whose rows, or depths for their weights' gradient, are the mean of the groups'.
     """
     name = func._schema.name.split("::")[1]
     given = [a for a in args if isinstance(a, torch.Tensor)]
@@ -91,8 +91,14 @@ def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
     elif name in GROUPED:
         left, right = given[:2]
         dtype = str(left.dtype)[6:] if name == GROUPED[0] else "float8_rowwise"
-        if left.ndim != right.ndim or left.ndim == 2:
-            return (1, left.size(-2), right.size(-1), left.size(-1)), False, False, dtype
+        if left.ndim != right.ndim:  # rows in groups, or columns
+            groups = (left if left.ndim == 3 else right).size(0)
+            m, n = left.size(-2), right.size(-1)
+            shape = (-(-m // groups), n) if left.ndim == 2 else (m, -(-n // groups))
+            return (groups, *shape, left.size(-1)), False, False, dtype
+        if left.ndim == 2:  # depths in groups
+            groups = result.size(0)
+            return (groups, left.size(0), right.size(1), -(-left.size(1) // groups)), False, False, dtype
     else:
         left, right = given[-2:]
     if left.ndim < 2 or right.ndim < 2:

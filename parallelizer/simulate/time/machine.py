@@ -32,8 +32,9 @@ class Machine:
     `power` is its power limit by that of the measured device. Bandwidths are in bytes a second, each way: `memory`, `node` a
     device inside a node, `network` a device between nodes. `streams` is false where collectives run on the processors
     that compute. `kernel_seconds` and `host_seconds` are what an operator takes at least, on the device and on the host;
-    `module_seconds` what calling a module takes, `dtensor_seconds` dispatching an operator on DTensors and
-    `unit_seconds` one of FSDP's collectives. `cores` is the number of processors that all ranks share, 0 where each has a
+    `module_seconds` what calling a module takes and `dtensor_seconds` dispatching an operator on DTensors. Beyond the
+    collective itself, `unit_seconds` is what one of FSDP's takes, `redistribute_seconds` one that moves a DTensor, and
+    `exchange_seconds` one of an autograd function. `cores` is the number of processors that all ranks share, 0 where each has a
     device. `flash_2` is the rate of FlashAttention 2 by that of the table's attention.
     """
 
@@ -54,6 +55,8 @@ class Machine:
     module_seconds: float = MODULE_SECONDS
     dtensor_seconds: float = DTENSOR_SECONDS
     unit_seconds: float = 0.0
+    redistribute_seconds: float = 0.0
+    exchange_seconds: float = 0.0
     cores: int = 0
     assumed: tuple[Diagnostic, ...] = field(default=())
     guessed: Mapping[str, str] = field(default_factory=dict)
@@ -183,6 +186,8 @@ def this_machine(folder: Path | None = None) -> Machine:
         module_seconds=rates["module"],
         dtensor_seconds=rates["dtensor"],
         unit_seconds=rates["unit"],
+        redistribute_seconds=rates["redistribute"],
+        exchange_seconds=rates["exchange"],
         cores=int(found["cores"]),
         assumed=tuple(assumed),
     )

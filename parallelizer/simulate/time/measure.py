@@ -20,14 +20,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from parallelizer.child.children import Children, in_children
+from parallelizer.simulate.time.wrappers import RATES, gather_function, wrapper_rates
 
 FILE = Path(".parallelizer") / "machine.json"
-FORM = 2
+FORM = 3
 """The form of the file; one of another form is measured again."""
 SIZES = (32, 128, 512, 2048)
 """The grid of products on a CPU; on a GPU, each is eight times as large."""
@@ -75,12 +73,12 @@ def measure() -> dict[str, Any]:
             slowest = [max(each) for each in zip(*(t["microseconds"][kind] for t in times), strict=True)]
             collectives.setdefault(kind, {})[str(ranks)] = slowest
         if ranks == 2:
-            rates = {key: max(t[key] for t in times) for key in ("dtensor", "unit")}
+            rates = {key: max(t[key] for t in times) for key in RATES}
     payloads = _payloads(gpu)
     found["collectives"] = {"bytes": payloads, "microseconds": collectives}
     if "send" in collectives:
         found["rates"]["node"] = payloads[-1] / (collectives["send"]["2"][-1] * 1e-6)
-    found["rates"] = {"dtensor": 0.0, "unit": 0.0, **found["rates"], **rates}
+    found["rates"] = {**dict.fromkeys(RATES, 0.0), **found["rates"], **rates}
     cores = 0 if gpu else (os.cpu_count() or 1)
     took = round(time.monotonic() - began, 1)
     return {"name": _name(), "form": FORM, "seconds": took, "cores": cores, "streams": gpu, **found}
@@ -198,7 +196,10 @@ def _collectives(rank: int, ranks: int, store: str, device: str = "cpu") -> dict
     wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=ranks)
-    gather, scatter = _gather(), getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    gather, scatter = (
+        gather_function(),
+        getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor,
+    )
     try:
         found: dict[str, list[float]] = {
             "all_gather": [],
@@ -221,7 +222,9 @@ def _collectives(rank: int, ranks: int, store: str, device: str = "cpu") -> dict
             if ranks == 2:  # there and back are two messages
                 turn = _together(lambda w=whole: _there_and_back(rank, w), 4, wait)  # type: ignore[misc]
                 found["send"].append(round(turn / 2 * 1e6, 1))
-        rates = _wrappers(ranks, device) if ranks == 2 else {"dtensor": 0.0, "unit": 0.0}
+        rates = {}
+        if ranks == 2:
+            rates = wrapper_rates(device, lambda call, calls: _together(call, calls, wait))
     finally:
         dist.destroy_process_group()
     return {"microseconds": found, **rates}
@@ -237,12 +240,6 @@ def _there_and_back(rank: int, tensor: torch.Tensor) -> None:
         dist.send(tensor, 0)
 
 
-def _gather() -> Callable[..., object]:
-    """The function by its new name, where torch has it."""
-    function: Callable[..., object] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return function
-
-
 def _together(call: Callable[[], object], calls: int, wait: Callable[[], object] = lambda: None) -> float:
     """Seconds of one call, where all ranks make the same number of calls."""
     call()
@@ -253,28 +250,3 @@ def _together(call: Callable[[], object], calls: int, wait: Callable[[], object]
         call()
     wait()
     return (time.perf_counter() - started) / calls
-
-
-def _wrappers(ranks: int, device: str) -> dict[str, float]:
-    """The host's time for an operator on DTensors, and for one of FSDP's collectives beyond the collective itself. On a GPU the
-    host runs ahead of the device, so that its time is that of the calls alone.
-    """
-    mesh = init_device_mesh(device, (ranks,))
-    x = distribute_tensor(torch.ones(ranks * 4, 4, device=device), mesh, [Shard(0)])
-    weight = distribute_tensor(torch.ones(4, 4, device=device), mesh, [Replicate()])
-    plain, other = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device)
-    tensors = _together(lambda: x @ weight, 100) - _together(lambda: plain @ other, 100)
-    units = 4
-    model = nn.Sequential(*(nn.Linear(8, 8, bias=False, device=device) for _ in range(units)))
-    alone = nn.Sequential(*(nn.Linear(8, 8, bias=False, device=device) for _ in range(units)))
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    batch = torch.ones(4, 8, device=device)
-    sharded = _together(lambda: model(batch).sum().backward(), 10)
-    whole = _together(lambda: alone(batch).sum().backward(), 10)
-    gathered, part = torch.ones(64, device=device), torch.ones(64 // ranks, device=device)
-    gather = _gather()
-    collective = _together(lambda: gather(gathered, part), 20)
-    # A unit gathers twice and reduces once.
-    return {"dtensor": max(0.0, tensors), "unit": max(0.0, (sharded - whole) / (3 * units) - collective)}

@@ -24,10 +24,11 @@ class Habits:
 
     `linear` is the dtype of products inside `linear_modules` (a test of a module's path), if it is another than the trace's.
     `flash_2` says that attention is FlashAttention 2, and `plain` that no DTensors are dispatched. `payload` is what the bytes of
-    FSDP's gathers are multiplied by, and `tp_payload` those of gathers over tp. `overlapped_tp` says that collectives over tp run
-    in pieces beside the products around them. `rate` multiplies the rates of products and attention: libraries that are older
-    than the table's. `pace` multiplies what operators take on the device and on the host. `alone`: the rank runs without its
-    peers, so that collectives take no time and processors are not shared.
+    FSDP's gathers are multiplied by, `tp_payload` those of gathers over tp, and `cp_payload` those of all that attention sends
+    over cp. `overlapped_tp` says that collectives over tp run in pieces beside the products around them. `rate` multiplies the
+    rates of products and attention: libraries that are older than the table's. `pace` multiplies what operators take on the
+    device and on the host. `alone`: the rank runs without its peers, so that collectives take no time and processors are not
+    shared.
     """
 
     linear: str | None = None
@@ -36,6 +37,7 @@ class Habits:
     plain: bool = False
     payload: float = 1.0
     tp_payload: float = 1.0
+    cp_payload: float = 1.0
     overlapped_tp: bool = False
     rate: float = 1.0
     pace: float = 1.0
@@ -88,6 +90,16 @@ class Prices:
         """What one of FSDP's collectives takes beside the collective itself, on processors that compute."""
         return self.habits.pace * self.machine.unit_seconds * self.crowd
 
+    def asking(self, issued: Issued) -> float:
+        """What the host takes for a style's collective beside the collective itself: those over tp move DTensors, and the others
+        are of autograd functions. Messages of a pipeline, and sums of its own, have neither.
+        """
+        entry, machine = issued.entry, self.machine
+        if entry.kind in ("send", "recv") or entry.phase not in ("forward", "backward"):
+            return 0.0
+        moves = entry.axis in ("tp", "tp_outer") and not self.habits.plain
+        return self.habits.pace * (machine.redistribute_seconds if moves else machine.exchange_seconds)
+
     def _operator(self, operator: Operator) -> float:
         found: float | None = None
         if operator.kind == GEMM:
@@ -118,15 +130,20 @@ class Prices:
         """The time on the links."""
         if self.habits.alone:
             return 0.0
-        payload = 1.0
-        if issued.entry.kind == "all_gather":
-            of_tp = issued.entry.axis == "tp"
-            payload = self.habits.payload if issued.unit else self.habits.tp_payload if of_tp else 1.0
-        seconds = self._collective(_of_no_module(issued), payload)
+        seconds = self._collective(_of_no_module(issued), self._payload(issued))
         if not self.machine.cores:
             return seconds
         # It was measured with the processors for its own ranks alone.
         return seconds * self.crowd / max(1.0, issued.entry.ranks / self.machine.cores)
+
+    def _payload(self, issued: Issued) -> float:
+        """What the bytes of a collective are multiplied by."""
+        entry, habits = issued.entry, self.habits
+        if entry.axis == "cp" and not issued.unit:
+            return habits.cp_payload if entry.phase in ("forward", "backward") else 1.0
+        if entry.kind != "all_gather":
+            return 1.0
+        return habits.payload if issued.unit else habits.tp_payload if entry.axis == "tp" else 1.0
 
     def _dtype(self, operator: Operator) -> str:
         linear = self.habits.linear

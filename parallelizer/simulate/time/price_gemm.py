@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from parallelizer.simulate.record.operator_sizes import GROUPED
 from parallelizer.simulate.record.operators import Operator
 from parallelizer.simulate.time.constants import CAST_BYTES, Constants
 from parallelizer.simulate.time.machine import Machine
@@ -15,14 +16,15 @@ def gemm_seconds(
     """The measured time of the nearest sizes, at the rate that a training reaches; None for a dtype without a rate.
 
     `dtype` stands for the operator's own. A batch of products costs as one with the batch's rows: batches are small, and the
-    kernels fill the device alike.
+    kernels fill the device alike. On processors, a group of rows is multiplied behind the other, each by its own matrix.
     """
     found = machine.grid(dtype or operator.dtype)
     if found is None or operator.sizes is None:
         return None
     grid, scale = found
     batch, m, n, k = operator.sizes
-    measured = grid.seconds(batch * m, n, k) / scale
+    in_turn = operator.name in GROUPED and not machine.streams
+    measured = (batch * grid.seconds(m, n, k) if in_turn else grid.seconds(batch * m, n, k)) / scale
     return measured / machine.sustained(constants) + machine.kernel_seconds
 
 

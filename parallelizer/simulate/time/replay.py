@@ -227,7 +227,12 @@ class TimeLineReplay:
         lane = self.lanes.setdefault(entry.axis, _Queue())
         if self._in_pieces(entry.axis):
             self._stand(lane.free, entry.axis)
-        start, end = lane.run(max(self.compute, self.host), self.prices.collective(issued))
+        asked, seconds = self.prices.asking(issued), self.prices.collective(issued)
+        if self.machine.streams:
+            self.host += asked
+        else:
+            seconds += asked * self.prices.crowd
+        start, end = lane.run(max(self.compute, self.host), seconds)
         self._span(issued, start, end)
         self.issued.append((end, entry.axis))
         if issued.waits or not self.machine.streams:

@@ -34,8 +34,9 @@ def exchanged_counts(
     """
     ranks = group.size()
     own = experts // ranks
-    counted = rows_of_experts(ids, experts) if not _is_fake(group) else ids.new_zeros(experts)
+    counted = rows_of_experts(ids, experts)
     arriving = torch_private.exchanged(counted, [own] * ranks, [own] * ranks, group) if ranks > 1 else counted
+    both = torch.stack([counted.view(ranks, own).sum(1), arriving.view(ranks, own).sum(1)])
     if _is_fake(group):
         members = dist.get_process_group_ranks(group)
         sent, received = routing.rows(ids.numel(), experts, members, dist.get_rank(group), path, call)
@@ -43,7 +44,6 @@ def exchanged_counts(
         receive = [sum(row) for row in received]
         arriving = torch.tensor(received, dtype=counted.dtype, device=counted.device).flatten()
     else:
-        both = torch.stack([counted.view(ranks, own).sum(1), arriving.view(ranks, own).sum(1)])
         send, receive = both.tolist()
         count(path, counted, sum(receive))
     mine = torch.arange(own, device=ids.device, dtype=ids.dtype).repeat(ranks)

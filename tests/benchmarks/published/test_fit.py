@@ -78,6 +78,19 @@ def test_the_reserved_share_is_that_of_other_sources_and_of_the_rehearsals() -> 
     assert fit.reserved_share(rows[2:]) == pytest.approx(1.245)
 
 
+def test_a_peak_of_what_was_allocated_is_that_of_what_is_in_use() -> None:
+    reserved = prepared(0, "a", 1.5)
+    allocated = dataclasses.replace(
+        reserved,
+        row=dataclasses.replace(reserved.row, run={**reserved.row.run, "note": "max_memory_allocated"}),
+    )
+    of = [predict_row(one) for one in (reserved, allocated)]
+    assert of[0].predicted_memory == pytest.approx(of[0].share) and of[1].predicted_memory == pytest.approx(
+        1.0
+    )
+    assert fit.reserved_share([allocated]) == pytest.approx(1.245)
+
+
 def test_what_is_fitted_are_constants_with_a_place_to_begin() -> None:
     assert set(FITTED_NAMES) == set(fit.PRIOR) < {f.name for f in dataclasses.fields(Constants)}
     assert collective("send", 1) is not None
@@ -94,7 +107,8 @@ def test_a_row_that_fails_in_any_way_is_named_and_the_rest_goes_on(
     ]
     model = {"layers": 1, "hidden": 8, "ffn": 8, "heads": 1, "vocab": 8, "params": 100, "gated": True}
     file = tmp_path / "runs.yaml"
-    file.write_text(yaml.safe_dump({"gpus": {"g": {"kind": "H100"}}, "models": {"m": model}, "runs": rows}))
+    runs = [*rows, "a remark"]
+    file.write_text(yaml.safe_dump({"gpus": {"g": {"kind": "H100"}}, "models": {"m": model}, "runs": runs}))
 
     def made(row: Row, folder: Path | None) -> Prepared:
         if row.id == "good":
@@ -107,8 +121,24 @@ def test_a_row_that_fails_in_any_way_is_named_and_the_rest_goes_on(
     command.main([str(file)])
     out, err = capsys.readouterr()
     assert "strange: skipped: ValueError" in err and "row-0" in out
-    assert "empty: skipped: KeyError" in err and "no-gpu: left out: no such hardware" in out
-    assert "predicted: 1 of 4 rows" in out and "mean error: 0.0 %" not in out.splitlines()[0]
+    assert "empty: left out: no throughput" in out and "no-gpu: left out: no such hardware" in out
+    assert "row 4, which is no map: left out" in out
+    assert "predicted: 1 of 5 rows" in out and "mean error: 0.0 %" not in out.splitlines()[0]
     assert out.splitlines()[-5].startswith("mean error: ") and out.splitlines()[-1].startswith(
         "peak memory within"
     )
+
+
+def test_a_row_that_cannot_be_predicted_does_not_end_a_fit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line has an operator without a name that pricing knows."""
+    broken = dataclasses.replace(ROWS[0], lines=((object(),),))  # type: ignore[arg-type]
+    by_row = dict(zip("abcdefgh", [*ROWS[1:8], broken], strict=True))
+    rows = [Row({"id": name}, {}, {}) for name in by_row]
+    monkeypatch.setattr(command, "read", lambda file: rows)
+    monkeypatch.setattr(command, "left_out", lambda row: None)
+    monkeypatch.setattr(command, "prepare", lambda row, folder: by_row[row.id])
+    command.main(["--fit"])
+    out, err = capsys.readouterr()
+    assert "row-0: skipped: " in err and "predicted: 7 of 8 rows" in out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.published.fused import fused_parts, fused_pipeline
+import dataclasses
+
+from benchmarks.published.fused import fused_parts, fused_pipeline, pipeline_with_rows_in_place
 from parallelizer.language.pipeline.actions import ActionKind
 from parallelizer.simulate.record.action_lines import PipelineLines, RankLines, StandIn
 from parallelizer.simulate.record.ledger import Collective
@@ -57,3 +59,19 @@ def test_parameters_of_later_stages_of_a_rank_are_gathered_beside_the_computatio
         (0, ActionKind.FORWARD, 3): ((over_tp, waits[0]),),
     }
     assert found[1].tail == line
+
+
+def test_rows_of_experts_are_moved_by_the_kernels_that_send_them() -> None:
+    """What stays are products, the activation, and whatever lies beside the experts."""
+    product = dataclasses.replace(PRODUCT, module="layers.0.mlp.experts")
+    moved = memory("chain", 9, "layers.0.mlp.experts")
+    kept = [
+        product,
+        memory("silu", 3, "layers.0.mlp.experts.act_fn"),
+        memory("chain", 2, "layers.0.mlp.gate"),
+    ]
+    actions = {(0, ActionKind.FORWARD, 0): ((moved, *kept, moved),)}
+    rank = RankLines(actions, (moved,), {(0, ActionKind.FORWARD, 0): (7,)})
+    found = pipeline_with_rows_in_place(PipelineLines((), 1, 0, {0: rank}, (StandIn(0),))).by_stage[0]
+    assert found.actions == {(0, ActionKind.FORWARD, 0): (tuple(kept),)}
+    assert found.tail == (moved,) and found.times == rank.times

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.published import traces
 from benchmarks.published.compose import FIRST_YEAR, Composed, compose, left_out
 from benchmarks.published.predictions import Prepared, in_use, predict_row, prepare
 from benchmarks.published.rows import Row, read
@@ -25,8 +27,11 @@ def said(row: Row) -> dict[str, str]:
     return dict(one.split("=", 1) for one in compose(row).overrides)
 
 
-def test_rows_are_left_out_for_experts_alone() -> None:
-    assert {left_out(row) for row in ROWS.values()} == {None, "experts"}
+def test_rows_are_left_out_for_experts_that_no_table_or_no_kernel_has() -> None:
+    left = {name: why for name, row in ROWS.items() if (why := left_out(row)) is not None}
+    names = ("nemotron-v3-ultra-550b-26-04-128", "gpt-oss-120b-64", "deepseek-v3-671b-1024")
+    assert set(left) == {f"automodel-{name}" for name in names}
+    assert all(why.startswith("experts: ") for why in left.values())
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,7 @@ def test_libraries_are_those_of_the_run() -> None:
     assert [one.small_tp_gathers for one in (titan, rowwise, bridge, foundry)] == [True, False, False, False]
     assert [one.plain for one in (titan, rowwise, bridge, foundry)] == [False, False, True, True]
     assert [one.rate for one in (titan, rowwise, bridge, foundry)] == [1.0, 1.0, 1.0, FIRST_YEAR]
+    assert compose(ROWS["titan2412-t2-4"]).cp_payload == 4.0 and bridge.cp_payload == 1.0
     logits = 16 * 8192 * 128256 // 8  # of a rank of tp
     assert titan.loss_bytes == 2 * 4 * logits and bridge.loss_bytes == foundry.loss_bytes == 0
 
@@ -100,3 +106,20 @@ def test_a_pipeline_waits_less_with_more_microbatches() -> None:
     shares = [one.time.waits["bubble"] / one.time.seconds for one in (few, many)]
     assert shares[0] > 2 * shares[1] > 0
     assert many.predicted > few.predicted > 0
+
+
+def test_a_dry_run_is_kept_by_what_it_is_of_and_by_the_code_that_records_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, elsewhere, other = (
+        Composed(words, "h100")
+        for words in (
+            ("hydra.searchpath=[file:///a]", "model=x"),
+            ("hydra.searchpath=[file:///b]", "model=x"),
+            ("hydra.searchpath=[file:///a]", "model=y"),
+        )
+    )
+    before = traces.file_of(one, tmp_path)
+    assert before == traces.file_of(elsewhere, tmp_path) != traces.file_of(other, tmp_path)
+    monkeypatch.setattr(traces, "_recorded_by", lambda: "another")
+    assert traces.file_of(one, tmp_path) != before

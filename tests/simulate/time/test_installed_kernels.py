@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from parallelizer.simulate.time import installed_kernels
 from parallelizer.simulate.time.installed_kernels import LENGTHS, derived, installed
 from parallelizer.simulate.time.kernel_table import load_table, parse_table
-from tests.simulate.time.test_predict import hardware, of, product
 
 parquet = pytest.importorskip("pyarrow.parquet")
 import pyarrow  # noqa: E402
@@ -62,14 +60,6 @@ def test_an_installed_package_is_found_and_read(data: Path, monkeypatch: pytest.
     assert installed() == data
     load_table.cache_clear()
     assert load_table("installed:h100").collective_seconds("all_gather", 8, 1 << 20) == pytest.approx(3e-3)
-
-
-def test_without_the_package_a_note_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed_kernels.importlib.util, "find_spec", lambda name: None)
-    load_table.cache_clear()
-    found = of([product()], **hardware("h100", kernels="installed:h100"))
-    told = " ".join(note.message for note in found.assumed)
-    assert "the extra `kernels`" in told and "sizes cost as on H100" in told
 
 
 def test_a_gpu_that_the_package_has_not_is_named(data: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from importlib.resources import files
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallelizer.simulate.time import installed_kernels
 from parallelizer.simulate.time.kernel_table import load_table
 from tests.simulate.time.lines import TABLE
+from tests.simulate.time.test_predict import hardware, of, product
 
 SHIPPED = ("a100", "h100", "h200", "b200", "gb200", "gb300")
 GRID = TABLE.gemm["bfloat16"]
@@ -75,3 +78,23 @@ def test_collectives_beyond_the_table_grow_with_their_bytes_and_with_the_share_t
 
 def test_the_notice_is_shipped_with_the_tables() -> None:
     assert "Apache License" in files("parallelizer.simulate.time").joinpath("kernels", "NOTICE").read_text()
+
+
+def test_shipped_tables_are_read_without_the_package_that_they_were_made_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither NVIDIA's package nor pyarrow, which the extra `kernels` brings, can be imported."""
+    for name in ("aiconfigurator_core", "pyarrow", "pyarrow.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    load_table.cache_clear()
+    found = of([product()], **hardware("h100"))
+    rate = product().flops / found.seconds / 1e12
+    assert found.assumed == () and 500 < rate < 800
+
+
+def test_without_the_package_a_note_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed_kernels.importlib.util, "find_spec", lambda name: None)
+    load_table.cache_clear()
+    found = of([product()], **hardware("h100", kernels="installed:h100"))
+    told = " ".join(note.message for note in found.assumed)
+    assert "the extra `kernels`" in told and "sizes cost as on H100" in told

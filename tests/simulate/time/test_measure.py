@@ -27,6 +27,8 @@ def found(**changes: Any) -> dict[str, Any]:
         "module": 3e-6,
         "kernel": 0.0,
         "dtensor": 4e-5,
+        "redistribute": 2e-4,
+        "exchange": 6e-5,
         "unit": 1e-4,
     }
     return {
@@ -94,4 +96,5 @@ def test_this_machine_is_measured_whole_and_in_a_minute() -> None:
     for by_ranks in kinds.values():
         for times in by_ranks.values():
             assert len(times) == len(measure.PAYLOADS) and times[-1] > times[0] > 0
+    assert set(made["rates"]) == set(found()["rates"])
     assert made["rates"]["node"] > 1e7 and made["rates"]["dtensor"] > 0 and made["rates"]["host"] > 0

@@ -217,3 +217,16 @@ def test_operators_on_dtensors_are_counted_under_tp_alone() -> None:
         for words in ("parallel=tp2", "parallel=single")
     )
     assert sharded > 100 and whole == 0
+
+
+def test_groups_of_rows_are_multiplied_in_turn_on_processors_and_at_once_on_a_gpu() -> None:
+    """The table's rate grows with the rows: eight groups of 128 take longer than 1,024 rows."""
+    groups = dataclasses.replace(product(sizes=(8, 128, 1024, 1024)), name="_grouped_mm", moved=0)
+    whole = product(sizes=(1, 1024, 1024, 1024))
+    ideal = Constants(sustained=1.0)
+
+    def seconds(operator: Operator, **changes: Any) -> float:
+        return predict_on(machine(measured=True, **changes), [operator], MESH, 1, constants=ideal).seconds
+
+    assert seconds(groups) == pytest.approx(seconds(whole))
+    assert seconds(groups, streams=False) == pytest.approx(2 * seconds(whole, streams=False))

@@ -168,3 +168,32 @@ def longest_path(line: list[Moment]) -> float:
 @given(st.lists(ENTRIES, max_size=30))
 def test_a_replay_never_beats_its_longest_chain_of_dependencies(line: list[Moment]) -> None:
     assert replay(line, Prices(machine(), MESH, PLAIN)).seconds >= longest_path(line) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "axis", "phase", "seconds"),
+    [("all_gather", "tp", "forward", 0.5), ("all_to_all", "ep", "backward", 0.25), ("send", "pp", "forward", 0.0),
+     ("all_reduce", "tp", "clip", 0.0)],
+)  # fmt: skip
+def test_asking_for_a_collective_takes_the_host_s_time(
+    kind: str, axis: str, phase: str, seconds: float
+) -> None:
+    """On processors it is added to the collective, for as many ranks as share one; on a GPU the host is late by it."""
+    rates = {"redistribute_seconds": 0.5, "exchange_seconds": 0.25}
+    line: list[Moment] = [Issued(collective(kind, 0, axis, phase), False, True)]
+    free = run(line, streams=False, cores=2).seconds
+    assert run(line, streams=False, cores=2, **rates).seconds == pytest.approx(free + 2 * seconds, rel=1e-3)
+    late = [*line, memory(0, phase)]
+    assert run(late, **rates).seconds == pytest.approx(run(late).seconds + seconds, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("axis", "unit", "phase", "seconds"),
+    [("cp", False, "forward", 4.0), ("cp", False, "clip", 1.0), ("cp", True, "forward", 1.0), ("tp", False, "forward", 1.0)],
+)  # fmt: skip
+def test_what_attention_sends_over_cp_grows_with_repeated_heads(
+    axis: str, unit: bool, phase: str, seconds: float
+) -> None:
+    one = Issued(collective("all_gather", GATHER, axis, phase), unit, True)
+    found = Prices(machine(), MESH, PLAIN, Habits(cp_payload=4.0)).collective(one)
+    assert found == pytest.approx(seconds, rel=1e-3)
