@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.simulate.record.action_lines import pipeline_lines
 from parallelizer.simulate.record.pipeline_step import alike
@@ -36,13 +37,21 @@ def trace_classes(
 
 @contextmanager
 def tracing_classes(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe,
+    rank: int = 0,
+    *,
+    fold: bool = True,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Trace]]:
-    """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace."""
+    """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace. `shared` as in
+    `tracing_ranks`.
+    """
     each = 1 if program.stages is not None or longest_run(program, model) is None or not fold else 2
     likeness = Likeness(program, model)
     ranks = _chosen(program, model, likeness, rank, CHILDREN // each)
-    with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
+    with tracing_ranks(program, model, recipe, ranks, fold=fold, shared=shared) as traces:
         parts = recipe.workload.accumulate
         yield lambda: _with_classes(traces(), program, model, likeness, parts)
 
