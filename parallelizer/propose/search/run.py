@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.styles import STYLES
 from parallelizer.propose.search.bounds import (
@@ -97,7 +98,9 @@ class Search:
 
     def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
-        return preset_text(candidate, task.given, self.classes.blocks, self.run_of_layers, said)
+        return preset_text(
+            candidate, task.given, self.base.plan, self.classes.blocks, self.run_of_layers, said
+        )
 
     def run(self, task: SearchTask) -> SearchResult:
         """Search. After Ctrl-C `found` is not complete."""
@@ -137,9 +140,10 @@ class Search:
         found.sort()
         self._refine(estimates, task)
         found.sort()
-        self._trace_best(task)
-        found.sort()
-        self._trace_small(task)
+        with SharedCalls() as shared:
+            self._trace_best(task, shared)
+            found.sort()
+            self._trace_small(task, shared)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
         """Without those that take longer than the best even if nothing is computed twice and no sequence is split, and those that
@@ -197,7 +201,7 @@ class Search:
         # Of a layer under a checkpoint, a share may be as in the class without.
         keys |= {replace(c.trace_class, checkpoint=NO_CHECKPOINT) for c in some if c.share < 1}
         self.classes.trace(keys)
-        self.found.classes = len(self.classes.traces)
+        self.found.classes = self.classes.count
         refused = self.classes.refused
         self.found.excluded.update(refused[c.trace_class] for c in some if c.trace_class in refused)
         self._price([c for c in some if estimates.knows(c)], estimates, task)
@@ -238,7 +242,7 @@ class Search:
 
     # Truth
 
-    def _trace_best(self, task: SearchTask) -> None:
+    def _trace_best(self, task: SearchTask, shared: SharedCalls) -> None:
         """Dry-run the best, the next while the last is on its way."""
         found, spent, started = self.found, 0, 0
         near = [e for e in found.priced if e.peak <= SURE * task.memory]
@@ -262,10 +266,12 @@ class Search:
                 started, spent = started + 1, spent + cost
                 self.tell(f"dry run {started}: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
+                on_the_way.start(
+                    tracing_whole(task, self.model, price.candidate, text, check=True, shared=shared)
+                )
             on_the_way.finish_all()
 
-    def _trace_small(self, task: SearchTask) -> None:
+    def _trace_small(self, task: SearchTask, shared: SharedCalls) -> None:
         """For the page, dry-run some that hold less than all results, which no other beats in time and memory by estimate."""
         if not task.front or not self.found.results:
             return
@@ -282,7 +288,9 @@ class Search:
             for price in chosen:
                 self.tell(f"dry run for the page: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
+                on_the_way.start(
+                    tracing_whole(task, self.model, price.candidate, text, check=True, shared=shared)
+                )
             on_the_way.finish_all()
 
     def _judge(self, truth: TracedWhole | NotTraced, task: SearchTask) -> None:

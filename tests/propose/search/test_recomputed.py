@@ -1,0 +1,77 @@
+"""Classes that recompute, derived from one that was traced so: their times and their memory are those of a trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallelizer.propose.search.candidate import FULL, SELECTIVE, Candidate
+from parallelizer.propose.search.classes import TracedClasses
+from parallelizer.propose.search.estimate import Estimates
+from parallelizer.propose.search.task import SearchTask, read_task
+from parallelizer.simulate.record.operators import Issued, Wait
+
+SMALL = (
+    "hardware=h100", "gpus=8", "train.seq_len=512", "model.dim=256", "model.hidden_dim=512", "model.n_heads=4",
+    "model.n_kv_heads=4", "model.max_seq_len=512", "model.n_layers=8", "train.batch_size=32",
+)  # fmt: skip
+EXPERTS = ("model=hf_qwen3_moe", "hardware=h100", "gpus=8", "train.seq_len=128", "train.batch_size=32",
+           "++model.config.num_hidden_layers=8")  # fmt: skip
+
+
+def _classes(*overrides: str) -> tuple[TracedClasses, SearchTask]:
+    task = read_task(overrides)
+    return TracedClasses(task.base, lambda _: None), task
+
+
+def _compared(classes: TracedClasses, task: SearchTask, first: Candidate, second: Candidate, mode: str) -> None:
+    """Derive the mode of the second from the first, and compare with its trace."""
+    one, other = (Candidate(cp=c.cp, tp=c.tp, ep=c.ep, checkpoint=mode).trace_class for c in (first, second))
+    classes.trace([one, other])
+    assert len(classes.traces) == 4 and classes.count == 3  # one mesh with and without the mode, one without
+    derived = Estimates(task.machine, dict(classes.traces))
+    del classes.traces[other]
+    classes._trace([other])
+    traced = Estimates(task.machine, classes.traces)
+    for rows in (1, 4):
+        candidate = Candidate(
+            dp_shard=8 // second.tp // second.cp, cp=second.cp, tp=second.tp, ep=second.ep, rows=rows, checkpoint=mode
+        )  # fmt: skip
+        made, real = derived.of(candidate), traced.of(candidate)
+        assert made.seconds == pytest.approx(real.seconds, rel=0.03)
+        assert made.peak == pytest.approx(real.peak, rel=0.08)
+
+
+def test_a_class_that_recomputes_is_derived_from_a_smaller_one() -> None:
+    _compared(*_classes(*SMALL), Candidate(dp_shard=2), Candidate(dp_shard=2, cp=2), FULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [FULL, SELECTIVE])
+@pytest.mark.parametrize(
+    ("overrides", "first", "second"),
+    [
+        (SMALL, Candidate(tp=2), Candidate(tp=4)),
+        (SMALL, Candidate(tp=2), Candidate(tp=2, cp=2)),
+        (EXPERTS, Candidate(ep=2), Candidate(ep=4)),
+        (EXPERTS, Candidate(ep=2, tp=2), Candidate(ep=4, tp=2)),
+    ],
+    ids=["tp", "cp", "ep", "ep with tp"],
+)
+def test_modes_of_other_sizes_are_those_of_a_trace(
+    overrides: tuple[str, ...], first: Candidate, second: Candidate, mode: str
+) -> None:
+    _compared(*_classes(*overrides), first, second, mode)
+
+
+def test_waits_of_a_derived_class_are_for_collectives_of_their_axis() -> None:
+    classes, _ = _classes(*SMALL)
+    one, other = (Candidate(tp=tp, checkpoint=FULL).trace_class for tp in (2, 4))
+    classes.trace([one, other])
+    for key in (one, other):
+        issued: list[Issued] = []
+        for moment in classes.traces[key].line:
+            if isinstance(moment, Issued):
+                issued.append(moment)
+            if isinstance(moment, Wait):
+                assert issued[-moment.back].entry.phase in ("forward", moment.phase)
+                assert not issued[-moment.back].unit
