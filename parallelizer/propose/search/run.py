@@ -122,7 +122,8 @@ class Search:
             return
         estimates = Estimates(task.machine, self.classes.traces)
         plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
-        self._take(plain, estimates, task)
+        for tp in sorted({c.tp for c in plain}):
+            self._take(self._worth_it([c for c in plain if c.tp == tp], estimates, task), estimates, task)
         rest: dict[Candidate, list[Candidate]] = {}
         for one in kept:
             if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
@@ -146,17 +147,15 @@ class Search:
             self._trace_small(task, shared)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
-        """Without those that take longer than the best even if nothing is computed twice and no sequence is split, and those that
-        only split sequences that fit whole.
+        """Without those that a bound says are slower than the best: if nothing is computed twice, no sequence is split, and fewer
+        ranks share a product; and without those that only split sequences that fit whole.
         """
         limit, least = NEAR * self._best(task), self._least(estimates, task)
         left = []
         for one in some:
             # Estimates of recomputation err by a little; what cp adds is never less than nothing.
             if least(one) > (limit if one.cp == 1 else limit / NEAR):
-                self.found.pruned[
-                    "slower than the best by estimate, even without recomputation and split sequences"
-                ] += 1
+                self.found.pruned["slower than the best by the estimate of a simpler class"] += 1
                 continue
             whole = with_whole_sequences(one)
             if whole is not None and estimates.knows(whole):
@@ -180,7 +179,7 @@ class Search:
         rate = best_rate(task.machine, float8=float8)
 
         def least(one: Candidate) -> float:
-            floor = time_bound(one, flops, rate)
+            floor = max(time_bound(one, flops, rate), estimates.floor(one))
             bound = next((b for b in no_slower(one) if estimates.knows(b)), None)
             if bound is None:
                 return floor

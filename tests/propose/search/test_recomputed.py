@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parallelizer.propose.search.candidate import FULL, SELECTIVE, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, Candidate
 from parallelizer.propose.search.classes import TracedClasses
 from parallelizer.propose.search.estimate import Estimates
 from parallelizer.propose.search.task import SearchTask, read_task
@@ -23,7 +23,9 @@ def _classes(*overrides: str) -> tuple[TracedClasses, SearchTask]:
     return TracedClasses(task.base, lambda _: None), task
 
 
-def _compared(classes: TracedClasses, task: SearchTask, first: Candidate, second: Candidate, mode: str) -> None:
+def _compared(
+    classes: TracedClasses, task: SearchTask, first: Candidate, second: Candidate, mode: str
+) -> None:
     """Derive the mode of the second from the first, and compare with its trace."""
     one, other = (Candidate(cp=c.cp, tp=c.tp, ep=c.ep, checkpoint=mode).trace_class for c in (first, second))
     classes.trace([one, other])
@@ -63,15 +65,37 @@ def test_modes_of_other_sizes_are_those_of_a_trace(
     _compared(*_classes(*overrides), first, second, mode)
 
 
-def test_waits_of_a_derived_class_are_for_collectives_of_their_axis() -> None:
-    classes, _ = _classes(*SMALL)
-    one, other = (Candidate(tp=tp, checkpoint=FULL).trace_class for tp in (2, 4))
-    classes.trace([one, other])
-    for key in (one, other):
+@pytest.fixture(scope="module")
+def over_tp() -> tuple[TracedClasses, SearchTask]:
+    """The classes of tp=2 and tp=4, the second of which is derived."""
+    classes, task = _classes(*SMALL)
+    classes.trace([Candidate(tp=tp, checkpoint=FULL).trace_class for tp in (2, 4)])
+    return classes, task
+
+
+def test_waits_of_a_derived_class_are_for_collectives_of_their_axis(
+    over_tp: tuple[TracedClasses, SearchTask],
+) -> None:
+    for traced in over_tp[0].traces.values():
         issued: list[Issued] = []
-        for moment in classes.traces[key].line:
+        for moment in traced.line:
             if isinstance(moment, Issued):
                 issued.append(moment)
             if isinstance(moment, Wait):
-                assert issued[-moment.back].entry.phase in ("forward", moment.phase)
+                assert issued[-moment.back].phase in ("forward", moment.phase)
                 assert not issued[-moment.back].unit
+
+
+def test_no_estimate_is_below_what_a_class_with_fewer_ranks_of_tp_says(
+    over_tp: tuple[TracedClasses, SearchTask],
+) -> None:
+    classes, task = over_tp
+    fewer = Estimates(task.machine, {key: one for key, one in classes.traces.items() if key.tp == 2})
+    every = Estimates(task.machine, classes.traces)
+    for checkpoint in (NO_CHECKPOINT, FULL):
+        for one in (
+            Candidate(dp_shard=2, tp=4, rows=4, accumulate=4, checkpoint=checkpoint),
+            Candidate(pp=2, tp=4, rows=2, microbatches=16, schedule="1f1b", checkpoint=checkpoint),
+        ):
+            assert 0 < fewer.floor(one) <= every.least(one)
+    assert fewer.floor(Candidate(dp_shard=8)) == 0.0
