@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from benchmarks.search.kept import uninterrupted
 from parallelizer.propose.search.found import SearchResult
 from parallelizer.propose.search.page import plot
@@ -27,7 +29,7 @@ def picture(overrides: tuple[str, ...] = CASE) -> str:
 
 
 def drawn(found: SearchResult, task: SearchTask) -> str:
-    """The plot of a search as a file of its own."""
-    head, opened, rest = str(plot(found, task)).partition("<svg")
+    """The plot of a search as a file of its own, whose points lead nowhere."""
+    head, opened, rest = re.sub(r"</?a\b[^>]*>", "", str(plot(found, task))).partition("<svg")
     tag, closed, inside = rest.partition(">")
     return f'{head}{opened} xmlns="http://www.w3.org/2000/svg"{tag}{closed}{STYLE}{inside}\n'
