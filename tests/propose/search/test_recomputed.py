@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, Candidate
@@ -23,28 +25,32 @@ def _classes(*overrides: str) -> tuple[TracedClasses, SearchTask]:
     return TracedClasses(task.base, lambda _: None), task
 
 
-def _compared(
-    classes: TracedClasses, task: SearchTask, first: Candidate, second: Candidate, mode: str
-) -> None:
-    """Derive the mode of the second from the first, and compare with its trace."""
-    one, other = (Candidate(cp=c.cp, tp=c.tp, ep=c.ep, checkpoint=mode).trace_class for c in (first, second))
-    classes.trace([one, other])
-    assert len(classes.traces) == 4 and classes.count == 3  # one mesh with and without the mode, one without
+def _compared(classes: TracedClasses, task: SearchTask, one: Candidate) -> None:
+    """Compare a derived class with its trace."""
+    key = one.trace_class
     derived = Estimates(task.machine, dict(classes.traces))
-    del classes.traces[other]
-    classes._trace([other])
-    traced = Estimates(task.machine, classes.traces)
+    made_by_derivation = classes.traces.pop(key)
+    classes._trace([key])
+    traced = Estimates(task.machine, dict(classes.traces))
+    classes.traces[key] = made_by_derivation
     for rows in (1, 4):
-        candidate = Candidate(
-            dp_shard=8 // second.tp // second.cp, cp=second.cp, tp=second.tp, ep=second.ep, rows=rows, checkpoint=mode
-        )  # fmt: skip
+        candidate = replace(one, dp_shard=8 // one.tp // one.cp, rows=rows)
         made, real = derived.of(candidate), traced.of(candidate)
         assert made.seconds == pytest.approx(real.seconds, rel=0.03)
         assert made.peak == pytest.approx(real.peak, rel=0.08)
 
 
-def test_a_class_that_recomputes_is_derived_from_a_smaller_one() -> None:
-    _compared(*_classes(*SMALL), Candidate(dp_shard=2), Candidate(dp_shard=2, cp=2), FULL)
+@pytest.fixture(scope="module")
+def over_tp() -> tuple[TracedClasses, SearchTask]:
+    """The classes of tp=2 and tp=4 with and without recomputation, the last of which is derived."""
+    classes, task = _classes(*SMALL)
+    classes.trace([Candidate(tp=tp, checkpoint=FULL).trace_class for tp in (2, 4)])
+    assert len(classes.traces) == 4 and classes.count == 3
+    return classes, task
+
+
+def test_a_class_that_recomputes_is_derived_from_another(over_tp: tuple[TracedClasses, SearchTask]) -> None:
+    _compared(*over_tp, Candidate(tp=4, checkpoint=FULL))
 
 
 @pytest.mark.slow
@@ -53,24 +59,21 @@ def test_a_class_that_recomputes_is_derived_from_a_smaller_one() -> None:
     ("overrides", "first", "second"),
     [
         (SMALL, Candidate(tp=2), Candidate(tp=4)),
+        (SMALL, Candidate(), Candidate(cp=2)),
         (SMALL, Candidate(tp=2), Candidate(tp=2, cp=2)),
         (EXPERTS, Candidate(ep=2), Candidate(ep=4)),
         (EXPERTS, Candidate(ep=2, tp=2), Candidate(ep=4, tp=2)),
     ],
-    ids=["tp", "cp", "ep", "ep with tp"],
+    ids=["tp", "cp", "cp with tp", "ep", "ep with tp"],
 )
 def test_modes_of_other_sizes_are_those_of_a_trace(
     overrides: tuple[str, ...], first: Candidate, second: Candidate, mode: str
 ) -> None:
-    _compared(*_classes(*overrides), first, second, mode)
-
-
-@pytest.fixture(scope="module")
-def over_tp() -> tuple[TracedClasses, SearchTask]:
-    """The classes of tp=2 and tp=4, the second of which is derived."""
-    classes, task = _classes(*SMALL)
-    classes.trace([Candidate(tp=tp, checkpoint=FULL).trace_class for tp in (2, 4)])
-    return classes, task
+    classes, task = _classes(*overrides)
+    one, other = (replace(c, checkpoint=mode) for c in (first, second))
+    classes.trace([one.trace_class, other.trace_class])
+    assert classes.count == 3  # the first with and without the mode, the second without
+    _compared(classes, task, other)
 
 
 def test_waits_of_a_derived_class_are_for_collectives_of_their_axis(
