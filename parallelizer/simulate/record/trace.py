@@ -263,7 +263,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
     running = Running(model)
     seen = TriedLoss(recipe.loss)
     loss = seen.watched()
-    ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
+    ledger, memory = Ledger(program, mesh, running), MemoryTracker(running, learns_shapes=not warm)
     moves: list[Move] = []
     with fake:
         allocate(model, "cpu")
