@@ -18,8 +18,8 @@ train: $(ALONE)
 test: $(WHOLE)
 	$(PYTEST)
 
-test-all: $(WHOLE)  ## the slow matrices too
-	$(PYTEST) -m ""
+test-all: $(WHOLE)  ## the slow tests too
+	$(PYTEST) -m "" --hypothesis-profile drawn
 
 test-wheel: $(WHOLE)  ## the wheel in environments outside of the checkout, one of which pip fills from a package index
 	$(BIN)/python -m pytest -m "" tests/wheel

@@ -4,11 +4,13 @@
 
 The members of a matrix hold much the same, and each costs seconds. A matrix says which of its members stand for the rest:
 by name (`chosen`), the first of every kind (`first_of_each`), or, where they differ in numbers alone, every fifth (`a_fifth`).
+Of a table that a command makes whole, `make test-all` has every pair of values (`pairs`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import combinations
 from typing import Any, TypeVar
 
 import pytest
@@ -53,3 +55,18 @@ def a_fifth(values: Iterable[Any]) -> list[Any]:
 def marks_at(place: int) -> tuple[pytest.MarkDecorator, ...]:
     """The marks of a member at this place of a matrix of which a fifth is in the default run."""
     return () if place % SHARE == 0 else (pytest.mark.slow,)
+
+
+def pairs(cells: Sequence[tuple[Hashable, ...]], keep: Collection[Any]) -> list[Any]:
+    """As `chosen`, of the cells of a table: those in `keep`, and as few others as it takes to have every two values of a cell
+    together that the table has together. The command that makes the table runs the rest.
+    """
+    places = list(combinations(range(len(cells[0])), 2))
+    of_cell = {cell: {(place, cell[place[0]], cell[place[1]]) for place in places} for cell in cells}
+    left = set().union(*of_cell.values()).difference(*(of_cell[cell] for cell in keep))
+    held = set(keep)
+    while left:
+        best = max(cells, key=lambda cell: len(of_cell[cell] & left))
+        held.add(best)
+        left -= of_cell[best]
+    return chosen([cell for cell in cells if cell in held], keep)

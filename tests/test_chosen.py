@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chosen import a_fifth, chosen, first_of_each
+from tests.chosen import a_fifth, chosen, first_of_each, pairs
 
 
 def default(params: list[Any]) -> list[Any]:
@@ -33,3 +33,15 @@ def test_the_first_of_each_kind_is_in_the_default_run() -> None:
 def test_every_fifth_is_in_the_default_run() -> None:
     params = a_fifth(range(11))
     assert default(params) == [0, 5, 10] and len(params) == 11
+
+
+def test_pairs_hold_every_pair_in_few_cells_and_the_kept_ones() -> None:
+    cells = [(a, b, c) for a in "abcdefgh" for b in range(5) for c in "xyz" if (a, b) != ("c", 3)]
+    keep = [("a", 0, "x"), ("h", 4, "z")]
+    params = pairs(cells, keep)
+    held = [param.values[0] for param in params]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert {(h[one], h[other]) for h in held} == {(c[one], c[other]) for c in cells}
+    assert 39 <= len(held) < 50 and len(set(held)) == len(held)
+    assert [param.values[0] for param in params if not param.marks] == keep
+    assert params == pairs(cells, keep)

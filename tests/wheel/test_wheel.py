@@ -13,6 +13,8 @@ import pytest
 from parallelizer.diagnostics.codes.all_codes import CODES
 from tests.wheel.installed import ROOT, Installed
 
+pytestmark = pytest.mark.slow  # it builds a wheel and installs it; `make test-wheel` runs it
+
 
 def names(installed: Installed) -> set[str]:
     with zipfile.ZipFile(installed.wheel) as opened:

@@ -1,6 +1,6 @@
 """The table of pipelines; `python -m benchmarks.proofs pipelines` runs all of it.
 
-The default run has one cell of each kind of model.
+The default run has one cell of each kind of model, `make test-all` every model on every mesh and under every schedule.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.proofs.__main__ import main
 from benchmarks.proofs.pipelines import PRESETS, PipelineCell, document, markdown, models, prove, summary
 from parallelizer.diagnostics.package_folder import config_folder
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
-from tests.chosen import chosen
+from tests.chosen import pairs
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
@@ -31,7 +31,7 @@ ONE_A_KIND = [
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("of", chosen(CELLS, ONE_A_KIND), ids=lambda of: f"{of[0]} {of[2]} on {of[1]}")
+@pytest.mark.parametrize("of", pairs(CELLS, ONE_A_KIND), ids=lambda of: f"{of[0]} {of[2]} on {of[1]}")
 def test_a_cell_is_proven(of: tuple[str, str, str]) -> None:
     cell = prove(*of)
     assert cell.passed, cell.reason

@@ -1,4 +1,4 @@
-"""The table of recipes; `python -m benchmarks.proofs precision` runs all of it."""
+"""The table of recipes; `python -m benchmarks.proofs precision` runs all of it, `make test-all` every pair of its values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.proofs.precision import TABLES, prove
 from benchmarks.proofs.show import in_a_word
 from parallelizer.styles.float8.recipes import TORCHAO_NAMES
-from tests.chosen import chosen
+from tests.chosen import pairs
 
 pytest.importorskip("torchao", reason="float8 needs torchao")
 
@@ -26,7 +26,7 @@ DEFAULT = [("llama_debug", "rowwise", "tp2"), ("llama_debug", "tensorwise", "fsd
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("cell", chosen(CELLS, DEFAULT), ids=" on ".join)
+@pytest.mark.parametrize("cell", pairs(CELLS, DEFAULT), ids=" on ".join)
 def test_a_recipe_is_proven_wherever_it_can_be_used(cell: tuple[str, str, str]) -> None:
     model, recipe, name = cell
     if model.startswith("hf_"):
