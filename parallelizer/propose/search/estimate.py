@@ -82,7 +82,7 @@ class Estimates:
 
     def floor(self, candidate: Candidate) -> float:
         """The seconds of a step at least, by the traced class with fewer ranks of tp and no recomputation: more of them compute
-        no faster together, and wait no shorter. 0 where no such class is traced.
+        no faster together, and wait for each other no shorter. 0 where no such class is traced.
         """
         fewer = (tp for tp in range(candidate.tp - 1, 0, -1) if candidate.tp % tp == 0)
         keys = (replace(_plain(candidate), tp=tp).trace_class for tp in fewer)

@@ -20,8 +20,8 @@ MIDDLE = 1
 @dataclass(frozen=True)
 class LayerTimes:
     """Seconds. `layer` is one equal layer, forward and backward; `first` what runs before the layers and `last` what runs behind
-    them, the loss too; `tail` is clipping and the optimizer, on the shards of the trace. `busy` are those in which operators run,
-    and `waited` those in which collectives are waited for, of a layer and of what runs outside of the layers.
+    them, the loss too; `tail` is clipping and the optimizer, on the shards of the trace. `waited` are those in which collectives
+    over tp are waited for, of a layer and of what runs outside of the layers, and `busy` all others without the host's.
     """
 
     layer: tuple[float, float]
@@ -73,7 +73,9 @@ def layer_times(traced: ClassTrace, mesh: Mesh, machine: Machine, rows: int) -> 
         sums[key] = sums.get(key, 0.0) + _seconds(span)
         inside = "layer" if where == "layer" else "ends" if where != "another" else where
         busy[inside] = busy.get(inside, 0.0) + (span.seconds if span.queue == COMPUTE else 0.0)
-        waited[inside] = waited.get(inside, 0.0) + (span.waited if span.axis != "host" else 0.0)
+        if span.axis != "host":
+            of_axis = waited if span.axis == "tp" else busy
+            of_axis[inside] = of_axis.get(inside, 0.0) + span.waited
 
     def both(where: str) -> tuple[float, float]:
         return sums.get(("forward", where), 0.0), sums.get(("backward", where), 0.0)
