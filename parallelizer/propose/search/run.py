@@ -46,7 +46,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 300
+EFFORT = 150
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -179,7 +179,11 @@ class Search:
         rate = best_rate(task.machine, float8=float8)
 
         def least(one: Candidate) -> float:
+            whole = with_whole_sequences(
+                one
+            )  # takes no longer, and its class may have been left out for its floor
             floor = max(time_bound(one, flops, rate), estimates.floor(one))
+            floor = floor if whole is None else max(floor, estimates.floor(whole))
             bound = next((b for b in no_slower(one) if estimates.knows(b)), None)
             if bound is None:
                 return floor
