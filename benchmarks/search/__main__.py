@@ -1,6 +1,7 @@
 """The claims about `search`, measured, a table for each.
 
     python -m benchmarks.search [--only PART] [--case TEXT] [--kept FILE] [--write docs/search.md]
+    python -m benchmarks.search --picture docs/pictures/search.svg
 
 The parts: `time` and memory of large searches; `exhaustive`, against the dry run of every candidate; `large`,
 against all candidates of large spaces, priced without bounds; `published`, against the
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.search import exhaustive, here, published, seconds, valid
 from benchmarks.search.kept import Kept
+from benchmarks.search.picture import picture
 from benchmarks.search.tables import Table, write
 
 PARTS: dict[str, Callable[[Kept, str], Table]] = {
@@ -43,7 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--write", type=Path, metavar="PAGE", help="the page that the tables are written into"
     )
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw one search instead, as SVG")
     asked = parser.parse_args(argv)
+    if asked.picture:
+        asked.picture.write_text(picture())
+        return 0
     if asked.write and asked.case:
         parser.error("--write takes whole tables, and --case makes a part of one")
     kept, tables = Kept(asked.kept), []

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from parallelizer.child.shared_calls import SharedCalls
     from parallelizer.runtime.step import Loss
     from parallelizer.simulate.validate import Validation
     from parallelizer.styles.application import Program
@@ -84,8 +85,11 @@ def validating(
     rank: int = 0,
     classes: bool = False,
     nodes: Sequence[int] | None = None,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Validation]]:
-    """As `validated`, while the body of the `with` runs. The function that is yielded waits for the result."""
+    """As `validated`, while the body of the `with` runs. The function that is yielded waits for the result. `shared` as in
+    `running_steps`.
+    """
     from parallelizer.simulate import validate as simulated
     from parallelizer.simulate.places import Places
 
@@ -110,6 +114,7 @@ def validating(
         ),
         rank=rank,
         classes=classes,
+        shared=shared,
     ) as finish:
         yield finish
 

@@ -5,19 +5,20 @@ of this process, side by side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
-from parallelizer.child.children import Children, WorldError, in_children
+from parallelizer.child.children import WorldError, in_children
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
-from parallelizer.language.plan import DATA_AXES, TENSOR_AXES
+from parallelizer.language.plan import BATCH_AXES, DATA_AXES, TENSOR_AXES
 from parallelizer.language.workload import Workload
 from parallelizer.runtime.step import Loss
-from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow
-from parallelizer.simulate.follow.statistics import FollowedStatistics, follow_statistics
+from parallelizer.simulate.follow.flow import FollowedStep, StepFailure, failure_alone, follow, followed_facts
+from parallelizer.simulate.follow.statistics import FollowedStatistics, follow_statistics, statistics_facts
 from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
 from parallelizer.simulate.record.trace import Recipe, Trace, tracing
 from parallelizer.simulate.record.trace_classes import tracing_classes
@@ -43,9 +44,15 @@ class Steps:
 
 @contextmanager
 def running_steps(
-    program: Program, model: nn.Module, recipe: Recipe | None, rank: int, classes: bool
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe | None,
+    rank: int,
+    classes: bool,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Steps]]:
-    """Run the steps while the body of the `with` runs. The function that is yielded waits for them.
+    """Run the steps while the body of the `with` runs. The function that is yielded waits for them. Programs of one model and one
+    loss may have `shared` calls: what is equal for several of them then runs once.
 
     Without a `recipe` none is run. On a mesh of data axes alone none is followed: its ranks do the same with other tokens. Of a
     pipeline the whole model is, since the trace has the stages of one rank.
@@ -56,10 +63,18 @@ def running_steps(
     given = program, model, recipe.workload, recipe.loss
     follows = program.mesh.size("pp", "cp", *TENSOR_AXES) > 1
     with (
-        Children([(_followed, *given)] if follows else []) as children,
-        Children([(follow_statistics, *given)] if _divides_rows(program, recipe.workload) else []) as rows,
-        (tracing_classes if classes else tracing)(program, model, recipe, rank) as traced,
+        SharedCalls() if shared is None else nullcontext(shared) as calls,
+        (tracing_classes if classes else tracing)(program, model, recipe, rank, shared=calls) as traced,
     ):
+        following = rows = None
+        if follows:
+            facts = followed_facts(program, model, recipe.workload)
+            following = calls.start(
+                (_followed, _parts_tried(program, recipe.workload), facts), _followed, *given
+            )
+        if _divides_rows(program, recipe.workload):
+            facts = statistics_facts(program, model, recipe.workload)
+            rows = calls.start((follow_statistics, facts), follow_statistics, *given)
 
         def finish() -> Steps:
             flow: FollowedStep | None = None
@@ -68,7 +83,7 @@ def running_steps(
             not_followed: tuple[Diagnostic, ...] = ()
             not_traced: tuple[Diagnostic, ...] = ()
             try:
-                flow = children.results()[0] if follows else None
+                flow = following() if following is not None else None
             except WorldError as error:
                 not_followed = broken_off(error).diagnostics
             except PlanError as error:
@@ -103,12 +118,20 @@ def _divides_rows(program: Program, workload: Workload) -> bool:
     return workload.accumulate * microbatches * program.mesh.size(*DATA_AXES) > 1
 
 
-def _first(children: Children) -> Any:
-    """What the only child has found. None where there is none, or where the model does not run: the other steps say so."""
+def _first(result: Callable[[], Any] | None) -> Any:
+    """What a child has found. None where there is none, or where the model does not run: the other steps say so."""
     try:
-        return next(iter(children.results()), None)
+        return result() if result is not None else None
     except (WorldError, PlanError):
         return None
+
+
+def _parts_tried(program: Program, workload: Workload) -> object:
+    """Which parts of a batch the loss is tried on while a step is followed; None where it is tried elsewhere."""
+    if program.stages is None:
+        return None
+    microbatches = program.stages.pipeline.microbatches or 1
+    return workload.accumulate * microbatches * program.mesh.size(*BATCH_AXES) > 1
 
 
 def _followed(program: Program, model: nn.Module, workload: Workload, loss: Loss) -> FollowedStep:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.compiler.checks.idle_rules import idle_rules
 from parallelizer.diagnostics.diagnostic import Diagnostic, has_errors, in_order
 from parallelizer.simulate.all_checks import check_followed, check_traced
@@ -55,6 +56,7 @@ def validating(
     places: Places | None = None,
     rank: int = 0,
     classes: bool = False,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Validation]]:
     """Validate a program while the body of the `with` runs. The function that is yielded waits for the result.
 
@@ -62,11 +64,11 @@ def validating(
     the caller has already. `hardware` is the config of that name; `nodes` are the numbers of ranks on each node, where they
     are known, and otherwise nodes of this hardware are filled one after the other. `optimizer` is the optimizer's config;
     `places` are where the configuration says what findings name. The step is traced as `rank`; with `classes` it is traced
-    as a rank of every other class too, which the findings do not need. Steps run in child processes, so this process must
-    have no process group.
+    as a rank of every other class too, which the findings do not need. `shared` as in `running_steps`. Steps run in child
+    processes, so this process must have no process group.
     """
     places = places or Places()
-    with running_steps(program, model, recipe, rank, classes) as ran:
+    with running_steps(program, model, recipe, rank, classes, shared) as ran:
 
         def finish() -> Validation:
             steps = ran()

@@ -16,6 +16,7 @@ from parallelizer.torch_private.attention import (
 )
 from parallelizer.torch_private.attention import multi_head_attention_forward as multi_head_attention_forward
 from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
+from parallelizer.torch_private.backward import gather_once as gather_once
 from parallelizer.torch_private.backward import in_backward as in_backward
 from parallelizer.torch_private.backward import reduce_gradients as reduce_gradients
 from parallelizer.torch_private.backward import unsharded_gradients as unsharded_gradients

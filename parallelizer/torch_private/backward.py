@@ -26,6 +26,16 @@ def unsharded_gradients(units: Sequence[FSDPModule]) -> list[torch.Tensor]:
     return [gradient for gradient in found if gradient is not None]
 
 
+def gather_once(units: Sequence[FSDPModule]) -> None:
+    """Let FSDP's units, from the outside in, gather and free their parameters once. This makes the tensors that they gather into,
+    which otherwise happens in the first forward. There is no public way to begin before that.
+    """
+    for unit in units:
+        unit._get_fsdp_state()._lazy_init()
+        unit.unshard()
+        unit.reshard()
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward on this thread: what a module computes then is computed again, for a checkpoint. Waits for
     a public name.

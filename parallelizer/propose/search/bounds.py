@@ -68,12 +68,15 @@ def _factors(number: int) -> list[int]:
 
 def time_bound(candidate: Candidate, flops: float, rate: float) -> float:
     """The seconds of a step at least: `flops`, the model's own of the global batch, on all ranks at `rate`, without waiting for
-    anything but half of the bubble that a schedule with whole backwards has where all stages are equal: unequal stages may hide
-    a part of it.
+    anything but the bubble.
     """
-    if not rate:
-        return 0.0
-    seconds = flops / (candidate.mesh.world_size * rate)
+    return with_bubble(candidate, flops / (candidate.mesh.world_size * rate)) if rate else 0.0
+
+
+def with_bubble(candidate: Candidate, seconds: float) -> float:
+    """The seconds in which a rank computes, with half of the bubble that a schedule with whole backwards has where all stages are
+    equal: unequal stages may hide a part of it.
+    """
     if candidate.schedule in WHOLE_BACKWARD:
         waited = (candidate.pp - 1) / candidate.stages_per_rank / candidate.microbatches
         seconds *= 1 + waited / 2

@@ -10,6 +10,7 @@ from parallelizer.language.plan import EXPERT, Mesh
 
 NO_CHECKPOINT, SELECTIVE, FULL = "none", "selective", "full"
 SPLIT, WHOLE = "split", "whole"
+NO_FLOAT8 = "none"
 
 
 @dataclass(frozen=True, order=True)
@@ -19,7 +20,8 @@ class Candidate:
     `rows` are the sequences that a data rank computes at once: in an accumulated part, or in a microbatch of a pipeline. A part
     has `microbatches`, 1 without a pipeline. `checkpoint` is none, selective or full, over the first `share` of the equal
     layers. `stream` is split, as the plan has it, or whole on every rank of tp. `layers` has the number of layers of each stage,
-    () without a pipeline.
+    () without a pipeline. `precision` is the recipe of the modules that the plan has in float8, `none` for their own dtype, and
+    empty for the plan's own recipes.
     """
 
     pp: int = 1
@@ -39,6 +41,7 @@ class Candidate:
     method: str = ""
     layers: tuple[int, ...] = ()
     ep: int = 1
+    precision: str = ""
 
     @property
     def mesh(self) -> Mesh:
@@ -60,13 +63,15 @@ class Candidate:
         """What one traced layer stands for: the candidates that differ in sizes alone, which have the same operators. It is
         traced on two shards, of the parameters of experts too.
         """
-        return _trace_class(self.cp, self.tp, self.checkpoint, self.stream, self.method, self.ep)
+        return _trace_class(
+            self.cp, self.tp, self.checkpoint, self.stream, self.method, self.ep, self.precision
+        )
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What errors go by: the axes that it has, not their sizes, and what it changes of the plan."""
         axes = tuple(axis for axis, size in self.mesh.every.items() if size > 1)
-        return axes, self.stream, self.method, self.checkpoint
+        return axes, self.stream, self.method, self.checkpoint, self.precision
 
     def mesh_key(self) -> tuple[int, ...]:
         """The sizes of the axes, from the outermost, and ep."""
@@ -101,6 +106,8 @@ class Candidate:
             said.append("whole stream")
         if self.method:
             said.append(self.method)
+        if self.precision:
+            said.append("no float8" if self.precision == NO_FLOAT8 else f"float8 {self.precision}")
         return ", ".join(said)
 
     def without_layers(self) -> Candidate:
@@ -116,8 +123,17 @@ def _mesh(pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int) -> Mes
 
 
 @functools.cache
-def _trace_class(cp: int, tp: int, checkpoint: str, stream: str, method: str, ep: int) -> Candidate:
+def _trace_class(
+    cp: int, tp: int, checkpoint: str, stream: str, method: str, ep: int, precision: str
+) -> Candidate:
     shards = 2 * ep // math.gcd(ep, cp * tp)
     return Candidate(
-        dp_shard=shards, cp=cp, tp=tp, checkpoint=checkpoint, stream=stream, method=method, ep=ep
+        dp_shard=shards,
+        cp=cp,
+        tp=tp,
+        checkpoint=checkpoint,
+        stream=stream,
+        method=method,
+        ep=ep,
+        precision=precision,
     )

@@ -28,11 +28,13 @@ IN_STEP = ("forward", "loss", "backward")
 class Spot:
     """A moment of the step at which memory is in use: bytes of the categories, and the number of layers whose activations a
     longer model holds there and the short one does not, as a share of those: 1 until the backward of the last layer, 0 behind.
+    `whole` is the number of the short model's layers whose activations are there, without the layer that runs.
     """
 
     phase: str
     held: float
     use: Mapping[str, int]
+    whole: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,12 +173,12 @@ class _Course:
     use: dict[str, int]
     best: dict[tuple[object, ...], Spot] = field(default_factory=dict)
 
-    def note(self, phase: str, held: float, group: object) -> None:
+    def note(self, phase: str, held: float, group: object, whole: int) -> None:
         """Keep the highest of the moments that a longer model, more rows or more shards move alike."""
         moved = sum(self.use[c] for c in CATEGORIES if c not in SHARDED)
         key = phase, held, group
         if key not in self.best or moved > sum(self.best[key].use[c] for c in CATEGORIES if c not in SHARDED):
-            self.best[key] = Spot(phase, held, dict(self.use))
+            self.best[key] = Spot(phase, held, dict(self.use), whole)
 
 
 def _memory(recording: Recording, run: Run | None) -> tuple[tuple[Spot, ...], int]:
@@ -194,7 +196,7 @@ def _memory(recording: Recording, run: Run | None) -> tuple[tuple[Spot, ...], in
         if change.phase == "backward" and index is not None:
             backward_began = backward_began or index == last
         held = _held(change.phase, index, last, at_forward, backward_began, behind)
-        course.note(change.phase, held, index)
+        course.note(change.phase, held, index, _whole(change.phase, index, at_forward, behind))
     layer = at_forward.get(1, 0) - at_forward.get(0, 0)
     return tuple(course.best.values()), max(layer, 0)
 
@@ -219,6 +221,19 @@ def _held(
         return 1.0 if index >= 1 else 0.0
     # Between layers, and behind them: what is outside of all comes before the first and after the last.
     return 0.0 if backward_began and behind.get(None) == 0 else 1.0
+
+
+def _whole(
+    phase: str, index: int | None, at_forward: Mapping[int, int], behind: Mapping[int | None, int]
+) -> int:
+    """How many layers have left their activations, but for the one that runs."""
+    if phase in ("forward", "backward") and index is not None:
+        return index
+    if phase == "forward":
+        return len(at_forward)
+    if phase == "backward":
+        return behind.get(None, len(at_forward))
+    return len(at_forward) if phase == "loss" else 0
 
 
 def _apply(use: dict[str, int], change: MemoryChange) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
@@ -15,9 +16,11 @@ from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, 
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import PlanError, has_errors
 from parallelizer.language.plan import EXPERT, Mesh
-from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SPLIT, Candidate
 from parallelizer.propose.search.class_trace import ClassTrace, class_trace, rows_to_trace
+from parallelizer.propose.search.recomputed import Recomputation, recomputation, recomputed
 from parallelizer.propose.search.setups import (
+    STREAM,
     blocks_of,
     checkpoint_modes,
     class_setup,
@@ -25,7 +28,7 @@ from parallelizer.propose.search.setups import (
     shared_experts,
 )
 from parallelizer.propose.search.truth import reason
-from parallelizer.simulate.record.trace import Recipe, record
+from parallelizer.simulate.record.trace import record
 from parallelizer.simulate.trace_failed import broken_off
 from parallelizer.styles.application import Program
 
@@ -36,7 +39,9 @@ Tell = Callable[[str], None]
 
 
 class TracedClasses:
-    """`traces` has what was traced, by `Candidate.trace_class`, and `refused` the reasons of those that cannot be."""
+    """`traces` has what is known of classes, by `Candidate.trace_class`, and `refused` the reasons of those that cannot be
+    traced. `count` is the number that was traced.
+    """
 
     def __init__(self, base: Setup, tell: Tell) -> None:
         self.base, self.tell = base, tell
@@ -51,58 +56,87 @@ class TracedClasses:
         self.sizes = sorted({size for p in self.model.parameters() for size in p.shape})
         self.traces: dict[Candidate, ClassTrace] = {}
         self.refused: dict[Candidate, str] = {}
+        self.modes_seen: dict[object, Recomputation] = {}
+        self.count = 0
 
     def trace(self, keys: Iterable[Candidate]) -> None:
-        """Trace the classes that are not known yet."""
-        waiting = sorted({*keys} - {*self.traces, *self.refused})
-        while waiting:
-            # What tp and ep cannot do, they cannot do with less in memory or on shorter sequences either.
-            waiting = [key for key in waiting if not self._refuses_like(key)]
-            now, waiting = waiting[:SIDE_BY_SIDE], waiting[SIDE_BY_SIDE:]
-            if now:
-                self.tell(f"tracing one layer of {len(self.traces) + len(now)} classes")
-                self._trace(now)
+        """Know the classes. Of those that recompute one of each kind is traced: it shows what its mode does to the others."""
+        wanted = sorted({*keys} - {*self.traces, *self.refused}, key=lambda key: (key.checkpoint, key))
+        plain = [_plain(key) for key in wanted] if self.run is not None else wanted
+        self._trace(plain)
+        for key in wanted:  # `full` before `selective`, which keeps more
+            if key in self.traces or self._refuses_like(key):
+                continue
+            mode = self.modes_seen.get(_alike(key))
+            if mode is not None:
+                self.traces[key] = recomputed(self.traces[_plain(key)], mode, self._split(key))
+                continue
+            self._trace([key])
+            if key in self.traces:
+                full = self.modes_seen.get(_alike(dataclasses.replace(key, checkpoint=FULL)))
+                self.modes_seen[_alike(key)] = recomputation(
+                    self.traces[_plain(key)], self.traces[key], self._split(key), full
+                )
 
-    def _refuses_like(self, key: Candidate) -> bool:
-        """Whether the same class without recomputation and with whole sequences was refused; then this one is too."""
-        like = dataclasses.replace(key, cp=1, method="", checkpoint=NO_CHECKPOINT).trace_class
-        if like == key or like not in self.refused:
-            return False
-        self.refused[key] = self.refused[like]
-        return True
+    def _split(self, key: Candidate) -> int:
+        """The parts that the stream of a rank's tokens is split into."""
+        stream = self.base.plan.layouts.get(STREAM)
+        return key.tp if key.stream == SPLIT and stream is not None and stream.kind == "shard" else 1
 
     def _trace(self, keys: Iterable[Candidate]) -> None:
-        calls, traced = [], []
-        for key in keys:
-            rows = rows_to_trace(self.base.workload.seq_len, key.cp, self.sizes)
-            setup = class_setup(self.base, key, rows, self.blocks)
-            try:
-                program = setup.compile(self.short)
-                if has_errors(program.diagnostics):
-                    raise PlanError(program.diagnostics)
-            except PlanError as error:
-                self.refused[key] = reason(error.diagnostics)
-                continue
-            calls.append((_traced, program, self.short, setup.recipe(), self, key, rows))
-            traced.append(key)
+        """Trace the classes that are not known yet, SIDE_BY_SIDE at a time."""
+        waiting = deque(sorted({*keys} - {*self.traces, *self.refused}))
+        running: deque[tuple[Candidate, Children]] = deque()
         with ExitStack() as stack:
-            # Each by itself: one that fails says nothing of the others.
-            running = [stack.enter_context(Children([call])) for call in calls]
-            for key, children in zip(traced, running, strict=True):
-                try:
-                    [self.traces[key]] = children.results()
-                except PlanError as error:
-                    self.refused[key] = reason(error.diagnostics)
-                except WorldError as error:
-                    self.refused[key] = reason(broken_off(error).diagnostics)
+            while waiting or running:
+                while waiting and len(running) < SIDE_BY_SIDE:
+                    key = waiting.popleft()
+                    if not self._refuses_like(key):
+                        self.count += 1
+                        self.tell(f"tracing one layer of {self.count} classes")
+                        running.append((key, stack.enter_context(Children([(_traced, self, key)]))))
+                if running:
+                    self._take(*running.popleft())
+
+    def _refuses_like(self, key: Candidate) -> bool:
+        """Whether the same class without recomputation, or with whole sequences too, was refused; then this one is too: what tp
+        and ep cannot do, they cannot do with less in memory or on shorter sequences either.
+        """
+        plain = _plain(key)
+        for like in (plain, dataclasses.replace(plain, cp=1, method="").trace_class):
+            if like != key and like in self.refused:
+                self.refused[key] = self.refused[like]
+                return True
+        return False
+
+    def _take(self, key: Candidate, children: Children) -> None:
+        """Wait for a class. One that fails says nothing of the others."""
+        try:
+            [self.traces[key]] = children.results()
+        except PlanError as error:
+            self.refused[key] = reason(error.diagnostics)
+        except WorldError as error:
+            self.refused[key] = reason(broken_off(error).diagnostics)
 
 
-def _traced(
-    program: Program, short: nn.Module, recipe: Recipe, classes: TracedClasses, key: Candidate, rows: int
-) -> ClassTrace:
-    """In a child, which sends its summary to the parent."""
+def _plain(key: Candidate) -> Candidate:
+    return dataclasses.replace(key, checkpoint=NO_CHECKPOINT).trace_class
+
+
+def _alike(key: Candidate) -> object:
+    """What the classes have in common in which a mode does the same."""
+    return key.checkpoint, key.tp > 1, key.ep > 1, key.stream, key.precision
+
+
+def _traced(classes: TracedClasses, key: Candidate) -> ClassTrace:
+    """In a child, which sends its summary to the parent. Raises PlanError."""
+    rows = rows_to_trace(classes.base.workload.seq_len, key.cp, classes.sizes)
+    setup = class_setup(classes.base, key, rows, classes.blocks)
+    program, recipe = setup.compile(classes.short), setup.recipe()
+    if has_errors(program.diagnostics):
+        raise PlanError(program.diagnostics)
     tokens = rows * recipe.workload.seq_len // key.cp
-    made = record(program, short, recipe, 0)
+    made = record(program, classes.short, recipe, 0, warm=False)
     return class_trace(made, classes.model, classes.run, rows, tokens, 2 * key.cp, classes.expert_modules)
 
 

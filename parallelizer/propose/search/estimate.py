@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from parallelizer.language.plan import EXPERT, EXPERT_SHARDS, FOLDED, Mesh
+from parallelizer.propose.search.bounds import with_bubble
 from parallelizer.propose.search.candidate import NO_CHECKPOINT, Candidate
 from parallelizer.propose.search.class_trace import IN_STEP, SHARDED, ClassTrace, Spot
 from parallelizer.propose.search.layer_times import LayerTimes, UnitBytes, halved, layer_times, unit_bytes
@@ -78,6 +79,23 @@ class Estimates:
         cut, found, gathered, reduced = self._stages(candidate, times)
         seconds = candidate.accumulate * least_seconds(cut, found, gathered, reduced)
         return self._late(candidate, seconds + self._tail(candidate, times, traced))
+
+    def floor(self, candidate: Candidate) -> float:
+        """The seconds of a step at least, by the traced class with fewer ranks of tp and no recomputation: more of them compute
+        no faster together, and wait for each other no shorter. 0 where no such class is traced.
+        """
+        fewer = (tp for tp in range(candidate.tp - 1, 0, -1) if candidate.tp % tp == 0)
+        keys = (replace(_plain(candidate), tp=tp).trace_class for tp in fewer)
+        key = next((key for key in keys if key in self.traces), None)
+        if key is None:
+            return 0.0
+        times, layers = self._times(key, candidate.rows), self.traces[key].layers
+        layer, ends = (
+            busy * key.tp / candidate.tp + waited
+            for busy, waited in zip(times.busy, times.waited, strict=True)
+        )
+        seconds = candidate.accumulate * candidate.microbatches * (layers * layer + ends) / candidate.pp
+        return with_bubble(candidate, seconds)
 
     def peak(self, candidate: Candidate, part: float = 1.0) -> int:
         """The peak of memory, with this part of the activations."""

@@ -20,14 +20,16 @@ MIDDLE = 1
 @dataclass(frozen=True)
 class LayerTimes:
     """Seconds. `layer` is one equal layer, forward and backward; `first` what runs before the layers and `last` what runs behind
-    them, the loss too; `tail` is clipping and the optimizer, on the shards of the trace. `computed` are the seconds of products
-    and attention in a step, the model's own.
+    them, the loss too; `tail` is clipping and the optimizer, on the shards of the trace. `waited` are those in which collectives
+    over tp are waited for, of a layer and of what runs outside of the layers, and `busy` all others without the host's.
     """
 
     layer: tuple[float, float]
     first: tuple[float, float]
     last: tuple[float, float]
     tail: float
+    busy: tuple[float, float] = (0.0, 0.0)
+    waited: tuple[float, float] = (0.0, 0.0)
 
     @property
     def ends(self) -> float:
@@ -55,7 +57,8 @@ def layer_times(traced: ClassTrace, mesh: Mesh, machine: Machine, rows: int) -> 
     tail = replay([m for m in line if m.phase in ("clip", "optimizer") and isinstance(m, Operator)], prices)
     sums: dict[tuple[str, str], float] = {}
     before = _modules_before(traced, step)
-    ends: dict[tuple[str, str], float] = {}
+    busy: dict[str, float] = {}
+    waited: dict[str, float] = {}
     for span in done.spans:
         if span.queue not in (COMPUTE, WAIT):
             continue
@@ -68,12 +71,19 @@ def layer_times(traced: ClassTrace, mesh: Mesh, machine: Machine, rows: int) -> 
         phase = "backward" if span.phase == "backward" else "forward"
         key = phase, where
         sums[key] = sums.get(key, 0.0) + _seconds(span)
-        ends[key] = span.end
+        inside = "layer" if where == "layer" else "ends" if where != "another" else where
+        busy[inside] = busy.get(inside, 0.0) + (span.seconds if span.queue == COMPUTE else 0.0)
+        if span.axis != "host":
+            of_axis = waited if span.axis == "tp" else busy
+            of_axis[inside] = of_axis.get(inside, 0.0) + span.waited
 
     def both(where: str) -> tuple[float, float]:
         return sums.get(("forward", where), 0.0), sums.get(("backward", where), 0.0)
 
-    return LayerTimes(both("layer"), both("first"), both("last"), tail.seconds)
+    def apart(some: dict[str, float]) -> tuple[float, float]:
+        return some.get("layer", 0.0), some.get("ends", 0.0)
+
+    return LayerTimes(both("layer"), both("first"), both("last"), tail.seconds, apart(busy), apart(waited))
 
 
 def unit_bytes(traced: ClassTrace) -> UnitBytes:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parallelizer.compiler.observe.equal_layers import Run
+from parallelizer.language.plan import Plan
 from parallelizer.propose.search.candidate import WHOLE, Candidate
-from parallelizer.propose.search.setups import STREAM, checkpoint_rule, style_options
+from parallelizer.propose.search.setups import STREAM, added_rules, style_options
 
 WIDTH = 118
 """Columns of the comments."""
@@ -19,10 +20,17 @@ Given = Mapping[str, Any]
 
 
 def preset_text(
-    candidate: Candidate, given: Given, blocks: str | None, run: Run | None, said: Sequence[str] = ()
+    candidate: Candidate,
+    given: Given,
+    plan: Plan,
+    blocks: str | None,
+    run: Run | None,
+    said: Sequence[str] = (),
 ) -> str:
-    """The file: `said` as comments, then the keys in which the candidate differs from the preset `base`."""
-    keys = preset_keys(candidate, given, blocks, run)
+    """The file: `said` as comments, then the keys in which the candidate differs from the preset `base`. `plan` is the one that
+    the preset is for.
+    """
+    keys = preset_keys(candidate, given, plan, blocks, run)
     lines = [
         line
         for one in said
@@ -32,7 +40,9 @@ def preset_text(
     return "\n".join(lines) + "\n"
 
 
-def preset_keys(candidate: Candidate, given: Given, blocks: str | None, run: Run | None) -> dict[str, Any]:
+def preset_keys(
+    candidate: Candidate, given: Given, plan: Plan, blocks: str | None, run: Run | None
+) -> dict[str, Any]:
     """The keys of the preset in plain values."""
     keys: dict[str, Any] = {"mesh": {axis: size for axis, size in candidate.mesh.every.items() if size > 1}}
     if candidate.pp > 1:
@@ -48,9 +58,8 @@ def preset_keys(candidate: Candidate, given: Given, blocks: str | None, run: Run
     if options := style_options(candidate):
         keys["styles"] = options
     keys = _merged(dict(given), keys)
-    rule = checkpoint_rule(candidate, blocks, run)
-    if rule is not None:
-        keys["rules"] = [*keys.get("rules", ()), rule]
+    if rules := added_rules(candidate, plan, blocks, run):
+        keys["rules"] = [*keys.get("rules", ()), *rules]
     return keys
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.styles import STYLES
 from parallelizer.propose.search.bounds import (
@@ -45,7 +46,7 @@ TEN = 10
 SMALL = 3
 """Candidates that hold less than the best ten, and are dry-run for the page."""
 
-EFFORT = 300
+EFFORT = 150
 """Layers that the dry runs of the best candidates may step through in all; the first two are made in any case."""
 
 
@@ -97,7 +98,9 @@ class Search:
 
     def preset(self, task: SearchTask, candidate: Candidate, said: Sequence[str] = ()) -> str:
         """The preset file of a candidate, with comments."""
-        return preset_text(candidate, task.given, self.classes.blocks, self.run_of_layers, said)
+        return preset_text(
+            candidate, task.given, self.base.plan, self.classes.blocks, self.run_of_layers, said
+        )
 
     def run(self, task: SearchTask) -> SearchResult:
         """Search. After Ctrl-C `found` is not complete."""
@@ -119,7 +122,8 @@ class Search:
             return
         estimates = Estimates(task.machine, self.classes.traces)
         plain = [c for c in kept if c.cp == 1 and c.checkpoint == NO_CHECKPOINT]
-        self._take(plain, estimates, task)
+        for tp in sorted({c.tp for c in plain}):
+            self._take(self._worth_it([c for c in plain if c.tp == tp], estimates, task), estimates, task)
         rest: dict[Candidate, list[Candidate]] = {}
         for one in kept:
             if one.cp > 1 or one.checkpoint != NO_CHECKPOINT:
@@ -137,22 +141,21 @@ class Search:
         found.sort()
         self._refine(estimates, task)
         found.sort()
-        self._trace_best(task)
-        found.sort()
-        self._trace_small(task)
+        with SharedCalls() as shared:
+            self._trace_best(task, shared)
+            found.sort()
+            self._trace_small(task, shared)
 
     def _worth_it(self, some: Sequence[Candidate], estimates: Estimates, task: SearchTask) -> list[Candidate]:
-        """Without those that take longer than the best even if nothing is computed twice and no sequence is split, and those that
-        only split sequences that fit whole.
+        """Without those that a bound says are slower than the best: if nothing is computed twice, no sequence is split, and fewer
+        ranks share a product; and without those that only split sequences that fit whole.
         """
         limit, least = NEAR * self._best(task), self._least(estimates, task)
         left = []
         for one in some:
             # Estimates of recomputation err by a little; what cp adds is never less than nothing.
             if least(one) > (limit if one.cp == 1 else limit / NEAR):
-                self.found.pruned[
-                    "slower than the best by estimate, even without recomputation and split sequences"
-                ] += 1
+                self.found.pruned["slower than the best by the estimate of a simpler class"] += 1
                 continue
             whole = with_whole_sequences(one)
             if whole is not None and estimates.knows(whole):
@@ -176,7 +179,11 @@ class Search:
         rate = best_rate(task.machine, float8=float8)
 
         def least(one: Candidate) -> float:
-            floor = time_bound(one, flops, rate)
+            whole = with_whole_sequences(
+                one
+            )  # takes no longer, and its class may have been left out for its floor
+            floor = max(time_bound(one, flops, rate), estimates.floor(one))
+            floor = floor if whole is None else max(floor, estimates.floor(whole))
             bound = next((b for b in no_slower(one) if estimates.knows(b)), None)
             if bound is None:
                 return floor
@@ -197,7 +204,7 @@ class Search:
         # Of a layer under a checkpoint, a share may be as in the class without.
         keys |= {replace(c.trace_class, checkpoint=NO_CHECKPOINT) for c in some if c.share < 1}
         self.classes.trace(keys)
-        self.found.classes = len(self.classes.traces)
+        self.found.classes = self.classes.count
         refused = self.classes.refused
         self.found.excluded.update(refused[c.trace_class] for c in some if c.trace_class in refused)
         self._price([c for c in some if estimates.knows(c)], estimates, task)
@@ -238,7 +245,7 @@ class Search:
 
     # Truth
 
-    def _trace_best(self, task: SearchTask) -> None:
+    def _trace_best(self, task: SearchTask, shared: SharedCalls) -> None:
         """Dry-run the best, the next while the last is on its way."""
         found, spent, started = self.found, 0, 0
         near = [e for e in found.priced if e.peak <= SURE * task.memory]
@@ -262,10 +269,12 @@ class Search:
                 started, spent = started + 1, spent + cost
                 self.tell(f"dry run {started}: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
+                on_the_way.start(
+                    tracing_whole(task, self.model, price.candidate, text, check=True, shared=shared)
+                )
             on_the_way.finish_all()
 
-    def _trace_small(self, task: SearchTask) -> None:
+    def _trace_small(self, task: SearchTask, shared: SharedCalls) -> None:
         """For the page, dry-run some that hold less than all results, which no other beats in time and memory by estimate."""
         if not task.front or not self.found.results:
             return
@@ -282,7 +291,9 @@ class Search:
             for price in chosen:
                 self.tell(f"dry run for the page: {price.candidate.words()}")
                 text = self.preset(task, price.candidate)
-                on_the_way.start(tracing_whole(task, self.model, price.candidate, text, check=True))
+                on_the_way.start(
+                    tracing_whole(task, self.model, price.candidate, text, check=True, shared=shared)
+                )
             on_the_way.finish_all()
 
     def _judge(self, truth: TracedWhole | NotTraced, task: SearchTask) -> None:

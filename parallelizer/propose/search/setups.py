@@ -18,9 +18,9 @@ from parallelizer.diagnostics.diagnostic import Findings
 from parallelizer.language.fold import fold_paths
 from parallelizer.language.parse_rule import parse_rule_item
 from parallelizer.language.pipeline.settings import Pipeline
-from parallelizer.language.plan import EXPERT, REPLICATE, Option, StyleDefaults, full_name
+from parallelizer.language.plan import EXPERT, REPLICATE, Option, Plan, Rule, StyleDefaults, full_name
 from parallelizer.language.yaml_nodes import Scalar
-from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, SELECTIVE, WHOLE, Candidate
+from parallelizer.propose.search.candidate import FULL, NO_CHECKPOINT, NO_FLOAT8, SELECTIVE, WHOLE, Candidate
 from parallelizer.styles.application import Program
 
 STREAM = "stream"
@@ -38,6 +38,12 @@ def blocks_of(program: Program) -> str | None:
     return keys.most_common(1)[0][0] if keys else None
 
 
+def added_rules(candidate: Candidate, plan: Plan, blocks: str | None, run: Run | None) -> list[str]:
+    """The rules that the preset of a candidate adds to those of the plan."""
+    checkpoint = checkpoint_rule(candidate, blocks, run)
+    return [*precision_rules(candidate, plan), *([] if checkpoint is None else [checkpoint])]
+
+
 def checkpoint_rule(candidate: Candidate, blocks: str | None, run: Run | None) -> str | None:
     """The rule of a preset that checkpoints what the candidate does; None where that is nothing."""
     if candidate.checkpoint == NO_CHECKPOINT or blocks is None:
@@ -48,10 +54,29 @@ def checkpoint_rule(candidate: Candidate, blocks: str | None, run: Run | None) -
         [glob] = fold_paths(
             [run.join(f"{run.container}.*" if run.container else "*", i) for i in range(count)]
         )
-    if not glob[0].isalnum():
-        glob = json.dumps(glob)  # a star begins an alias of YAML's
     style = "checkpoint" if candidate.checkpoint == FULL else "{style: checkpoint, mode: selective}"
-    return f"{glob}: {style}"
+    return f"{_quoted(glob)}: {style}"
+
+
+def precision_rules(candidate: Candidate, plan: Plan) -> list[str]:
+    """The rules of a preset that give the modules that the plan has in float8 the candidate's recipe, or their own dtype."""
+    if not candidate.precision:
+        return []
+    style = (
+        "{none: precision}"
+        if candidate.precision == NO_FLOAT8
+        else f"{{style: float8, recipe: {candidate.precision}}}"
+    )
+    return [f"{_quoted(key)}: {style}" for key in dict.fromkeys(rule.key for rule in float8_rules(plan))]
+
+
+def float8_rules(plan: Plan) -> list[Rule]:
+    """The rules of a plan with the style `float8`."""
+    return [rule for rule in plan.rules if any(use.style == "float8" for use in rule.uses)]
+
+
+def _quoted(glob: str) -> str:
+    return glob if glob[0].isalnum() else json.dumps(glob)  # a star begins an alias of YAML's
 
 
 def style_options(candidate: Candidate) -> dict[str, dict[str, Any]]:
@@ -66,9 +91,8 @@ def style_options(candidate: Candidate) -> dict[str, dict[str, Any]]:
 
 def setup_of(base: Setup, candidate: Candidate, blocks: str | None, run: Run | None) -> Setup:
     """The base with the candidate's mesh and options."""
-    rule = checkpoint_rule(candidate, blocks, run)
     plan = base.plan
-    if rule is not None:
+    for rule in added_rules(candidate, base.plan, blocks, run):
         plan = plan.with_rules(parse_rule_item(Scalar(rule, False, NOWHERE), Findings()))
     if candidate.stream == WHOLE:
         plan = plan.with_layouts({STREAM: REPLICATE})

@@ -133,12 +133,13 @@ def _settings(mesh: Candidate, facts: SpaceFacts, within: Within) -> Iterator[Ca
                                 within.words("stream") if mesh.tp > 1 and facts.stream else (SPLIT,)
                             ):
                                 for method in within.words("cp.method") if mesh.cp > 1 else ("",):
-                                    yield Candidate(
-                                        mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, rows,
-                                        accumulate, parts // accumulate if mesh.pp > 1 else 1, schedule, stages,
-                                        reshard == "true", checkpoint, share, stream, method,
-                                        facts.balance if mesh.pp > 1 else (), ep=mesh.ep,
-                                    )  # fmt: skip
+                                    for precision in within.words("precision"):
+                                        yield Candidate(
+                                            mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, rows,
+                                            accumulate, parts // accumulate if mesh.pp > 1 else 1, schedule, stages,
+                                            reshard == "true", checkpoint, share, stream, method,
+                                            facts.balance if mesh.pp > 1 else (), ep=mesh.ep, precision=precision,
+                                        )  # fmt: skip
 
 
 def _accumulated(mesh: Candidate, parts: int, within: Within) -> list[int]:

@@ -16,8 +16,10 @@ from parallelizer.configuration.hardware_device import hardware_device
 from parallelizer.configuration.read_setup import from_config, from_overrides
 from parallelizer.configuration.setup import Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.language.plan import Plan
 from parallelizer.propose.search.candidate import Candidate
 from parallelizer.propose.search.preset import differing, run_overrides
+from parallelizer.propose.search.setups import float8_rules
 from parallelizer.propose.search.within import Within, read_within
 from parallelizer.report.capacity import COMFORTABLE
 from parallelizer.simulate.time.machine import Machine, machine_of
@@ -72,6 +74,8 @@ def read_task(
     gpus, rest = _gpus(rest)
     _refuse_preset(rest)
     base = from_overrides(rest, config_dir=config_dir, config_name=config_name)
+    if limits.sets("precision"):
+        _refuse_precision(base.plan)
     machine = machine_of(base.hardware)
     if machine is None:
         raise _mistake(
@@ -131,6 +135,29 @@ def _refuse_pipeline(given: Mapping[str, Any]) -> None:
                 f"parallel.pipeline.{key}={value} chooses what the search looks for",
                 "leave it out, or give the number of layers of each stage, as in parallel.pipeline.balance=[7,9]",
             )
+
+
+def _refuse_precision(plan: Plan) -> None:
+    """The rules of a plan with float8 name the modules whose precision is searched for, unless no preset can change them."""
+    rules = float8_rules(plan)
+    late = next((rule for rule in rules if rule.span.file.startswith("<override rules")), None)
+    if late is not None:
+        raise PlanError(
+            [
+                Diagnostic(
+                    "search-within",
+                    f"no preset can change the precision of {late.key}: a rule of the command line wins over it",
+                    late.span,
+                    "write the rule into the plan",
+                )
+            ]
+        )
+    if not rules:
+        raise _mistake(
+            "search-within",
+            "precision has a limit, and no rule of the plan has the style float8",
+            "name the linears in the plan, as in `layers.*.feed_forward.w[123]: float8`, or leave precision out",
+        )
 
 
 def _of_preset(override: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from parallelizer.child.children import WorldError
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
 from parallelizer.configuration.setup import Setup
 from parallelizer.configuration.step_time import step_time
@@ -62,10 +63,16 @@ def trace_whole(
 
 @contextmanager
 def tracing_whole(
-    task: SearchTask, model: nn.Module, candidate: Candidate, text: str, *, check: bool = False
+    task: SearchTask,
+    model: nn.Module,
+    candidate: Candidate,
+    text: str,
+    *,
+    check: bool = False,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], TracedWhole | NotTraced]]:
     """As `trace_whole`, while the body of the `with` runs. The function that is yielded waits for the dry run. With `check`, a
-    preset in which `validate` finds an error is not traced.
+    preset in which `validate` finds an error is not traced. Several candidates of one model may have `shared` calls.
     """
     with ExitStack() as stack:
         try:
@@ -75,10 +82,12 @@ def tracing_whole(
                 raise PlanError(program.diagnostics)
             traced: Callable[[], Trace]
             if check:
-                validation = stack.enter_context(validating(setup, program, model, classes=True))
+                validation = stack.enter_context(
+                    validating(setup, program, model, classes=True, shared=shared)
+                )
                 traced = functools.partial(_valid, validation)
             else:
-                traced = stack.enter_context(tracing_classes(program, model, setup.recipe()))
+                traced = stack.enter_context(tracing_classes(program, model, setup.recipe(), shared=shared))
         except PlanError as error:
             refused = NotTraced(candidate, reason(error.diagnostics))
             yield lambda: refused

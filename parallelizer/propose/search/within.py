@@ -9,6 +9,8 @@ from typing import Any
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
 from parallelizer.diagnostics.nearest import did_you_mean
 from parallelizer.language.pipeline.all_schedules import SCHEDULES
+from parallelizer.propose.search.candidate import NO_FLOAT8
+from parallelizer.styles.float8.recipes import TORCHAO_NAMES
 
 METHODS = ("all-gather", "ring", "ulysses", "ulysses-ring")
 
@@ -18,6 +20,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "stream": ("split", "whole"),
     "cp.method": METHODS,
     "reshard_after_forward": ("true", "false"),
+    "precision": (NO_FLOAT8, *TORCHAO_NAMES),
 }
 """The keys whose values are words."""
 
@@ -30,6 +33,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "pipeline.schedule": ("1f1b", "interleaved-1f1b", "zbv"),
     "stream": ("split",),
     "cp.method": ("",),
+    "precision": ("",),
 }
 """What is tried of a key's words without `--within`; of the others all."""
 

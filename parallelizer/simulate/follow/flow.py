@@ -152,19 +152,45 @@ def follow(
     run = longest_run(program, model) if fold else None
     if run is not None:
         program = shorten(program, model, run, SHORT)
-    rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
-    if program.stages is not None:
-        rows //= program.stages.pipeline.microbatches or 1
+    rows = _rows(program, workload)
     program = _without_data_axes(program)
     flow = FollowedStep(folded=run)
     step = _Step(program, model, flow)
     try:
-        step.run(workload, max(1, rows), loss)
+        step.run(workload, rows, loss)
     except PlanError:  # a loss of another form: that is no plan's fault
         raise
     except (Exception, SystemExit) as error:  # whatever torch, or the model, raises
         flow.failure = step.failure(error)
     return flow
+
+
+def followed_facts(program: Program, model: nn.Module, workload: Workload) -> object:
+    """What of a program and a workload the outcome of `follow` depends on, for one model and one loss: equal facts, equal
+    outcomes.
+    """
+    followed, rows = _without_data_axes(program), _rows(program, workload)
+    applied = [
+        (a.module, a.slot, a.style, a.axes, a.axis, a.options, a.params, a.buffers, a.packed, a.divided, a.arrives, a.stacked)
+        for a in followed
+    ]  # fmt: skip
+    sizes = followed.mesh.sizes, followed.mesh.ep, rows, workload.seq_len
+    return (
+        longest_run(program, model),
+        sizes,
+        workload.entries,
+        program.plan.layouts,
+        program.redistribute,
+        applied,
+    )
+
+
+def _rows(program: Program, workload: Workload) -> int:
+    """The sequences that a rank computes at once."""
+    rows = workload.batch_size // workload.accumulate // program.mesh.size(*BATCH_AXES)
+    if program.stages is not None:
+        rows //= program.stages.pipeline.microbatches or 1
+    return max(1, rows)
 
 
 class _Step:

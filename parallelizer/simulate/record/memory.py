@@ -88,11 +88,13 @@ _ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default, torch.op
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Follows storages of one device type while it is active; `adopt` those that exist before."""
+    """Follows storages of one device type while it is active; `adopt` those that exist before. With `learns_shapes` DTensor may
+    trace operators for the first time meanwhile, on tensors that are never allocated.
+    """
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, *, learns_shapes: bool = False) -> None:
         super().__init__()
-        self.running = running
+        self.running, self.learns_shapes = running, learns_shapes
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, tuple[Any, _Tracked]] = {}
@@ -144,8 +146,8 @@ class MemoryTracker(TorchDispatchMode):
         self.reached.done = True
         self._resized = self._resized or func._schema.is_mutable  # it may resize what it writes into
         name = func._schema.name.split("::")[1]
-        if name == "empty_strided" and torch_private.propagates_shapes():
-            return result
+        if (name == "empty_strided" or self.learns_shapes) and torch_private.propagates_shapes():
+            return result  # of tensors that are never allocated
         if name in ALIASING or self._accumulates(func, args, kwargs):
             self._alias(args[0], result)
             return result

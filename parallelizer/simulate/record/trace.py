@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallelizer import torch_private
 from parallelizer.child.children import Children, WorldError, in_children
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.compiler.observe.equal_layers import SHORT, Run, longest_run, shorten
 from parallelizer.compiler.observe.flex_attention import FlexAttention
 from parallelizer.compiler.observe.running_module import Running
@@ -149,19 +150,31 @@ def trace(program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, 
 
 @contextmanager
 def tracing(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe,
+    rank: int = 0,
+    *,
+    fold: bool = True,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Trace]]:
     """As `trace`, while the body of the `with` runs. The function that is yielded waits for the trace."""
-    with tracing_ranks(program, model, recipe, [rank], fold=fold) as traces:
+    with tracing_ranks(program, model, recipe, [rank], fold=fold, shared=shared) as traces:
         yield lambda: traces()[0]
 
 
 @contextmanager
 def tracing_ranks(
-    program: Program, model: nn.Module, recipe: Recipe, ranks: Sequence[int], *, fold: bool = True
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe,
+    ranks: Sequence[int],
+    *,
+    fold: bool = True,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], list[Trace]]]:
     """As `trace` for several ranks, side by side, while the body of the `with` runs. The function that is yielded waits for the
-    traces.
+    traces. With `shared` calls, traces of one model compare its layers once.
 
     Where equal layers turn out not to be periodic, the whole model is traced, and only as the first of the ranks: that
     may take long.
@@ -176,15 +189,23 @@ def tracing_ranks(
         calls: list[tuple[Any, ...]] = [
             (record_short, program, model, recipe, rank, run, keep) for rank, keep in each
         ]
-        return [*calls, (treated_alike, model, recipe.workload, run)]
+        return calls
 
-    with Children(whole(ranks) if run is None else short(run)) as children:
+    def compared(calls: SharedCalls, run: Run) -> Callable[[], bool]:
+        key = treated_alike, run, recipe.workload.seq_len, recipe.workload.entries
+        return calls.start(key, treated_alike, model, recipe.workload, run)
+
+    with (
+        SharedCalls() if shared is None else nullcontext(shared) as calls,
+        Children(whole(ranks) if run is None else short(run)) as children,
+    ):
+        alike = None if run is None else compared(calls, run)
 
         def finish() -> list[Trace]:
             try:
-                if run is None:
+                if run is None or alike is None:
                     return _traces(ranks, children.results())
-                folded = _folded(children, run, ranks)
+                folded = _folded(children, alike, run, ranks)
                 return folded or _traces(ranks[:1], in_children(whole(ranks[:1])))
             except WorldError as error:
                 raise broken_off(error) from error
@@ -208,11 +229,13 @@ def _traces(ranks: Sequence[int], recordings: Sequence[Recording]) -> list[Trace
     ]
 
 
-def _folded(children: Children, run: Run, ranks: Sequence[int]) -> list[Trace] | None:
+def _folded(
+    children: Children, alike: Callable[[], bool], run: Run, ranks: Sequence[int]
+) -> list[Trace] | None:
     """The traces by two short models each; None where they cannot stand for the whole one."""
     try:
-        *recordings, alike = children.results()
-        if not alike:
+        recordings = children.results()
+        if not alike():
             return None
         return [
             _stretched(short, longer, run, rank)
@@ -235,9 +258,12 @@ def record_stages(program: Program, model: nn.Module, recipe: Recipe, rank: int)
     return StagesTrace(rank, recording.stage_ranks, recording.lines)
 
 
-def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Recording:
+def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, warm: bool = True) -> Recording:
     """Run two steps in a fake world, which this process enters for good, and record the second, when
     optimizer states exist. Between them the loss is tried on a small batch and its parts.
+
+    Without `warm` the first step is recorded, in half of the time, with the optimizer's states made before it. The loss is not
+    tried, and what small products in 16 bits take on a CPU is not known.
     """
     warnings.filterwarnings("ignore", message=".* calls flex_attention, which")  # a real run says it
     enter_fake_world(program.mesh.world_size, rank)
@@ -252,7 +278,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     running = Running(model)
     seen = TriedLoss(recipe.loss)
     loss = seen.watched()
-    ledger, memory = Ledger(program, mesh, running), MemoryTracker(running)
+    ledger, memory = Ledger(program, mesh, running), MemoryTracker(running, learns_shapes=not warm)
     moves: list[Move] = []
     with fake:
         allocate(model, "cpu")
@@ -268,10 +294,14 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
         with FlexAttention(), attention_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
-            # One part makes the gradients and the optimizer's states, whatever their number.
-            train_step(model, parts[:1], loss, optimizer, recipe.clip)
-        refuse_other_than_sums(seen, recipe.workload, program.mesh)
-        memory.scratch.measure()
+            if warm:
+                # One part makes the gradients and the optimizer's states, whatever their number.
+                train_step(model, parts[:1], loss, optimizer, recipe.clip)
+            else:
+                _make_states(model, optimizer)
+        if warm:
+            refuse_other_than_sums(seen, recipe.workload, program.mesh)
+            memory.scratch.measure()
         _label(memory, model, optimizer)
         start = len(memory.events)
         line = ledger.operators = TimeLine(running, compiled)
@@ -319,6 +349,16 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int) -> Rec
     return Recording(
         tuple(lists[0]), before, tuple(lists[1]), tuple(lists[2]), stage_ranks, moments, lines, cuts
     )
+
+
+def _make_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Let FSDP and the optimizer make what they keep from the first step on. The gradients of it are freed again."""
+    torch_private.gather_once(torch_private.fsdp_modules(model))
+    for param in model.parameters():
+        if param.requires_grad:
+            param.grad = torch.empty_like(param)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def microbatch_and_forms(

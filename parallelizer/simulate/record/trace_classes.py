@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from parallelizer.child.children import Children, WorldError
+from parallelizer.child.shared_calls import SharedCalls
 from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.simulate.record.action_lines import pipeline_lines
 from parallelizer.simulate.record.pipeline_step import alike
@@ -46,9 +47,17 @@ def trace_classes(
 
 @contextmanager
 def tracing_classes(
-    program: Program, model: nn.Module, recipe: Recipe, rank: int = 0, *, fold: bool = True
+    program: Program,
+    model: nn.Module,
+    recipe: Recipe,
+    rank: int = 0,
+    *,
+    fold: bool = True,
+    shared: SharedCalls | None = None,
 ) -> Iterator[Callable[[], Trace]]:
-    """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace."""
+    """As `trace_classes`, while the body of the `with` runs. The function that is yielded waits for the trace. `shared` as in
+    `tracing_ranks`; of a pipeline nothing is shared.
+    """
     likeness = Likeness(program, model)
     if program.stages is not None:
         with _tracing_stages(program, model, recipe, rank, likeness) as traced:
@@ -56,7 +65,7 @@ def tracing_classes(
         return
     each = 1 if longest_run(program, model) is None or not fold else 2
     ranks = _chosen(likeness, rank, CHILDREN // each)
-    with tracing_ranks(program, model, recipe, ranks, fold=fold) as traces:
+    with tracing_ranks(program, model, recipe, ranks, fold=fold, shared=shared) as traces:
         yield lambda: _with_classes(traces(), program, model, likeness)
 
 
