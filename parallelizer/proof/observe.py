@@ -341,7 +341,10 @@ def _on_all_ranks(found: Tensors, params: Mapping[str, nn.Parameter], mesh: Devi
 
 def trained_names(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of a model by the names that they have in the whole model; of a model that is cut those of this rank."""
-    return dict(reversed(_copies(model)))
+    found: dict[str, nn.Parameter] = {}
+    for name, param in _copies(model):
+        found.setdefault(name, param)
+    return found
 
 
 def _copies(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -29,8 +29,10 @@ def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
             param.grad = gradient.redistribute(placements=param.placements)
 
 
-Axis = tuple[str, str]
-"""One axis of one mesh: its name, and that of its process group."""
+Axis = tuple[str, tuple[int, ...]]
+"""One axis of one mesh: its name, and the ranks of its process group. Not the group's own name: torch remembers what operators
+return, so a tensor may lie on an equal mesh of an earlier model of this process, whose groups have other names.
+"""
 
 
 def grad_norm(parameters: Iterable[torch.Tensor], stages: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -43,12 +45,13 @@ def grad_norm(parameters: Iterable[torch.Tensor], stages: dist.ProcessGroup | No
     """
     squares: dict[frozenset[Axis], list[torch.Tensor]] = {}
     groups: dict[Axis, dist.ProcessGroup] = {}
+    ranks_of: dict[str, tuple[int, ...]] = {}
     device: torch.device | None = None
     for param in parameters:
         gradient = param.grad
         if gradient is None and not isinstance(param, DTensor):
             continue
-        over = _sharding_groups(param if gradient is None else gradient)
+        over = _sharding_groups(param if gradient is None else gradient, ranks_of)
         if device is None and isinstance(param, DTensor):
             device = torch.device(param.device_mesh.device_type)
         groups.update(over)
@@ -79,8 +82,10 @@ def grad_norm(parameters: Iterable[torch.Tensor], stages: dist.ProcessGroup | No
     return total.sqrt()
 
 
-def _sharding_groups(tensor: torch.Tensor) -> dict[Axis, dist.ProcessGroup]:
-    """The groups over which a tensor's elements lie scattered."""
+def _sharding_groups(
+    tensor: torch.Tensor, ranks_of: dict[str, tuple[int, ...]]
+) -> dict[Axis, dist.ProcessGroup]:
+    """The groups over which a tensor's elements lie scattered. `ranks_of` keeps the ranks of each group, by its name."""
     if not isinstance(tensor, DTensor):
         return {}
     mesh = tensor.device_mesh
@@ -89,7 +94,9 @@ def _sharding_groups(tensor: torch.Tensor) -> dict[Axis, dist.ProcessGroup]:
     for i, placement in enumerate(tensor.placements):
         if not isinstance(placement, Replicate) and mesh.size(i) > 1:
             group = mesh.get_group(i)
-            groups[names[i], group.group_name] = group
+            if group.group_name not in ranks_of:
+                ranks_of[group.group_name] = tuple(dist.get_process_group_ranks(group))
+            groups[names[i], ranks_of[group.group_name]] = group
     return groups
 
 

@@ -163,3 +163,29 @@ def test_scaling_changes_gradients_in_place_and_keeps_their_dtype() -> None:
     assert all(
         p.grad is not None and p.grad.dtype == p.dtype and p.grad.tolist() == [0.5, 0.5] for p in params
     )
+
+
+def _norm_on_equal_meshes() -> tuple[float, int]:
+    """The norm of gradients on two equal meshes, whose groups have other names, and the all-reduces that it took."""
+    first, second = (
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")) for _ in "ab"
+    )
+    assert first == second
+    parameters = []
+    for mesh in (first, second):
+        param = nn.Parameter(distribute_tensor(torch.zeros(2), mesh, [Replicate(), Shard(0)]))
+        param.grad = distribute_tensor(torch.tensor([3.0, 4.0]), mesh, [Replicate(), Shard(0)])
+        parameters.append(param)
+    counted = []
+    right = dist.all_reduce
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", lambda *args, **kwargs: counted.append(right(*args, **kwargs)))
+        norm = grad_norm(parameters).item()
+    names = {mesh.get_group("dp_shard").group_name for mesh in (first, second)}
+    return norm, len(counted) if len(names) == 2 else 0
+
+
+@pytest.mark.ranks
+def test_equal_meshes_of_one_process_are_one() -> None:
+    for norm, collectives in run_ranks(_norm_on_equal_meshes, 4):
+        assert norm == pytest.approx(50**0.5) and collectives == 1

@@ -86,7 +86,7 @@ def test_of_many_classes_those_that_hold_most_are_traced(monkeypatch: pytest.Mon
 
     @contextmanager
     def ranks(
-        program: Any, model: Any, recipe: Any, ranks: Sequence[int], *, fold: bool
+        program: Any, model: Any, recipe: Any, ranks: Sequence[int], *, fold: bool, shared: None
     ) -> Iterator[Callable[[], list[Trace]]]:
         asked.append(list(ranks))
         yield lambda: [Trace(rank, (), Usage(rank + 1, "", "", {})) for rank in ranks]

@@ -65,12 +65,15 @@ def real(setup: Setup) -> tuple[list[Collective], int]:
 
 
 def stand_ins(program: Program, model: nn.Module, rank: int) -> int:
-    """The bytes of a number that a stage keeps between steps for each parameter of other stages: the dry run alone sees them."""
+    """The bytes of a number that a stage keeps between steps for each dtype and shape of parameters of other stages: the dry run
+    alone sees them.
+    """
     if program.stages is None:
         return 0
     stages, kept = program.stages, 0
     for stage in stages.on_rank(rank):
-        kept += sum(p.itemsize for n, p in model.named_parameters() if stage not in stages.copies(n))
+        others = [p for n, p in model.named_parameters() if stage not in stages.copies(n)]
+        kept += sum(dtype.itemsize for dtype, _ in {(p.dtype, p.shape) for p in others})
     return kept
 
 

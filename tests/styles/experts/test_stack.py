@@ -140,7 +140,7 @@ class Uneven(Loop):
         (
             f"{PLAIN}\n  inner.experts.experts: {{style: float8, recipe: rowwise}}",
             lambda: Mixture(Loop()),
-            "float8 is for nn.Linear, and inner.experts.experts is a ExpertList",
+            "inner.experts.experts is of the class ExpertList",
             "leave it out of the glob",
         ),
         ("inner: experts", Looped, "has no parameter 'hidden_states'", "divided into a router and experts"),
