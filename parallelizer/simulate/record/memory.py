@@ -1,8 +1,8 @@
 """Every allocation of a step: what lives when, of which kind, and where the peak lies.
 
 Storages are followed from the operator that made them to their end. FSDP resizes the storages of gathered
-parameters without an operator; behind a resize those few are looked at before the next operator, so that they are freed
-before anything else is allocated.
+parameters without an operator; those few are looked at before each operator, so that they are freed before
+anything else is allocated.
 """
 
 from __future__ import annotations
@@ -100,30 +100,8 @@ class MemoryTracker(TorchDispatchMode):
         self.resizable: dict[int, tuple[Any, _Tracked]] = {}
         self.scratch = Scratch()
         self.reached = Reached()
-        self._resized = False
-        self._shadowed: list[Any] = []
         self.dispatched: Callable[[], None] = lambda: None
         """Called for each operator on tensors that are made of others, DTensors say. Modes around this one do not see it."""
-
-    def __enter__(self) -> MemoryTracker:
-        self._shadowed.append(vars(torch.UntypedStorage).get("resize_"))
-        resize = torch.UntypedStorage.resize_
-
-        def noticed(storage: Any, size: int) -> Any:
-            self._resized = True
-            return resize(storage, size)
-
-        torch.UntypedStorage.resize_ = noticed  # type: ignore[assignment]
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        shadowed = self._shadowed.pop()
-        if shadowed is None:
-            del torch.UntypedStorage.resize_
-        else:
-            torch.UntypedStorage.resize_ = shadowed  # type: ignore[method-assign]
 
     def adopt(self, tensors: Iterable[torch.Tensor], category: str) -> None:
         """Count tensors as of a category: new ones as allocated now, known ones relabelled."""
@@ -135,8 +113,7 @@ class MemoryTracker(TorchDispatchMode):
         if any(map(torch_private.is_made_of_tensors, types)):
             self.dispatched()
             return NotImplemented
-        if self._resized:
-            self._poll()
+        self._poll()
         if func is _DEVICE and types:
             return types[0].__torch_dispatch__(func, types, args)
         kwargs = kwargs or {}
@@ -144,7 +121,6 @@ class MemoryTracker(TorchDispatchMode):
             self.reached = Reached(str(func), False, phase.current(), self.running.current)
         result = func(*args, **kwargs)
         self.reached.done = True
-        self._resized = self._resized or func._schema.is_mutable  # it may resize what it writes into
         name = func._schema.name.split("::")[1]
         if (name == "empty_strided" or self.learns_shapes) and torch_private.propagates_shapes():
             return result  # of tensors that are never allocated
@@ -232,10 +208,12 @@ class MemoryTracker(TorchDispatchMode):
         )
 
     def _poll(self) -> None:
-        """Notice storages that were resized since the last look."""
-        self._resized = False
+        """Notice storages that were resized since the last operator."""
         gone = []
-        for key, (reference, tracked) in self.resizable.items():
+        for key, (
+            reference,
+            tracked,
+        ) in self.resizable.items():  # before every operator, so as little as possible
             storage = reference()
             if storage is None:
                 gone.append(key)
