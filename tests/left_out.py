@@ -368,7 +368,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
     # Real ranks send what is planned in tests/simulate/record/test_pipeline_step.py.
     "tests/report/rows/test_messages.py": ("test_the_bytes_of_messages_are_those_of_the_residual_stream",),
-    # Patches, experts and rows that kernels take stay.
+    # Experts, an encoder and rows that kernels take stay.
     "tests/simulate/checks/test_float8_rows.py": (
         "test_options_under_which_the_rows_do_not_matter",
         "test_patches_and_a_class_token_are_no_sequence[cuda-fsdp2-195]",
@@ -381,7 +381,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "tests/simulate/record/test_cuda_attention.py": (
         "test_grouped_heads_hold_their_scores_on_cuda_in_float32_alone",
     ),
-    # Ranks of a mesh and of a pipeline stay.
+    # A rank under ring attention, compared with real ranks, stays.
     "tests/simulate/rehearse/test_rehearse.py": (
         "test_every_rank_of_a_pipeline_has_the_memory_and_collectives_that_were_planned[1f1b]",
         "test_the_last_of_many_ranks_has_finite_values_that_are_its_own",
@@ -389,7 +389,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     ),
     # One side is planned for it in the same file.
     "tests/configuration/test_hardware_device.py": ("test_both_sides_of_a_comparison_are_planned_for_it",),
-    # One rank, and the links of a GPU, stay.
+    # The links of a GPU stay.
     "tests/configuration/test_step_time.py": (
         "test_the_computation_is_stretched_and_the_links_are_not",
         "test_one_rank_alone_takes_what_it_was_seen_to_take",
@@ -407,7 +407,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
         "test_another_routing_sends_other_bytes",
         "test_fsdp_gathers_experts_before_tokens_travel[dp_shard=4 ep=2]",
     ),
-    # A sibling that is left out stays.
+    # Another sibling that is left out stays.
     "tests/simulate/checks/test_left_out.py": (
         "test_a_sibling_that_is_left_out_is_told_at_the_glob[attention.w[qkv]-attention.w[kv]-attention.wq-attention.{wk,wv}]",
         "test_the_same_module_of_another_layer_comes_before_a_sibling",
@@ -426,16 +426,16 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "tests/compiler/observe/test_flex_attention.py": (
         "test_flex_attention_that_no_rule_names_is_said_to_see_local_rows",
     ),
-    # Other sizes stay.
+    # The other size stays.
     "tests/simulate/checks/test_fused_features.py": (
         "test_a_fused_projection_that_is_not_packed_is_named[2]",
     ),
-    # nanoGPT and minGPT stay.
+    # minGPT stays.
     "tests/propose/from_forward/test_as_written.py": (
         "test_nanogpt_counts_its_heads_by_the_width_of_its_input",
         "test_attention_with_a_bias_and_experts_in_a_list_are_split_and_proven[experts in a list]",
     ),
-    # What each aim finds stays.
+    # The aims `memory` and `time` stay.
     "tests/propose/search/test_aims.py": (
         "test_without_a_price_the_key_is_named",
         "test_for_cost_kinds_and_numbers_of_gpus_are_compared",
