@@ -83,10 +83,12 @@ class Architecture:
 
     @staticmethod
     def of(kind: str) -> Architecture:
-        """Raises PlanError for one that cannot be configured, built or run."""
+        """Raises PlanError for one that cannot be configured, built or run, ValueError for one whose tiny form has no experts."""
         sizes = [f"train.batch_size={ROWS}", f"train.seq_len={LENGTH}"]
         setup = from_config(*compose_config(["model=hf", mixtures.override(kind), *sizes]), planless=True)
         model = setup.build_model()
+        if not read_ep_plan(model):  # all of its layers are dense, and a proof would say nothing
+            raise ValueError("its tiny form has no experts")
         imported = import_plan(setup, model)
         lines, split = list(split_rules(model)), None
         if lines:
@@ -195,6 +197,8 @@ def _proven(kind: str, columns: Sequence[Column]) -> Iterator[ExpertCell]:
         reason = _first(error)
     except WorldError as error:
         reason = str(error).strip().splitlines()[-1]
+    except ValueError as error:
+        reason = str(error)
     else:
         yield from (prove(column, kind, architecture) for column in columns)
         return

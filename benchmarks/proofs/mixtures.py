@@ -64,6 +64,8 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         ),
         _LATENT,
     ),
+    "beam": {"mlp_layer_types": ["dense", "sparse"]},
+    "flint": {"mlp_only_layers": [0]},
     "gemma4_text": {
         "head_dim": None,
         "enable_moe_block": True,
@@ -71,12 +73,12 @@ MORE: Mapping[str, Mapping[str, Any]] = {
         "vocab_size_per_layer_input": 256,
     },
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "qwen3_5_moe_text": _LINEAR,
     "qwen3_next": _LINEAR,
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What single architectures need beside `SIZES`; None leaves a setting out."""
+"""What single architectures need beside `SIZES`, so that they have experts among others; None leaves a setting out."""
 
 
 DRAWN = {

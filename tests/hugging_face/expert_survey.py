@@ -18,7 +18,7 @@ from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.language.plan import Mesh
 from parallelizer.propose.from_transformers.imported import parsed
 from parallelizer.propose.from_transformers.proposal import propose
-from parallelizer.propose.from_transformers.tp_plan import with_wildcards
+from parallelizer.propose.from_transformers.tp_plan import read_ep_plan, with_wildcards
 from parallelizer.propose.from_transformers.write_plan import write_plan
 from tests.hugging_face.families import Family, families
 from tests.hugging_face.placements import TP, Piece, ours, theirs_of_experts
@@ -65,6 +65,9 @@ def outcome(some: Sequence[Family], rank: int) -> list[tuple[str, str]]:
     found = []
     for family in some:
         model = with_experts(family)
+        if not read_ep_plan(model):
+            found.append((family.config.__name__, "the model has no experts"))
+            continue
         try:
             dense = family.config.__name__ in DENSE
             mine = imported_over_tp(model, rank) if dense else imported(model, rank)

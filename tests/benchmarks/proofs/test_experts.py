@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from benchmarks.proofs import mixtures
 from benchmarks.proofs.__main__ import main
 from benchmarks.proofs.experts import COLUMNS, Architecture, ExpertCell, markdown, prove, summary
 from benchmarks.proofs.mixtures import architectures, override, settings
+from parallelizer.configuration.compose import compose_config
+from parallelizer.configuration.read_setup import from_config
+from parallelizer.propose.from_transformers.tp_plan import read_ep_plan
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
@@ -38,6 +43,25 @@ def test_experts_of_a_split_stream_differ_without_the_sums_of_the_router() -> No
     planted = dataclasses.replace(architecture, split=dataclasses.replace(architecture.split, rules=rules))
     cell = prove(column, kind, planted)
     assert not cell.passed and "gate" in cell.reason
+
+
+def test_a_tiny_form_without_experts_is_not_proven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(mixtures, "MORE", {"lfm2_moe": {"layer_types": ["conv", "full_attention"]}})
+    assert main(["experts", "--only", "lfm2_moe", "--cells", str(tmp_path / "cells")]) == 1
+    found = [json.loads(line) for line in (tmp_path / "cells").read_text().splitlines()]
+    assert {cell["reason"] for cell in found} == {"its tiny form has no experts"}
+    assert not any(cell["passed"] for cell in found)
+
+
+@pytest.mark.slow  # it builds a model of every configuration of transformers
+def test_every_tiny_form_has_experts() -> None:
+    kinds = [kind for kind, reason in architectures().items() if not reason]
+    built = {kind: _built(kind) for kind in kinds}
+    assert [kind for kind, model in built.items() if not read_ep_plan(model)] == []
+
+
+def _built(kind: str) -> nn.Module:
+    return from_config(*compose_config(["model=hf", override(kind)]), planless=True).build_model()
 
 
 @pytest.mark.slow  # it imports every configuration of transformers
