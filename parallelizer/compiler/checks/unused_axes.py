@@ -16,7 +16,8 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
     """Model axes (`tp_outer`, `tp`) and `cp` need a style that stands on them; the data axes are used by the batch. A mesh with
     `pp` and no rule of `stage` was refused before.
     """
-    if state.mesh.ep > 1 and not any(a.slot == "experts" for a in state.applications):
+    shared_out = state.mesh.ep > 1 and any(a.slot == "experts" for a in state.applications)
+    if state.mesh.ep > 1 and not shared_out:
         yield Diagnostic(
             "unused-axis",
             f"no rule uses ep={state.mesh.ep}: no module has its experts shared out",
@@ -28,6 +29,8 @@ def unused_axes(state: Compilation) -> Iterator[Diagnostic]:
     for axis in AXES:
         size = state.mesh.sizes[axis]
         if size == 1 or axis in used or axis in ("dp_replicate", "dp_shard"):
+            continue
+        if axis == "tp" and shared_out:  # ep takes its ranks first: they share out tokens and experts
             continue
         if axis == "cp" and state.plan.batch:  # every rank has its part of the tokens
             continue

@@ -160,6 +160,12 @@ def test_an_ep_that_no_rule_uses_is_found() -> None:
     assert found.code == "unused-axis" and "ep=2" in found.message
 
 
+def test_an_axis_whose_ranks_share_experts_out_is_used() -> None:
+    mesh = mesh_of(tp=2, ep=2)
+    assert "unused-axis" not in {f.code for f in findings(text(PLAIN), around(Mixture), mesh)}
+    assert "unused-axis" in {f.code for f in findings('rules: {"": fsdp}', around(Mixture), mesh_of(tp=2))}
+
+
 @pytest.mark.parametrize(("module", "names"), [(Stacked(), ("num_experts",)), (Batched(), ())])
 def test_attributes_that_count_experts(module: Any, names: tuple[str, ...]) -> None:
     assert counting_attributes(module, 4) == names
