@@ -8,6 +8,7 @@ from typing import Any
 
 from parallelizer.configuration.reading import Reading
 from parallelizer.diagnostics.diagnostic import quoted
+from parallelizer.language.plan import Mesh
 from parallelizer.language.routing import BALANCED, ROUTINGS, Routing
 
 KEY = "parallel.routing"
@@ -15,8 +16,8 @@ KEY = "parallel.routing"
 HELP = "write balanced, worst, {skew: 1.3} (the busiest rank over the mean), or the path of a file that a run wrote"
 
 
-def read_routing(reading: Reading) -> Routing:
-    """The routing; a mistake is reported."""
+def read_routing(reading: Reading, mesh: Mesh) -> Routing:
+    """The routing on a mesh; a mistake is reported."""
     value = reading.get(KEY, ROUTINGS[0])
     if value is None or value == "balanced":
         return BALANCED
@@ -25,6 +26,14 @@ def read_routing(reading: Reading) -> Routing:
     if isinstance(value, dict) and list(value) == ["skew"]:
         skew = value["skew"]
         if isinstance(skew, int | float) and not isinstance(skew, bool) and skew >= 1:
+            if 1 < mesh.ep < skew:
+                most = f"skew is {skew:g}, and the busiest of ep={mesh.ep} ranks gets at most {mesh.ep} times the mean"
+                reading.error(
+                    "unknown-value",
+                    most,
+                    f"{KEY}.skew",
+                    "write `routing: worst` if all tokens go to one rank",
+                )
             return Routing(skew=float(skew))
         reading.error("wrong-type", f"skew is {quoted(str(skew))}", f"{KEY}.skew", "a number from 1")
         return BALANCED
@@ -42,7 +51,7 @@ def _of_file(reading: Reading, name: str) -> Routing:
         )
         return BALANCED
     try:
-        return Routing(counted=_counts(json.loads(path.read_text())))
+        return Routing(counted=_counts(json.loads(path.read_text())), file=name, span=reading.span(KEY))
     except (OSError, ValueError) as error:
         message = f"{name} has no counts of experts: {error}"
         reading.error(

@@ -69,7 +69,7 @@ def from_config(
     optim, hardware = reading.get("optim"), reading.get("hardware")
     clip = _clip(reading)
     redistribute = _redistribute(reading)
-    routing = read_routing(reading)
+    routing = read_routing(reading, mesh)
     share = _max_unsharded(reading)
     _check(reading)
     if reading.findings.items or plan is None or workload is None:

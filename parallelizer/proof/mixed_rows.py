@@ -3,7 +3,8 @@
 On data axes every rank has its own rows, so that a mean over the batch, a sort of its rows or a product of rows with rows has
 another result there. The model is run twice; the second time half of the rows are exchanged for others. The first operator
 whose result for the other half changes mixes rows. Each half is exchanged: a first row that all rows are compared with changes
-no rows before it.
+no rows before it. A forward whose output for the other half does not change has mixed nothing, whatever it did in between:
+experts sort the tokens of all rows.
 """
 
 from __future__ import annotations
@@ -27,27 +28,42 @@ from parallelizer.runtime.step import Batch, outcome_for_loss
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
 
-def mixed_at(subject: Subject, seed: int = 0) -> Span | None:
-    """The line of the user's code where rows of a batch first have to do with each other; None where none is found."""
+def mixed_at(subject: Subject, seed: int = 0, *, with_loss: bool = True) -> Span | None:
+    """The line of the user's code where rows of a batch first have to do with each other; None where none is found, and for a
+    model that draws random numbers. Without `with_loss`, lines of the loss are left out.
+    """
     try:
-        (found,) = in_children([(_mixed_at, subject, seed)])
+        (found,) = in_children([(_mixed_at, subject, seed, with_loss)])
     except WorldError:
         return None
     span: Span | None = found
     return span
 
 
-def _mixed_at(subject: Subject, seed: int) -> Span | None:
+def _mixed_at(subject: Subject, seed: int, with_loss: bool) -> Span | None:
     batch, other = _lifted(subject.batch(seed)), _lifted(subject.batch(seed + 1))
     half = subject.rows // 2
     with default_dtype(torch.float64):
         whole = filled(subject, seed, torch.float64)
+        if _draws(whole, batch):
+            return None
         for kept in (slice(0, half), slice(half, subject.rows)):
             changed = {k: _with_rows(other[k], v, kept) if has_rows(k, v, subject.plan, subject.rows) else v
                        for k, v in batch.items()}  # fmt: skip
-            if (span := _changed_at(subject, copy.deepcopy(whole), batch, changed, kept)) is not None:
+            span = _changed_at(subject, copy.deepcopy(whole), batch, changed, kept, with_loss)
+            if span is not None:
                 return span
     return None
+
+
+def _draws(model: nn.Module, batch: Batch) -> bool:
+    """Whether two runs with other random numbers have other outputs."""
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        with torch.no_grad(), Float64():
+            made.append(_tensors(outcome_for_loss(copy.deepcopy(model), batch)))
+    return not all(map(_equal, *made))
 
 
 def _lifted(batch: Batch) -> Batch:
@@ -62,28 +78,44 @@ def _with_rows(tensor: torch.Tensor, other: torch.Tensor, rows: slice) -> torch.
     return result
 
 
-def _changed_at(subject: Subject, model: nn.Module, batch: Batch, changed: Batch, kept: slice) -> Span | None:
+def _changed_at(
+    subject: Subject, model: nn.Module, batch: Batch, changed: Batch, kept: slice, with_loss: bool
+) -> Span | None:
     """The line whose result for the rows that two batches share is not the same."""
-    seen: list[tuple[str, list[torch.Tensor]]] = []
+    seen: tuple[list[_Seen], list[_Seen]] = [], []
+    outputs: list[list[torch.Tensor]] = []
     for one, copied in ((batch, copy.deepcopy(model)), (changed, model)):
-        watch = _Rows(subject.rows, kept, seen, first=one is batch)
-        with torch.no_grad(), Float64(), watch:
-            output = outcome_for_loss(copied, one)
-            watch.in_loss = True
-            if watch.mixed is None:
-                loss_sums(subject.loss, output, one)
-    return watch.mixed
+        forward, loss = (
+            _Rows(subject.rows, kept, done, first=one is batch, in_loss=bool(place))
+            for place, done in enumerate(seen)
+        )
+        with torch.no_grad(), Float64():
+            with forward:
+                output = outcome_for_loss(copied, one)
+            outputs.append(_tensors(output))
+            if with_loss:
+                with loss:
+                    loss_sums(subject.loss, output, one)
+    if all(map(forward.alike, *outputs)):
+        return loss.mixed
+    return forward.mixed
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    return [t.detach().clone() for t in tree_leaves(output) if isinstance(t, torch.Tensor)]
+
+
+_Seen = tuple[str, list[torch.Tensor]]
+"""An operator, and what it returned."""
 
 
 class _Rows(TorchDispatchMode):
     """Keeps what every operator returns in a first run, and compares with it in the second."""
 
-    def __init__(
-        self, rows: int, kept: slice, seen: list[tuple[str, list[torch.Tensor]]], *, first: bool
-    ) -> None:
+    def __init__(self, rows: int, kept: slice, seen: list[_Seen], *, first: bool, in_loss: bool) -> None:
         super().__init__()
-        self.rows, self.kept, self.seen, self.first = rows, kept, seen, first
-        self.count, self.in_loss = 0, False
+        self.rows, self.kept, self.seen, self.first, self.in_loss = rows, kept, seen, first, in_loss
+        self.count = 0
         self.mixed: Span | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,12 +129,12 @@ class _Rows(TorchDispatchMode):
             name, before = self.seen[self.count]
             if name != str(func) or [t.shape for t in before] != [t.shape for t in tensors]:
                 self.mixed = written_here(within=children.__file__)  # another course is taken
-            elif any(not self._alike(a, b) for a, b in zip(before, tensors, strict=True)):
+            elif any(not self.alike(a, b) for a, b in zip(before, tensors, strict=True)):
                 self.mixed = written_here(within=children.__file__)
         self.count += 1
         return result
 
-    def _alike(self, before: torch.Tensor, now: torch.Tensor) -> bool:
+    def alike(self, before: torch.Tensor, now: torch.Tensor) -> bool:
         """Whether the rows that were not exchanged are as they were, along whatever dimension counts rows."""
         if now.ndim == 0 and self.in_loss:
             return True  # a loss is a sum over rows; whether its sums add up, validation has seen

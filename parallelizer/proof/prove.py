@@ -116,7 +116,9 @@ def prove_subject(
             alone = broken[axes[-1]]
             proof = dataclasses.replace(proof, divergence=alone.divergence, unequal=alone.unequal)
     if set(axes) <= {*BATCH_AXES, "pp"}:  # a data rank has some of the rows, and so has a microbatch
-        proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed))
+        # Where a forward differs first, the loss behind it is not to blame.
+        in_loss = proof.divergence is None or proof.divergence.phase != "forward"
+        proof = dataclasses.replace(proof, mixed_rows=mixed_at(subject, seed, with_loss=in_loss))
     return proof
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from parallelizer.configuration.setup import Setup
 from parallelizer.language.pipeline.settings import Pipeline
 from parallelizer.language.plan import BATCH_AXES, Mesh
+from parallelizer.language.routing import BALANCED
 from parallelizer.language.workload import Workload
 from parallelizer.proof.subject import Subject
 from parallelizer.proof.tiny_layers import merged, with_every_kind, with_stages
@@ -83,7 +84,9 @@ def shrink(
     changes += [f"{layer} left out, no layer of the small model does the same" for layer in lost]
     rules = tuple(dataclasses.replace(rule, optional=True) for rule in setup.plan.rules)
     plan = dataclasses.replace(setup.plan, rules=rules)
-    made = dataclasses.replace(setup, plan=plan, mesh=mesh, model=small, workload=workload, pipeline=pipeline)
+    made = dataclasses.replace(
+        setup, plan=plan, mesh=mesh, model=small, workload=workload, pipeline=pipeline, routing=BALANCED
+    )
     return made, tuple(changes)
 
 

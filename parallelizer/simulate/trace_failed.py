@@ -16,6 +16,7 @@ from parallelizer.compiler.observe.running_module import Running
 from parallelizer.compiler.observe.users_code import written_at
 from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Related
 from parallelizer.simulate.cast_misused import cast_misused
+from parallelizer.simulate.experts_misused import experts_misused
 from parallelizer.simulate.fake_world import remedy
 from parallelizer.simulate.follow.flow import StepFailure
 from parallelizer.simulate.places import Places
@@ -87,7 +88,8 @@ def _model_failed(failure: StepFailure, places: Places) -> Diagnostic:
 
 def _diagnostic(error: BaseException, program: Program, running: Running, reached: Reached) -> Diagnostic:
     module = running.failed_with(error) or reached.module
-    if (misused := cast_misused(error, program, module)) is not None:
+    misused = cast_misused(error, program, module) or experts_misused(error, program, module)
+    if misused is not None:
         return misused
     where = module or _PLACES.get(reached.phase, "the root")
     if module and reached.phase == "backward":

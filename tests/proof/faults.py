@@ -210,11 +210,12 @@ def _bias_again(model: nn.Module) -> None:
     down.register_forward_hook(lambda module, args, output: output + local.detach() + 1)
 
 
-def _everything_sharded(right: Faulty, tensor: torch.Tensor) -> Any:
+def _everything_sharded(right: Faulty, tensor: torch.Tensor, ranks_of: dict[str, tuple[int, ...]]) -> Any:
     if not isinstance(tensor, DTensor):
-        return right(tensor)
+        return right(tensor, ranks_of)
     groups = tensor.device_mesh.get_all_groups()
-    return {(str(i), group.group_name): group for i, group in enumerate(groups) if group.size() > 1}
+    ranks = [tuple(dist.get_process_group_ranks(group)) for group in groups]
+    return {(str(i), ranks[i]): group for i, group in enumerate(groups) if group.size() > 1}
 
 
 def _times_ep(model: nn.Module) -> None:
@@ -223,9 +224,9 @@ def _times_ep(model: nn.Module) -> None:
             param.register_hook(lambda gradient: gradient * 2)
 
 
-def _experts_of_every_rank(right: Faulty, tensor: torch.Tensor) -> Any:
+def _experts_of_every_rank(right: Faulty, *args: Any) -> Any:
     """What `ep` shares out counts as whole."""
-    return {axis: group for axis, group in right(tensor).items() if axis[0] != "ep"}
+    return {axis: group for axis, group in right(*args).items() if axis[0] != "ep"}
 
 
 def _own_number_shifted(right: Faulty, *args: Any) -> Any:

@@ -72,6 +72,28 @@ def test_rows_that_have_nothing_to_do_with_each_other_are_mixed_nowhere() -> Non
     assert mixed_at(dataclasses.replace(subjects.mlp({"dp_shard": 2}), build=lambda: Rows(by_row))) is None
 
 
+def sorted_and_back(x: Tensor) -> Tensor:
+    rows = x.flatten(0, 1)
+    order = rows[:, 0].argsort()
+    return torch.zeros_like(rows).index_copy(0, order, rows[order]).view_as(x)
+
+
+def in_parts(x: Tensor) -> Tensor:
+    result = torch.zeros_like(x)
+    for part in (x[..., 0] > 0, x[..., 0] <= 0):
+        result[part] = x[part] * 2
+    return result
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5) - x.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("mix", [sorted_and_back, in_parts, dropped])
+def test_rows_whose_outputs_do_not_change_are_not_mixed(mix: Callable[[Tensor], Tensor]) -> None:
+    assert mixed_at(dataclasses.replace(subjects.mlp({"dp_shard": 2}), build=lambda: Rows(mix))) is None
+
+
 def contrastive(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     whole = output.mean(1)
     scores = whole @ whole.T  # here
@@ -82,3 +104,8 @@ def contrastive(output: Tensor, batch: Mapping[str, Tensor]) -> tuple[Tensor, Te
 def test_a_line_of_the_loss_is_found() -> None:
     span = mixed_at(dataclasses.replace(subjects.mlp({"dp_shard": 2}), loss=contrastive))
     assert span is not None and span.line == line_of(contrastive)
+
+
+def test_a_line_of_the_loss_is_not_asked_for_where_a_forward_differs() -> None:
+    subject = dataclasses.replace(subjects.mlp({"dp_shard": 2}), loss=contrastive)
+    assert mixed_at(subject, with_loss=False) is None

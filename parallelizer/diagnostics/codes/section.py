@@ -44,7 +44,7 @@ _LABEL = re.compile(r"`([\w./]+)`:")
 _ELIDED = re.compile(
     r"(?P<head>.*?)(?P<first>\d+)(?P<tail>.*)\n *# \.\.\.\n(?P=head)(?P<last>\d+)(?P=tail)\n"
 )
-_LANGUAGES = {"yaml": "yaml", "py": "python", "csv": "csv"}
+_LANGUAGES = {"yaml": "yaml", "py": "python", "csv": "csv", "json": "json"}
 
 
 class MalformedSection(ValueError):

@@ -16,6 +16,9 @@ from parallelizer.simulate.whole_numbers import IN_PLACE, QUOTED_ROOT, advised
 
 FAILS_HERE = "it fails here"
 
+OWN_WORDS = ("ContextParallelError", "ExpertsError")
+"""The runtime's own refusals."""
+
 
 def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     """A step that raises under the plan: where, at which operator, and what that was given. Sizes that the forward reads
@@ -42,7 +45,7 @@ def does_not_run(followed: Followed) -> Iterator[Diagnostic]:
     if failure.span is not None:
         related = (Related(failure.span, FAILS_HERE), *related)
     # A refusal of the runtime's own says what it is about; the operator before it has nothing to do with it.
-    own_words = failure.error == "ContextParallelError"
+    own_words = failure.error in OWN_WORDS
     at = "" if own_words or not failure.computes else f" at {failure.operator}"
     yield Diagnostic(
         "does-not-run",

@@ -24,6 +24,10 @@ from parallelizer.styles.wrap_forward import wrap_forward
 Tensor = torch.Tensor
 
 
+class ExpertsError(RuntimeError):
+    """A module of experts was given something else than tokens, the numbers of their experts, and weights."""
+
+
 def share_out(
     module: nn.Module,
     mesh: DeviceMesh,
@@ -42,7 +46,8 @@ def share_out(
     `names` are the arguments with the tokens [..., features], their experts [..., k] and the weights [..., k]; `attributes`
     have the number of experts, which forward sees divided. `over` are the ranks of tp, and `layout` says how tokens lie over
     them (`stream.LAYOUTS`); `dispatch` is all-to-all or all-gather. The module's
-    forward must take any number of tokens with k = 1, and compute each by itself.
+    forward must take any number of tokens with k = 1, and compute each by itself. It raises ExpertsError for arguments that
+    have other dtypes or sizes.
     """
     signature = inspect.signature(module.forward)
     streams = {} if over is None else {kind: Stream(over, kind) for kind in (layout, "equal")}
@@ -67,6 +72,7 @@ def share_out(
             return made.view(rows.size(0), -1)
 
         flat = [border.local(t) for t in (tokens, ids, weights)]
+        _check(names, *flat)
         shape = flat[0].shape
         x, e, w = (t.reshape(-1, t.shape[-1]) for t in flat)
         length = x.size(0)
@@ -78,6 +84,26 @@ def share_out(
         return border.back(result.view(*shape[:-1], -1))
 
     wrap_forward(module, around)
+
+
+def _check(names: tuple[str, str, str], tokens: Tensor, ids: Tensor, weights: Tensor) -> None:
+    """Raises ExpertsError unless the arguments can be what their names in the rule say."""
+    called = dict(zip(("tokens", "ids", "weights"), names, strict=True))
+    if ids.dtype.is_floating_point or not weights.dtype.is_floating_point:
+        raise ExpertsError(
+            f"the numbers of the experts of each token are integers and their weights are not, but `ids: {called['ids']}` is "
+            f"{_short(ids)} and `weights: {called['weights']}` is {_short(weights)}"
+        )
+    if ids.shape != weights.shape or ids.shape[:-1].numel() != tokens.shape[:-1].numel():
+        raise ExpertsError(
+            f"each token has its features, and as many experts as weights, but "
+            f"`tokens: {called['tokens']}` is {_short(tokens)}, `ids: {called['ids']}` is {_short(ids)} and "
+            f"`weights: {called['weights']}` is {_short(weights)}"
+        )
+
+
+def _short(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _travelled(

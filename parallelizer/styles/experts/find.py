@@ -93,11 +93,13 @@ def check_modules(target: Target) -> None:
             or "call parallelizer.stack_experts(model, plan) before you compile the plan. It leaves experts out that share "
             "parameters with other modules",
         )
+    inner_path = inside[0].rpartition(".")[0]
+    vectors = all(p.ndim < 2 for p in target.module.get_submodule(inner_path).parameters())
     raise StyleError(
         "experts-module",
         f"{called} has parameters in modules inside of it ({inside[0]}), which are no experts",
         "write the rule for the module that has the experts' parameters alone; a router and shared experts must lie outside of "
-        f"it. If it is a norm of the experts' outputs, write whole: [{inside[0].rpartition('.')[0]}]",
+        "it" + (f". If it is a norm of the experts' outputs, write whole: [{inner_path}]" if vectors else ""),
     )
 
 
@@ -158,7 +160,9 @@ def placements(target: Target) -> dict[str, dict[str, Placement]]:
             raise StyleError(
                 "experts-module",
                 f"{full_name(target.path, name)} is not split over the experts",
-                'every parameter of the module is the experts\': write params: {"*": shard(0)}',
+                'add "*": shard(0) for the parameters that `params` does not name'
+                if written and "*" not in written
+                else 'every parameter of the module is the experts\': write params: {"*": shard(0)}',
                 "params" if target.options.get("params") else None,
                 placement.span if placement is not None else None,
             )

@@ -33,6 +33,14 @@ class Unequal(Stacked):
         self.extra = nn.Parameter(torch.empty(3, WIDTH))
 
 
+class Gated(Stacked):
+    """A module of matrices beside the experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(WIDTH, WIDTH)
+
+
 def text(rule: str) -> str:
     return f'rules:\n  {rule}\n  "": fsdp'
 
@@ -86,6 +94,8 @@ def test_a_norm_inside_needs_a_sum_over_tp(rule: str, found: bool) -> None:
 def test_a_norm_inside_is_named_and_there() -> None:
     found = finding(text(PLAIN), around(normed), mesh_of(dp_shard=2, ep=2))
     assert found.code == "experts-module" and "write whole: [norm]" in (found.help or "")
+    gated = finding(text(PLAIN), around(lambda: Mixture(Gated())), mesh_of(dp_shard=2, ep=2))
+    assert gated.code == "experts-module" and "whole" not in (gated.help or "")
     rule = text("inner.experts: {style: experts, whole: [nrom]}")
     found = finding(rule, around(normed), mesh_of(dp_shard=2, ep=2))
     assert found.code == "experts-module" and "has no module 'nrom' inside of it" in found.message
@@ -146,6 +156,16 @@ def test_the_number_of_experts_must_divide() -> None:
     found = finding(text(PLAIN), around(Mixture), mesh_of(dp_shard=3, ep=3))
     assert found.code == "not-divisible"
     assert found.message == "the number of experts of inner.experts is 4, which ep=3 does not divide"
+
+
+def test_parameters_that_params_leaves_out_are_named() -> None:
+    found = finding(
+        text("inner.experts: {style: experts, params: {up: shard(0)}}"),
+        around(Mixture),
+        mesh_of(dp_shard=2, ep=2),
+    )
+    assert found.message.startswith("inner.experts.bias is not split over the experts")
+    assert found.help == 'add "*": shard(0) for the parameters that `params` does not name'
 
 
 def test_experts_that_nothing_sums_are_found() -> None:
