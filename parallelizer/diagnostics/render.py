@@ -88,7 +88,8 @@ def _frame(span: Span, label: str, kind: str, width: int, paint: Paint) -> list[
     room = width - gutter - 3
     if len(text) > room:
         left = max(0, min(start - room // 3, len(text) - room))
-        text = ("…" if left else "") + text[left + bool(left) : left + room]
+        more = len(text) > left + room
+        text = ("…" if left else "") + text[left + bool(left) : left + room - more] + ("…" if more else "")
         start -= left
         length = max(1, min(length, room - start))
     mark = "-" if kind == "frame" else "^"

@@ -35,6 +35,11 @@ class Difference:
     bound: float
 
     @property
+    def when(self) -> str:
+        """`of step 1`; a step behind the others has other weights and inputs."""
+        return f"of step {self.step}" if self.step < STEPS else "with other values"
+
+    @property
     def passed(self) -> bool:
         """An error that is not a number is no pass."""
         return self.error <= self.bound

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallelizer.diagnostics.diagnostic import Span
-from parallelizer.language.plan import Mesh, Rule
+from parallelizer.language.plan import REPLICA_AXES, Mesh, Rule
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.observe import Observation
-from parallelizer.styles.application import Program
+from parallelizer.styles.application import Application, Program
 from parallelizer.styles.context_parallel.order import Order, static_order
 
 
@@ -81,13 +81,18 @@ def governing_rule(program: Program, module: str, axis: str | None) -> Rule | No
     return _nearest(program, module, parts, data=False) or _nearest(program, module, parts, data=True)
 
 
+def _axes_of(application: Application) -> set[str]:
+    """The axes that a style stands on. Experts are shared out among the ranks of several."""
+    return set(application.axes) | (set(REPLICA_AXES) if application.slot == "experts" else set())
+
+
 def _nearest(program: Program, module: str, parts: set[str], *, data: bool) -> Rule | None:
     at: str | None = module
     while at is not None:
         uses = [
             u
             for u in program
-            if u.module == at and (u.slot == "fsdp") == data and (not parts or parts & set(u.axes))
+            if u.module == at and (u.slot == "fsdp") == data and (not parts or parts & _axes_of(u))
         ]
         if uses:
             return uses[0].rule

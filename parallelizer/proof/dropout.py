@@ -10,9 +10,10 @@ from parallelizer.configuration.setup import MODEL_KEYS, Setup
 from parallelizer.diagnostics.diagnostic import Diagnostic
 
 NO_RANDOM_NUMBERS = (
-    "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow. A power iteration "
-    "(spectral_norm) that begins anew, statistics over few rows, and a loss that compares rows by their order amplify rounding: "
-    "freeze them, or leave them out by the `tiny` arguments of the model's config"
+    "a proof needs a model without random numbers (dropout 0), that is not on the edge of overflow. Other causes are a power "
+    "iteration (spectral_norm) that begins anew, statistics over few rows, a loss that compares rows by their order, and experts "
+    "with a capacity, which drop tokens by their order: freeze them, or leave them out by the `tiny` arguments of the model's "
+    "config"
 )
 """The help of what a model that draws random numbers leads to."""
 

@@ -60,8 +60,7 @@ class Proof:
         """What was compared, the worst three parameters, where a run first differs, and the verdict."""
         rows = [("loss", f"{self.losses[0]:.12g} unsharded, {self.losses[1]:.12g} sharded")]
         rows += [
-            (d.name, f"{d.what} of step {d.step}: error {d.error:.2g}, bound {d.bound:.2g}")
-            for d in self.worst()
+            (d.name, f"{d.what} {d.when}: error {d.error:.2g}, bound {d.bound:.2g}") for d in self.worst()
         ]
         if self.divergence is not None:
             rows.append(("first difference", self.divergence.description))

@@ -10,6 +10,21 @@ from parallelizer.language.routing import RoutingError
 from parallelizer.styles.application import Program
 from parallelizer.styles.experts.dispatch import ExpertsError
 
+ARGUMENTS = "let `tokens`, `ids` and `weights` name the arguments of the module's forward"
+PARAMETERS = (
+    "`params` names the dimension of each parameter along which the experts are counted; and the forward must take any number of "
+    "tokens, each with one expert"
+)
+
+_SIZES = (
+    "Attempting to broadcast",
+    "must match",
+    "must have same reduction dim",
+    "cannot be multiplied",
+    "is invalid for input of size",
+)
+"""What torch says of tensors whose sizes do not fit, which real tensors would not do either."""
+
 
 def experts_misused(error: BaseException, program: Program, module: str) -> Diagnostic | None:
     """What to say of a step that raised the error in a module; None where `experts` did not raise it."""
@@ -21,13 +36,18 @@ def experts_misused(error: BaseException, program: Program, module: str) -> Diag
             "write the file with `train.write_routing` under this configuration, or set routing to balanced",
         )
     rule = next((a for a in program if a.slot == "experts" and a.module == module), None)
-    if rule is None or not isinstance(error, ExpertsError):
+    refused = isinstance(error, ExpertsError)
+    if rule is None or not (refused or any(words in str(error) for words in _SIZES)):
         return None
     called = written_at(error)
     return Diagnostic(
         "does-not-run",
-        f"the plan does not run: forward of {module or 'the root'} fails: {error}",
-        rule.spans.get("ids", rule.rule.span),
-        "let `tokens`, `ids` and `weights` name the arguments of the module's forward",
-        related=(Related(called, "it is called here"),) if called else (),
+        f"the plan does not run: forward of {module or 'the root'} fails: {_first_line(error)}",
+        rule.spans.get("ids" if refused else "params", rule.rule.span),
+        ARGUMENTS if refused else PARAMETERS,
+        related=(Related(called, "it is called here" if refused else "it fails here"),) if called else (),
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -92,7 +92,7 @@ def _head(proof: Proof) -> list[str]:
     worst = proof.worst(3)
     width = max((len(d.name) for d in worst), default=0)
     lines += [
-        f"  {d.name:<{width}}  {d.what} of step {d.step}: error {d.error:.2g}{_margin(d) if proof.is_verdict else ''}"
+        f"  {d.name:<{width}}  {d.what} {d.when}: error {d.error:.2g}{_margin(d) if proof.is_verdict else ''}"
         for d in worst
     ]
     return lines

@@ -22,16 +22,17 @@ def local_statistics(program: Program, statistics: FollowedStatistics) -> Iterat
     )
     for same in grouped(statistics.found, lambda s: (s.written, s.buffer.rpartition(".")[2], s.operator)):
         first = same[0]
-        where = _folded([path for s in same for path in statistics.paths(s.module)]) or "the model"
+        where = _folded([path for s in same for path in statistics.paths(s.module)]) or ""
         if first.buffer:
             buffers = _folded([path for s in same for path in statistics.paths(s.buffer)])
             message = (
-                f"{where} updates {buffers} from the tokens of {of} alone, so each rank comes to other values"
+                f"{where or 'the model'} updates {buffers} from the tokens of {of} alone, so each rank comes to other "
+                "values"
             )
         else:
             message = (
-                f"`{first.operator}` in {where} takes a sum over the tokens of {of} for that of the whole batch: what it "
-                "computes is another number on every mesh"
+                f"`{first.operator}`{f' in {where}' if where else ''} takes a sum over the tokens of {of} for that of the "
+                "whole batch: what it computes is another number on every mesh"
             )
         yield Diagnostic(
             "local-statistics",

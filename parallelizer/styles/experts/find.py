@@ -186,7 +186,8 @@ def _check_count(target: Target, counts: Mapping[str, int]) -> None:
         raise StyleError(
             "experts-module",
             f"the parameters of {target.path or 'the root'} count different numbers of experts: {listed}",
-            "each must have the experts along one dimension, which `params` names: params: {weight: shard(0)}",
+            "each must have the experts along one dimension, which `params` names: params: "
+            f"{{{next(iter(counts))}: shard(0), ...}}",
             "params" if target.options.get("params") else None,
         )
     count, ranks = next(iter(counts.values())), target.sizes[EXPERT]
