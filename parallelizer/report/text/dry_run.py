@@ -28,6 +28,7 @@ from parallelizer.report.text import time as show_time
 from parallelizer.report.what_would_fit import Alternative, what_would_fit
 from parallelizer.simulate.record.trace import Trace
 from parallelizer.simulate.time.predict import StepTime
+from parallelizer.simulate.trace_failed import CODE as TRACE_FAILED
 from parallelizer.styles.application import Program
 
 
@@ -63,6 +64,8 @@ def write(
             _would_fit(what_would_fit(setup, program, model, step, enough), room, sys.stdout)
         if setup.mesh.world_size > 1:
             sys.stdout.write(f"proof: {told(find(setup, model))}\n")
+    elif failed := next((d for d in found if d.code == TRACE_FAILED), None):
+        tables.console(sys.stdout).print(f"collectives, memory and time are not known: {failed.message}")
     sys.stdout.flush()
 
 

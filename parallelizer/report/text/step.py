@@ -59,7 +59,9 @@ def _collectives(trace: Trace, dtype: str | None, console: Console) -> None:
         if not (narrow and name == "payload"):
             table.add_column(name, justify="right", no_wrap=True)
     rows, last = collective_rows(trace.ledger), ""
-    others = [", ".join(d for d in row.dtypes if d != dtype) if dtype else "" for row in rows]
+    others = [
+        ", ".join(row.dtypes) if dtype and row.dtypes.keys() - {dtype} and not narrow else "" for row in rows
+    ]
     if any(others):
         table.add_column("dtype")
     for row, other in zip(rows, others, strict=True):
