@@ -11,7 +11,7 @@ from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.plan import REPLICA_AXES, Mesh, Rule
 from parallelizer.proof.compare import Difference, ProofVerdict
 from parallelizer.proof.observe import Observation
-from parallelizer.styles.application import Application, Program
+from parallelizer.styles.application import Program
 from parallelizer.styles.context_parallel.order import Order, static_order
 
 
@@ -76,14 +76,12 @@ def governing_rule(program: Program, module: str, axis: str | None) -> Rule | No
     parallelism is what the axis is for; without an axis that too where there is no other.
     """
     parts = set(axis.split(" x ")) if axis else set()
+    experts = next((u for u in program if u.slot == "experts" and u.module == module), None)
+    if experts is not None and parts & set(REPLICA_AXES):  # their ranks share out its experts
+        return experts.rule
     if parts:
         return _nearest(program, module, parts, data=parts <= {"dp_replicate", "dp_shard"})
     return _nearest(program, module, parts, data=False) or _nearest(program, module, parts, data=True)
-
-
-def _axes_of(application: Application) -> set[str]:
-    """The axes that a style stands on. Experts are shared out among the ranks of several."""
-    return set(application.axes) | (set(REPLICA_AXES) if application.slot == "experts" else set())
 
 
 def _nearest(program: Program, module: str, parts: set[str], *, data: bool) -> Rule | None:
@@ -92,7 +90,7 @@ def _nearest(program: Program, module: str, parts: set[str], *, data: bool) -> R
         uses = [
             u
             for u in program
-            if u.module == at and (u.slot == "fsdp") == data and (not parts or parts & _axes_of(u))
+            if u.module == at and (u.slot == "fsdp") == data and (not parts or parts & set(u.axes))
         ]
         if uses:
             return uses[0].rule

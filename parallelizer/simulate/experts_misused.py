@@ -10,7 +10,6 @@ from parallelizer.language.routing import RoutingError
 from parallelizer.styles.application import Program
 from parallelizer.styles.experts.dispatch import ExpertsError
 
-ARGUMENTS = "let `tokens`, `ids` and `weights` name the arguments of the module's forward"
 PARAMETERS = (
     "`params` names the dimension of each parameter along which the experts are counted; and the forward must take any number of "
     "tokens, each with one expert"
@@ -36,15 +35,15 @@ def experts_misused(error: BaseException, program: Program, module: str) -> Diag
             "write the file with `train.write_routing` under this configuration, or set routing to balanced",
         )
     rule = next((a for a in program if a.slot == "experts" and a.module == module), None)
-    refused = isinstance(error, ExpertsError)
+    refused = error if isinstance(error, ExpertsError) else None
     if rule is None or not (refused or any(words in str(error) for words in _SIZES)):
         return None
     called = written_at(error)
     return Diagnostic(
         "does-not-run",
-        f"the plan does not run: forward of {module or 'the root'} fails: {_first_line(error)}",
+        f"the plan does not run: forward of {module or 'the root'} fails: {refused.what if refused else _first_line(error)}",
         rule.spans.get("ids" if refused else "params", rule.rule.span),
-        ARGUMENTS if refused else PARAMETERS,
+        refused.remedy if refused else PARAMETERS,
         related=(Related(called, "it is called here" if refused else "it fails here"),) if called else (),
     )
 

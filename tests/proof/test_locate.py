@@ -8,8 +8,11 @@ import pytest
 
 from parallelizer.proof import observe
 from parallelizer.proof.divergence import governing_rule
+from tests.findings import compiled, mesh_of
 from tests.proof import subjects
 from tests.proof.faults import Fault, found_rightly, proof_of, replaced
+from tests.styles.experts.models import Mixture
+from tests.styles.models import around
 
 
 def _doubled(right: Any, *args: Any) -> Any:
@@ -65,3 +68,11 @@ def test_the_rule_that_governs_a_module_on_an_axis(
     setup = subjects.setup(f"parallel={preset}")
     rule = governing_rule(setup.compile(setup.build_model()), module, axis)
     assert (rule.key if rule else None) == key
+
+
+@pytest.mark.parametrize("axis", ["dp_shard", "tp", "dp_shard x tp", None])
+def test_the_rule_of_experts_governs_them_on_every_axis_that_ep_is_taken_out_of(axis: str | None) -> None:
+    text = 'rules: {inner.experts: experts, "": fsdp}'
+    program = compiled(text, around(Mixture), mesh_of(dp_shard=2, tp=2, ep=4))
+    found = governing_rule(program, "inner.experts", axis)
+    assert found is not None and found.key == "inner.experts"

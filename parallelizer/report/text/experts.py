@@ -36,7 +36,7 @@ def write(
 
 def _lines(found: Sharing, per_node: int | None) -> Iterator[tuple[str, str]]:
     for (module, count), held in zip(found.modules, found.held, strict=True):
-        yield "module", f"{module}, {count} experts each"
+        yield "module", f"{module}, with {count} experts"
         shown = [
             f"rank {rank}: {first}" if first == last else f"rank {rank}: {first} to {last}"
             for rank, (first, last) in zip(found.group[:RANKS], held, strict=False)

@@ -25,7 +25,16 @@ Tensor = torch.Tensor
 
 
 class ExpertsError(RuntimeError):
-    """A module of experts was given something else than tokens, the numbers of their experts, and weights."""
+    """A module of experts was given something else than tokens, the numbers of their experts and weights, or returned something
+    else than a tensor: what it was, and what to do.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what, self.remedy = what, remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
 
 
 def share_out(
@@ -47,7 +56,7 @@ def share_out(
     have the number of experts, which forward sees divided. `over` are the ranks of tp, and `layout` says how tokens lie over
     them (`stream.LAYOUTS`); `dispatch` is all-to-all or all-gather. The module's
     forward must take any number of tokens with k = 1, and compute each by itself. It raises ExpertsError for arguments that
-    have other dtypes or sizes.
+    have other dtypes or sizes, and for another result than a tensor.
     """
     signature = inspect.signature(module.forward)
     streams = {} if over is None else {kind: Stream(over, kind) for kind in (layout, "equal")}
@@ -68,7 +77,12 @@ def share_out(
             inner = [rows.view(*ahead, *rows.shape), numbers.view(*ahead, -1, 1), shares.view(*ahead, -1, 1)]
             given.arguments.update(zip(names, inner, strict=True))
             with _divided(module, attributes, experts // group.size()):
-                made: Tensor = forward(*given.args, **given.kwargs)
+                made = forward(*given.args, **given.kwargs)
+            if not isinstance(made, Tensor):
+                raise ExpertsError(
+                    f"it returned a {type(made).__name__}, and experts return one tensor with a row for each token",
+                    "compute anything else outside of the module",
+                )
             return made.view(rows.size(0), -1)
 
         flat = [border.local(t) for t in (tokens, ids, weights)]
@@ -86,19 +100,27 @@ def share_out(
     wrap_forward(module, around)
 
 
+ARGUMENTS = "let `tokens`, `ids` and `weights` name the arguments of the module's forward"
+
+
 def _check(names: tuple[str, str, str], tokens: Tensor, ids: Tensor, weights: Tensor) -> None:
     """Raises ExpertsError unless the arguments can be what their names in the rule say."""
-    called = dict(zip(("tokens", "ids", "weights"), names, strict=True))
+    shown = [
+        f"`{option}: {name}` is {_short(tensor)}"
+        for option, name, tensor in zip(
+            ("tokens", "ids", "weights"), names, (tokens, ids, weights), strict=True
+        )
+    ]
     if ids.dtype.is_floating_point or not weights.dtype.is_floating_point:
         raise ExpertsError(
-            f"the numbers of the experts of each token are integers and their weights are not, but `ids: {called['ids']}` is "
-            f"{_short(ids)} and `weights: {called['weights']}` is {_short(weights)}"
+            "the numbers of the experts of each token are integers and their weights are not, but "
+            + " and ".join(shown[1:]),
+            ARGUMENTS,
         )
     if ids.shape != weights.shape or ids.shape[:-1].numel() != tokens.shape[:-1].numel():
         raise ExpertsError(
-            f"each token has its features, and as many experts as weights, but "
-            f"`tokens: {called['tokens']}` is {_short(tokens)}, `ids: {called['ids']}` is {_short(ids)} and "
-            f"`weights: {called['weights']}` is {_short(weights)}"
+            f"each token has its features, and as many experts as weights, but {shown[0]}, {shown[1]} and {shown[2]}",
+            ARGUMENTS,
         )
 
 

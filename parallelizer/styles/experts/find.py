@@ -187,7 +187,7 @@ def _check_count(target: Target, counts: Mapping[str, int]) -> None:
             "experts-module",
             f"the parameters of {target.path or 'the root'} count different numbers of experts: {listed}",
             "each must have the experts along one dimension, which `params` names: params: "
-            f"{{{next(iter(counts))}: shard(0), ...}}",
+            f"{{{next(iter(counts))}: shard(0), ...}}; a parameter that all experts share must lie outside of the module",
             "params" if target.options.get("params") else None,
         )
     count, ranks = next(iter(counts.values())), target.sizes[EXPERT]

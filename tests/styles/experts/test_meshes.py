@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from parallelizer.styles.experts.expert_list import ExpertList
 from parallelizer.styles.experts.stack import stack_experts
 from tests.chosen import chosen
 from tests.parity import Case, Errors, asked_for, assert_exact, compare, plan
-from tests.styles.experts.models import Batched, Called, Lists, Loop, Looped, Mixture, Normed
+from tests.styles.experts.models import Batched, Called, Lists, Loop, Looped, Mixture, Normed, Stacked
 from tests.styles.models import around
 
 FSDP = '"": fsdp'
@@ -32,6 +33,24 @@ SPLIT = "inner: {style: prepare-io, input: {x: replicate -> shard(1)}, local_inp
 
 def rules(*lines: str) -> str:
     return "rules:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Telling(Mixture):
+    """Its experts return what they chose too."""
+
+    def __init__(self) -> None:
+        super().__init__(Pair())
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weights, chosen = self.gate(flat).softmax(-1).topk(2, -1)
+        made: Tensor = self.experts(flat, chosen, weights)[0]
+        return made.view_as(x)
+
+
+class Pair(Stacked):
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+        return super().forward(hidden_states, top_k_index, top_k_weights), top_k_index
 
 
 def own() -> nn.Module:
@@ -110,12 +129,13 @@ OF_4 = [Case(name, plan(text), mesh, stacked(inner, text)) for name, mesh, inner
 ACCUMULATED = Case(
     "in two parts", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Mixture), accumulate=2
 )
+PAIR = Case("a pair", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Telling))
 LOOP = Case("a loop", plan(rules(EXPERTS, FSDP)), {"dp_shard": 2, "ep": 2}, around(Looped, ExpertList))
 
 
 @pytest.fixture(scope="module")
 def on_2_ranks() -> dict[str, Errors | str]:
-    return compare([*OF_2, ACCUMULATED, LOOP])
+    return compare([*OF_2, ACCUMULATED, LOOP, PAIR])
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +155,15 @@ def test_two_ranks(name: str, on_2_ranks: dict[str, Errors | str]) -> None:
 )
 def test_four_ranks(name: str, on_4_ranks: dict[str, Errors | str]) -> None:
     assert_exact(on_4_ranks[name])
+
+
+@pytest.mark.ranks
+def test_experts_that_return_more_than_a_tensor_fail_with_the_edit(
+    on_2_ranks: dict[str, Errors | str],
+) -> None:
+    found = on_2_ranks["a pair"]
+    assert isinstance(found, str) and "it returned a tuple" in found
+    assert "compute anything else outside of the module" in found
 
 
 @pytest.mark.ranks
