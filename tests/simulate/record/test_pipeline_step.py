@@ -40,7 +40,7 @@ def changes(one: Recording) -> list[MemoryChange]:
     return [change for change in one.changes if abs(change.delta) > 64]
 
 
-@pytest.mark.parametrize("schedule", chosen(SCHEDULES, ("zbv",)))
+@pytest.mark.parametrize("schedule", chosen(SCHEDULES, ("interleaved-1f1b",)))
 def test_a_few_microbatches_stand_for_all(schedule: str) -> None:
     setup = small("pp2", schedule)
     calls = [(function, setup, rank) for rank in (0, 1) for function in (recorded, recorded_whole)]
