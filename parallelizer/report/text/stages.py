@@ -53,7 +53,9 @@ def write_messages(program: Program, cuts: Iterable[CutTraffic], screen: Console
     """Print what stages send to each other in a step; nothing for a program without stages."""
     if program.stages is None:
         return
-    columns = [Column(name, right=at > 0) for at, name in enumerate(HEADS)]
+    # The table above has the ranks of the stages, and each message is its share of what is sent.
+    spare = {"from pp rank": 2, "to pp rank": 2, "of": 1}
+    columns = [Column(name, right=at > 0, spare=spare.get(name, 0)) for at, name in enumerate(HEADS)]
     rows = [[*row.cells] for row in message_rows(program, cuts)]
     head = Text.assemble(
         ("messages", "bold"), " of one step between two ranks of stages that follow each other"
