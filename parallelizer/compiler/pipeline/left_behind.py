@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -13,44 +14,50 @@ from parallelizer.compiler.observe.users_code import written_here
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.torch_private import storage_key
 
+How = Literal["made", "kept", "wrote"]
+
 Call = tuple[str, int, int]
 """A unit, the index of its call in the forward, and the number of cuts that could lie before it."""
 
 
 @dataclass(frozen=True)
 class LeftBehind:
-    """A tensor that a call of `unit` made, or wrote into if `wrote`, and that `reader` read at another place: a unit, or the
-    code around units if it is empty. Places are numbers of cuts that could lie before; `span` is the line that reads.
+    """A tensor that a call of `unit` made, and that `reader` read at another place: a unit, or the code around units if it is
+    empty. `how` the unit left it: it made it and did not return it, kept what it returned, or wrote into an argument. Places are
+    numbers of cuts that could lie before; `span` is the line that reads.
     """
 
     unit: str
     place: int
     reader: str
     read_place: int
-    wrote: bool
+    how: How
     span: Span | None
 
 
 @dataclass
 class Behind:
-    """What units have made and written, by storage, until they return it. The tensors are held, so that no storage is used
-    anew.
+    """What units have made and written, by storage, until they return it. What they return is given on as another tensor with
+    the same storage, so that the tensor itself is only where the unit has left it. The tensors are held, so that neither a
+    storage nor an id is used anew.
     """
 
     found: dict[tuple[str, str], LeftBehind] = field(default_factory=dict)
-    by_storage: dict[int, tuple[Call, bool]] = field(default_factory=dict)
+    by_storage: dict[int, tuple[Call, How]] = field(default_factory=dict)
+    inside: dict[int, Call] = field(default_factory=dict)
     held: list[torch.Tensor] = field(default_factory=list)
 
     def read(self, call: Call | None, place: int, given: Iterable[torch.Tensor]) -> None:
         """Operands of an operator in a unit's call, or in the code around."""
         for tensor in given:
-            made = self.by_storage.get(storage_key(tensor))
+            kept = self.inside.get(id(tensor))
+            made = self.by_storage.get(storage_key(tensor)) if kept is None else (kept, "kept")
             if made is None or made[0] == call:
                 continue
-            (unit, _, at), wrote = made
+            (unit, _, at), how = made
             reader = call[0] if call is not None else ""
             if (unit, reader) not in self.found:
-                self.found[unit, reader] = LeftBehind(unit, at, reader, place, wrote, written_here())
+                self.found[unit, reader] = LeftBehind(unit, at, reader, place, how, written_here())
 
     def made(
         self,
@@ -63,16 +70,19 @@ class Behind:
         there = {storage_key(tensor) for tensor in given}
         for tensor in returned:
             if storage_key(tensor) not in there:
-                self._keep(tensor, call, wrote=False)
+                self._keep(tensor, call, "made")
         for tensor in written:
             if self.by_storage.get(storage_key(tensor), (None,))[0] != call:
-                self._keep(tensor, call, wrote=True)
+                self._keep(tensor, call, "wrote")
 
-    def returned(self, tensors: Iterable[torch.Tensor]) -> None:
-        """What a call has returned, which is sent."""
+    def returned(self, call: Call, tensors: Iterable[torch.Tensor]) -> None:
+        """What a call has returned, which is sent as another tensor."""
         for tensor in tensors:
-            self.by_storage.pop(storage_key(tensor), None)
+            made = self.by_storage.pop(storage_key(tensor), None)
+            if made is not None and made[0] == call:
+                self.inside[id(tensor)] = call
+                self.held.append(tensor)
 
-    def _keep(self, tensor: torch.Tensor, call: Call, *, wrote: bool) -> None:
-        self.by_storage[storage_key(tensor)] = call, wrote
+    def _keep(self, tensor: torch.Tensor, call: Call, how: How) -> None:
+        self.by_storage[storage_key(tensor)] = call, how
         self.held.append(tensor)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from torch import nn
 
 from parallelizer.compiler.compilation import Compilation
-from parallelizer.compiler.pipeline.left_behind import LeftBehind
+from parallelizer.compiler.pipeline.left_behind import How, LeftBehind
 from parallelizer.compiler.pipeline.needs import needs_of_stages
 from parallelizer.compiler.pipeline.survey import Survey
 from parallelizer.compiler.pipeline.unit_calls import Draw
@@ -116,22 +116,30 @@ def _held_twice(state: Compilation, cut: Stages, place: Span | None) -> Iterator
             )
 
 
+_LEFT: Mapping[How, str] = {
+    "made": "makes a tensor that it does not return",
+    "kept": "keeps a tensor that it returns, as an attribute or in a list",
+    "wrote": "writes into a tensor that it was given",
+}
+
+
 def _left_behind(found: Survey, of_place: Sequence[int], place: Span | None) -> Iterator[Diagnostic]:
     """Tensors that a stage would lack, because a unit of another stage hands them on otherwise than by what it returns."""
-    by_line: dict[tuple[Span | None, bool], list[LeftBehind]] = {}
+    by_line: dict[tuple[Span | None, How], list[LeftBehind]] = {}
     for one in found.left_behind:
         if of_place[one.place] != of_place[one.read_place]:
-            by_line.setdefault((one.span, one.wrote), []).append(one)
-    for (span, wrote), every in by_line.items():
+            by_line.setdefault((one.span, one.how), []).append(one)
+    for (span, how), every in by_line.items():
         units, first = _listed(dict.fromkeys(one.unit for one in every)), every[0]
-        how = "writes into a tensor that it was given" if wrote else "makes a tensor that it does not return"
         reader = first.reader or "the code between the modules"
         yield Diagnostic(
             "value-left-behind",
-            f"{units} {how}, and {reader} reads it on another stage ({of_place[first.read_place]}, not "
+            f"{units} {_LEFT[how]}, and {reader} reads it on another stage ({of_place[first.read_place]}, not "
             f"{of_place[first.place]}), where it does not exist",
             span or place,
-            f"let {units} return the tensor: what a module returns is sent to the stages that need it",
+            f"read what {units} returned in the code that called it: that is sent to the stages that need it"
+            if how == "kept"
+            else f"let {units} return the tensor: what a module returns is sent to the stages that need it",
             related=_cut_here(span, place),
         )
 

@@ -19,7 +19,7 @@ from parallelizer.compiler.pipeline.unit_calls import Draw, Need, UnitCall
 from parallelizer.diagnostics.diagnostic import Span
 from parallelizer.language.pipeline.stages import UnitOutput
 from parallelizer.language.plan import full_name
-from parallelizer.torch_private import storage_key, tree_leaves
+from parallelizer.torch_private import storage_key, tree_leaves, tree_map_where
 
 
 @dataclass
@@ -84,6 +84,7 @@ class UnitWatch(RememberedResults):
         self.draws = 0
         self.seen: dict[str, int] = {}
         self.running: _Running | None = None
+        self.giving_on = False
         self.owners = {
             id(param): (name, _unit_around(path, units))
             for path, module in model.named_modules()
@@ -113,6 +114,8 @@ class UnitWatch(RememberedResults):
         return self.taints.of(value)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.giving_on:
+            return func(*args, **(kwargs or {}))
         given, args = args, without_masks(func, args, self.rows)
         made = made_up(func, args, self.rows)
         self.counted = self.counted or args is not given or made is not None
@@ -179,13 +182,13 @@ class UnitWatch(RememberedResults):
         return hook
 
     def _leave(self, path: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
             running = self.running
             if running is None or running.unit != path:
-                return
+                return None
             self.running = None
             leaves = tree_leaves(output)
-            self.behind.returned(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+            self.behind.returned(running.call, (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
             needs = running.needs
             if not running.has_parameters:  # what it read itself, a closure's tensors too
                 needs = needs.union(*map(self.taints.of, leaves))
@@ -202,8 +205,19 @@ class UnitWatch(RememberedResults):
                     self.taints.made.setdefault(storage_key(leaf), set()).add(value)
                     if not free:
                         self.bound.add(value)
+            return tree_map_where(torch.Tensor, self._given_on, output)
 
         return hook
+
+    def _given_on(self, leaf: torch.Tensor) -> torch.Tensor:
+        """A returned tensor as another one with its storage, if the unit made it and may have kept it."""
+        if id(leaf) not in self.behind.inside:
+            return leaf
+        self.giving_on = True
+        try:
+            return leaf.view_as(leaf)
+        finally:
+            self.giving_on = False
 
 
 def _written(func: Any, args: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -168,6 +168,74 @@ class ReadsWhatIsHere(ReadsAnAttribute):
         return output
 
 
+class KeepingItsOutput(nn.Linear):
+    """Returns what it leaves behind."""
+
+    kept: Tensor
+
+    def forward(self, x: Tensor, every: list[Tensor] | None = None) -> Tensor:
+        self.kept = super().forward(x)
+        if every is not None:
+            every.append(self.kept)
+        return self.kept
+
+
+class ReadsAnOutput(Layered):
+    read: tuple[int, ...] = (0, 1)
+
+    def __init__(self) -> None:
+        super().__init__(lambda: KeepingItsOutput(WIDTH, WIDTH), 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        output: Tensor = self.head(x) + sum(self.layers[at].kept.mean() for at in self.read)  # read
+        return output
+
+
+class ReadsTheLastOutput(ReadsAnOutput):
+    read = (2, 3)
+
+
+class ReadsAListOfOutputs(ReadsAnOutput):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, every = self.embed(input_ids), list[Tensor]()
+        for layer in self.layers:
+            x = layer(x, every)
+        output: Tensor = self.head(x) + sum(one.mean() for one in every[:2])  # read
+        return output
+
+
+class ReadsWhatIsReturned(ReadsAnOutput):
+    """What modules return crosses, wherever it is read."""
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, every = self.embed(input_ids), list[Tensor]()
+        for layer in self.layers:
+            x = layer(x)
+            every.append(x)
+        output: Tensor = self.head(x) + sum(one.mean() for one in every)
+        return output
+
+
+@pytest.mark.parametrize("build", [ReadsAnOutput, ReadsAListOfOutputs])
+def test_an_output_that_a_module_also_keeps_is_refused_where_another_stage_reads_what_is_kept(
+    build: type[nn.Module],
+) -> None:
+    [one] = found(build)
+    assert one.code == "value-left-behind" and one.span is not None
+    assert one.message.startswith("layers.{0,1} keeps a tensor that it returns")
+    assert Path(one.span.file).read_text().splitlines()[one.span.line - 1].endswith("# read")
+
+
+@pytest.mark.parametrize("build", [ReadsTheLastOutput, ReadsWhatIsReturned])
+def test_outputs_that_are_read_where_they_are_or_as_they_were_returned_are_fine(
+    build: type[nn.Module],
+) -> None:
+    assert found(build) == []
+
+
 @pytest.mark.parametrize("build", [ReadsAnAttribute, ReadsAList])
 def test_a_tensor_that_a_module_does_not_return_is_refused_where_another_stage_reads_it(
     build: type[nn.Module],
