@@ -14,6 +14,7 @@ from torch import nn
 
 from parallelizer.compiler.observe.calling import inputs_of, logits_of
 from parallelizer.losses import features_of
+from parallelizer.runtime.eval_mode import eval_mode
 
 CROSS_ENTROPY = "parallelizer.losses.cross_entropy"
 CLASSIFICATION = "parallelizer.losses.classification"
@@ -94,8 +95,6 @@ def _size(config: Any, *names: str) -> list[int]:
 def _output(model: nn.Module, entries: Mapping[str, Entry]) -> Any:
     """What the model returns for such a batch, on meta; None where its forward fails."""
     words = {"batch": ROWS, "sequence": TOKENS}
-    training = model.training
-    model.eval()
     batch = {
         name: torch.empty(
             [words.get(n, n) for n in entry["shape"]],
@@ -105,11 +104,10 @@ def _output(model: nn.Module, entries: Mapping[str, Entry]) -> Any:
         for name, entry in entries.items()
     }
     try:
-        return model(**inputs_of(model, batch))
+        with eval_mode(model):
+            return model(**inputs_of(model, batch))
     except Exception:  # whatever the forward of a model raises
         return None
-    finally:
-        model.train(training)
 
 
 def _labels(output: Any, written: Mapping[str, Any] | None) -> tuple[Entry, str]:

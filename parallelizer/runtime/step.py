@@ -12,6 +12,7 @@ from torch import nn
 
 from parallelizer.compiler.observe.calling import call, outcome
 from parallelizer.compiler.observe.phase import phase
+from parallelizer.runtime.eval_mode import eval_mode
 from parallelizer.runtime.exception_notes import noted_backward, noted_loss
 from parallelizer.runtime.gradients import clip_factor, grad_norm, scale_, sum_partial
 from parallelizer.runtime.loss_sums import loss_sums
@@ -217,30 +218,32 @@ def _unless(finite: bool, number: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Tensor:
     """The mean loss over the valid tokens of all batches and data ranks. The model is in eval mode during
-    the call.
+    the call; afterwards each module is in the mode that it was in.
     """
-    training = model.training
-    model.eval()
     try:
-        state = state_of(model)
-        if state is not None and state.pipeline is not None:
-            return _evaluate_stages(model, state, state.pipeline, batches, loss)
-        totals: torch.Tensor | None = None
-        for batch in batches:
-            output = outcome_for_loss(model, batch)
-            with taken_sharded(output), noted_loss(output):
-                total, weight = loss_sums(loss, output, batch)
-            del output
-            sums = torch.stack([total.to(_wide(total)), weight.to(_wide(total))])
-            totals = sums if totals is None else totals + sums
-        if totals is None:
-            raise ValueError("evaluate was given no batch")
-        for group in data_groups(model):
-            dist.all_reduce(totals, group=group)
-        return totals[0] / totals[1]
+        with eval_mode(model):
+            return _evaluated(model, batches, loss)
     finally:
-        model.train(training)
         restore_buffers(model)
+
+
+def _evaluated(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> torch.Tensor:
+    state = state_of(model)
+    if state is not None and state.pipeline is not None:
+        return _evaluate_stages(model, state, state.pipeline, batches, loss)
+    totals: torch.Tensor | None = None
+    for batch in batches:
+        output = outcome_for_loss(model, batch)
+        with taken_sharded(output), noted_loss(output):
+            total, weight = loss_sums(loss, output, batch)
+        del output
+        sums = torch.stack([total.to(_wide(total)), weight.to(_wide(total))])
+        totals = sums if totals is None else totals + sums
+    if totals is None:
+        raise ValueError("evaluate was given no batch")
+    for group in data_groups(model):
+        dist.all_reduce(totals, group=group)
+    return totals[0] / totals[1]
 
 
 def _evaluate_stages(
