@@ -156,6 +156,7 @@ def _child(send: int, function: Callable[..., Any], args: Sequence[Any], sees_gp
     """Runs in the child and never returns: no exit handler of the parent runs twice."""
     status = 1
     try:
+        _leave_interrupts_to_the_parent()
         if not sees_gpus:
             cuda_use.hide_gpus()
         gc.freeze()  # what the parent has made outlives the child: it is never collected, and its pages stay shared
@@ -168,9 +169,17 @@ def _new_child(send: int, call: new_process.PickledCall) -> None:
     """As `_child`, in a new process, whose function and arguments are yet to be unpickled."""
     status = 1
     try:
+        _leave_interrupts_to_the_parent()
         status = _send(send, lambda: _answer_of(call))
     finally:
         os._exit(status)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    """Ctrl-C reaches every process of a terminal. The parent ends its children; a child that is interrupted may be in
+    the middle of torch's C++ code, which then ends the process with a stack of its own.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _answer_of(call: new_process.PickledCall) -> tuple[bytes, int]:

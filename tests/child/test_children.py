@@ -118,6 +118,15 @@ def test_what_a_child_prints_goes_to_stderr_and_exit_handlers_do_not_run(tmp_pat
     assert sorted(done.stderr.splitlines()) == ["a process", "below python", "left", "python"]
 
 
+def interrupted_and_well() -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    return "well"
+
+
+def test_ctrl_c_which_reaches_children_too_is_the_parent_s_matter() -> None:
+    assert in_children([(interrupted_and_well,)]) == ["well"]
+
+
 def children_of_this_process() -> set[str]:
     tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
     return {pid for task in tasks for pid in (task / "children").read_text().split()}
