@@ -131,8 +131,13 @@ def _balance(reading: Reading) -> str | tuple[int, ...]:
     if isinstance(balance, list):
         if balance and all(is_whole(size) and size >= 1 for size in balance):
             return tuple(balance)
-        message = f"balance is {quoted(str(balance))}"
-        reading.error("wrong-type", message, key, "a list has the number of layers of each stage, from 1")
+        wrong = next((size for size in balance if not (is_whole(size) and size >= 1)), None)
+        message = (
+            "balance is an empty list"
+            if not balance
+            else f"balance gives a stage {quoted(str(wrong))} layers"
+        )
+        reading.error("wrong-type", message, key, "write the number of layers of each stage, at least 1")
     elif not isinstance(balance, str) or balance not in BALANCES:
         help_text = did_you_mean(str(balance), BALANCES, "there are") + ", or a list of numbers of layers"
         reading.error("unknown-value", f"there is no balance {quoted(str(balance))}", key, help_text)

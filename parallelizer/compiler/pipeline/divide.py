@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from torch import nn
+
 from parallelizer.compiler.compilation import Compilation
 from parallelizer.compiler.pipeline.layer_costs import layer_costs
 from parallelizer.compiler.pipeline.needs import needs_of_stages
@@ -34,8 +36,8 @@ def divide(state: Compilation) -> None:
             f"the rules of `stage` match {len(found.candidates)} modules, too few for {wanted} stages "
             f"(pp={ranks}, {pipeline.stages_per_rank} on each rank)",
             _place(state),
-            f"use a model with {wanted} such modules, let `stage` match {wanted} modules or more, or set a smaller pp or "
-            "fewer stages_per_rank",
+            f"use a model with {wanted} such modules, let `stage` match {wanted} modules or more, or set a smaller pp"
+            + ("" if pipeline.stages_per_rank == 1 else ", or another schedule, with one stage on each rank"),
         )
         return
     sizes = _layers_of_stages(state, pipeline, found, wanted)
@@ -52,6 +54,16 @@ def divide(state: Compilation) -> None:
         state.stages = stages
 
 
+def _layers(model: nn.Module) -> str:
+    """The path of the longest list of modules, which its layers probably are."""
+    lists = {
+        path: len(m)
+        for path, m in model.named_modules()
+        if path and isinstance(m, nn.ModuleList | nn.Sequential)
+    }
+    return max(lists, key=lambda path: lists[path], default="layers")
+
+
 def _surveyed(state: Compilation) -> Survey | None:
     """What was seen of the model's forward; None behind a finding."""
     matched = [path for path, slots in state.winners.items() if ("stage", None) in slots]
@@ -61,7 +73,8 @@ def _surveyed(state: Compilation) -> Survey | None:
             "no-stages",
             f"the mesh has pp={state.mesh.sizes['pp']}, but no rule says where the model may be cut into stages",
             place,
-            "add a rule with `stage`, such as `layers.*: stage`: the model may be cut before each module that it matches",
+            f"add a rule with `stage` to the plan, such as `{_layers(state.model)}.*: stage`: the model may be cut before "
+            "each module that it matches",
         )
         return None
     if state.workload is None:
@@ -103,7 +116,9 @@ def _layers_of_stages(
     if mistake is None:
         return pipeline.balance
     place = pipeline.spans.get("balance") or _place(state)
-    state.find("pipeline-balance", mistake, place, "give one number of layers for each stage")
+    state.find(
+        "pipeline-balance", mistake, place, f"write {wanted} numbers that add up to {len(found.candidates)}"
+    )
     return None
 
 
