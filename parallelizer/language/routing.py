@@ -26,8 +26,8 @@ class Routing:
     skew: float = 1.0
     worst: bool = False
     counted: Mapping[str, Sequence[Sequence[Sequence[int]]]] = field(default_factory=dict)
-    file: str = ""
-    span: Span | None = field(default=None, compare=False)
+    file: str = field(default="", repr=False)
+    span: Span | None = field(default=None, compare=False, repr=False)
 
     def rows(
         self, rows: int, experts: int, ranks: Sequence[int], index: int, path: str, call: int = 0

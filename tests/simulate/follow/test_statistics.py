@@ -151,7 +151,7 @@ def test_what_is_said_of_it() -> None:
     mesh = Mesh({"dp_shard": 2})
     (said,) = local_statistics(program(mesh), followed(switch))
     assert said.severity == "warning" and said.code == "local-statistics"
-    assert "`mul` in the model takes a sum over the tokens of one rank of dp_shard=2" in said.message
+    assert "`mul` takes a sum over the tokens of one rank of dp_shard=2" in said.message
     (said,) = local_statistics(program(mesh), followed(signed))
     assert "updates bias from the tokens of one rank of dp_shard=2 alone" in said.message
 
