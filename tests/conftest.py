@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from tests import left_out
 
 # Tests fork ranks, and a process that forks must not have run OpenMP threads: before the first operation.
 torch.set_num_threads(1)
+
+# A shell ignores Ctrl-C in what it starts in the background, and every process of a test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tables are as wide as what they are written to; a runner that starts workers may have set a width for them.
 os.environ.pop("COLUMNS", None)
