@@ -250,6 +250,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--kept", action="store_true", help="run nothing: what has no row there is `not run`")
     arguments = parser.parse_args(argv)
+    if unknown := [name for name in arguments.names if name not in (*NAMES, *UNSEEN, *NEXT)]:
+        parser.error(f"there is no architecture {', '.join(unknown)}")
     kept = Path(arguments.results)
     rows = {r["name"]: r for r in json.loads(kept.read_text())} if kept.exists() else {}
     names = arguments.names or (UNSEEN if arguments.unseen else NEXT if arguments.next else NAMES)
