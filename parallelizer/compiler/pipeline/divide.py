@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import nn
-
 from parallelizer.compiler.compilation import Compilation
+from parallelizer.compiler.observe.equal_layers import longest_run
 from parallelizer.compiler.pipeline.layer_costs import layer_costs
 from parallelizer.compiler.pipeline.needs import needs_of_stages
 from parallelizer.compiler.pipeline.refusals import refusals, refusals_of_stages
@@ -54,27 +53,19 @@ def divide(state: Compilation) -> None:
         state.stages = stages
 
 
-def _layers(model: nn.Module) -> str:
-    """The path of the longest list of modules, which its layers probably are."""
-    lists = {
-        path: len(m)
-        for path, m in model.named_modules()
-        if path and isinstance(m, nn.ModuleList | nn.Sequential)
-    }
-    return max(lists, key=lambda path: lists[path], default="layers")
-
-
 def _surveyed(state: Compilation) -> Survey | None:
     """What was seen of the model's forward; None behind a finding."""
     matched = [path for path, slots in state.winners.items() if ("stage", None) in slots]
     place = state.mesh.spans.get("pp")
     if not matched:
+        run = longest_run((), state.model, least=2)
+        layers = f"{run.container}.*".lstrip(".") if run else "layers.*"
         state.find(
             "no-stages",
             f"the mesh has pp={state.mesh.sizes['pp']}, but no rule says where the model may be cut into stages",
             place,
-            f"add a rule with `stage` to the plan, such as `{_layers(state.model)}.*: stage`: the model may be cut before "
-            "each module that it matches",
+            f"add a rule with `stage` to the plan, such as `{layers}: stage`: the model may be cut before each module that it "
+            "matches",
         )
         return None
     if state.workload is None:

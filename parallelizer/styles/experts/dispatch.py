@@ -105,27 +105,22 @@ ARGUMENTS = "let `tokens`, `ids` and `weights` name the arguments of the module'
 
 def _check(names: tuple[str, str, str], tokens: Tensor, ids: Tensor, weights: Tensor) -> None:
     """Raises ExpertsError unless the arguments can be what their names in the rule say."""
-    shown = [
-        f"`{option}: {name}` is {_short(tensor)}"
-        for option, name, tensor in zip(
-            ("tokens", "ids", "weights"), names, (tokens, ids, weights), strict=True
-        )
-    ]
     if ids.dtype.is_floating_point or not weights.dtype.is_floating_point:
         raise ExpertsError(
             "the numbers of the experts of each token are integers and their weights are not, but "
-            + " and ".join(shown[1:]),
+            f"{_shown('ids', names[1], ids)} and {_shown('weights', names[2], weights)}",
             ARGUMENTS,
         )
     if ids.shape != weights.shape or ids.shape[:-1].numel() != tokens.shape[:-1].numel():
         raise ExpertsError(
-            f"each token has its features, and as many experts as weights, but {shown[0]}, {shown[1]} and {shown[2]}",
+            "each token has its features, and as many experts as weights, but "
+            f"{_shown('tokens', names[0], tokens)}, {_shown('ids', names[1], ids)} and {_shown('weights', names[2], weights)}",
             ARGUMENTS,
         )
 
 
-def _short(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _shown(option: str, name: str, tensor: Tensor) -> str:
+    return f"`{option}: {name}` is {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _travelled(
