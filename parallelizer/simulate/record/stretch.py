@@ -34,6 +34,13 @@ class Look:
     moved: Callable[[Any, int], Any]
 
 
+def in_module(item: T, module: str) -> T:
+    """`dataclasses.replace(item, module=module)` in a third of its time: a step of many layers has hundred thousands of items."""
+    made = object.__new__(type(item))
+    made.__dict__.update(item.__dict__, module=module)
+    return made
+
+
 def stretch(short: Sequence[T], longer: Sequence[T], look: Look, layers: int, *, backward: bool) -> list[T]:
     """The recording of `layers` layers from those of SHORT and SHORT + 1. In backward, layers count from the
     end.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
 from parallelizer.simulate.record.operators import Issued, Moment, Operator
-from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
+from parallelizer.simulate.record.stretch import Look, NotPeriodic, in_module, stretch_phases
 
 
 def stretch_line(short: Sequence[Moment], longer: Sequence[Moment], run: Run) -> tuple[Moment, ...]:
@@ -33,8 +33,8 @@ def stretch_line(short: Sequence[Moment], longer: Sequence[Moment], run: Run) ->
 
 def _at(moment: Moment, module: str) -> Moment:
     if isinstance(moment, Issued):
-        return dataclasses.replace(moment, entry=dataclasses.replace(moment.entry, module=module))
-    return dataclasses.replace(moment, module=module)
+        return dataclasses.replace(moment, entry=in_module(moment.entry, module))
+    return in_module(moment, module)
 
 
 def _outline(short: Sequence[Moment], longer: Sequence[Moment], more: int) -> list[Moment]:

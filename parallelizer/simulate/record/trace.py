@@ -59,7 +59,7 @@ from parallelizer.simulate.record.pipeline_step import (
 )
 from parallelizer.simulate.record.rank_classes import RankClass
 from parallelizer.simulate.record.stage_forms import CutTraffic, cut_traffic, stage_forms
-from parallelizer.simulate.record.stretch import Look, NotPeriodic, stretch_phases
+from parallelizer.simulate.record.stretch import Look, NotPeriodic, in_module, stretch_phases
 from parallelizer.simulate.record.stretch_line import stretch_line
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.simulate.trace_failed import broken_off, explained
@@ -403,9 +403,9 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
     # A path comes once for each of its allocations.
     split, join = functools.cache(run.split), functools.cache(run.join)
     look = Look(
-        content=lambda x: dataclasses.replace(x, module=split(x.module)[0]),
+        content=lambda x: in_module(x, split(x.module)[0]),
         index=lambda x: split(x.module)[1],
-        moved=lambda x, index: dataclasses.replace(x, module=join(split(x.module)[0], index)),
+        moved=lambda x, index: in_module(x, join(split(x.module)[0], index)),
     )
     ledger = stretch_phases(short.ledger, longer.ledger, lambda e: (e.phase, e.turn), look, run.count)
     more = run.count - SHORT
