@@ -18,6 +18,7 @@ from parallelizer.proof.divergence import Divergence
 from parallelizer.proof.locate import locate
 from parallelizer.proof.proof import Proof
 from parallelizer.proof.prove import prove, prove_subject
+from parallelizer.proof.tiny import shrink
 from parallelizer.report.documents import verify_document
 from parallelizer.report.text.proof import text, write
 from tests.chosen import a_fifth, chosen
@@ -52,7 +53,7 @@ def test_a_correct_plan_is_proven_and_nothing_differs(
     setup = subjects.setup(*overrides)
     assert prove(setup).passed
     ((reference, _, _, ranks, *_), verdict) = found[0]
-    small, _ = module.shrink(setup)
+    small, _ = shrink(setup)
     assert locate(small.compile(small.build_model()), reference, ranks, verdict) is None
 
 

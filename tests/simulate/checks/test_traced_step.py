@@ -54,10 +54,11 @@ def test_the_shipped_plans_waste_nothing(preset: str, plan: str) -> None:
     setup = from_config(
         *compose_config([f"parallel={preset}", "train.batch_size=2048", "train.seq_len=2048"])
     )
-    rows = setup.mesh.size("dp_replicate", "dp_shard")
-    found = linted(
-        f"parallel={preset}", f"plan={plan}", f"train.batch_size={rows}", "train.seq_len=64", "model.dim=64"
-    )
+    microbatches = setup.pipeline.microbatches if setup.pipeline is not None else 1
+    rows = setup.mesh.size("dp_replicate", "dp_shard") * (microbatches or 1)
+    sizes = [f"train.batch_size={rows}", "train.seq_len=64", "model.dim=64"]
+    layers = f"model.n_layers={max(2, setup.mesh.sizes['pp'])}"
+    found = linted(f"parallel={preset}", f"plan={plan}", layers, *sizes)
     assert found == ()
 
 
@@ -66,8 +67,8 @@ def test_whole_logits_cost_what_the_step_gathers() -> None:
     gathered = "output: {style: colwise, input: stream, output: replicate}"
     [found] = linted("parallel=tp2", *sizes, f'rules=["{gathered}"]')
     # Two parts of 2 x 64 x 512 logits in float32: half of each comes over the wire.
-    assert "2 collectives a step send 256.0 KiB, and 256.0 KiB are held" in found.message
-    assert "would hold 128.0 KiB" in found.message
+    assert "2 collectives a step send 256.0 KiB, and a rank holds 256.0 KiB" in found.message
+    assert "a vocabulary-parallel loss needs 128.0 KiB" in found.message
     assert found.span is not None and found.span.file.startswith("<override rules=")
     assert found.help is not None and "`output: shard(-1)` and `local: false`" in found.help
 
