@@ -4,7 +4,7 @@
 
 The members of a matrix hold much the same, and each costs seconds. A matrix says which of its members stand for the rest:
 by name (`chosen`), the first of every kind (`first_of_each`), or, where they differ in numbers alone, every fifth (`a_fifth`).
-Of a table that a command makes whole, `make test-all` has every pair of values (`pairs`).
+Of a table that a command makes whole, `make test-all` has every pair of values (`pairs`), or every value (`values`).
 """
 
 from __future__ import annotations
@@ -61,8 +61,17 @@ def pairs(cells: Sequence[tuple[Hashable, ...]], keep: Collection[Any]) -> list[
     """As `chosen`, of the cells of a table: those in `keep`, and as few others as it takes to have every two values of a cell
     together that the table has together. The command that makes the table runs the rest.
     """
-    places = list(combinations(range(len(cells[0])), 2))
-    of_cell = {cell: {(place, cell[place[0]], cell[place[1]]) for place in places} for cell in cells}
+    return _covering(cells, keep, 2)
+
+
+def values(cells: Sequence[tuple[Hashable, ...]], keep: Collection[Any]) -> list[Any]:
+    """As `pairs`, with every value of every column."""
+    return _covering(cells, keep, 1)
+
+
+def _covering(cells: Sequence[tuple[Hashable, ...]], keep: Collection[Any], together: int) -> list[Any]:
+    places = list(combinations(range(len(cells[0])), together))
+    of_cell = {cell: {(place, *(cell[at] for at in place)) for place in places} for cell in cells}
     left = set().union(*of_cell.values()).difference(*(of_cell[cell] for cell in keep))
     held = set(keep)
     while left:

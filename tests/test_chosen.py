@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.chosen import a_fifth, chosen, first_of_each, pairs
+from tests.chosen import a_fifth, chosen, first_of_each, pairs, values
 
 
 def default(params: list[Any]) -> list[Any]:
@@ -45,3 +45,11 @@ def test_pairs_hold_every_pair_in_few_cells_and_the_kept_ones() -> None:
     assert 39 <= len(held) < 50 and len(set(held)) == len(held)
     assert [param.values[0] for param in params if not param.marks] == keep
     assert params == pairs(cells, keep)
+
+
+def test_values_hold_every_value_in_few_cells_and_the_kept_ones() -> None:
+    cells = [(a, b) for a in "abcdefgh" for b in range(5) if (a, b) != ("c", 3)]
+    params = values(cells, [("a", 0)])
+    held = [param.values[0] for param in params]
+    assert {a for a, _ in held} == set("abcdefgh") and {b for _, b in held} == set(range(5))
+    assert 8 <= len(held) <= 10 and default(params) == [("a", 0)]

@@ -1,4 +1,5 @@
-"""The families' matrix; `python -m benchmarks.proofs families` runs all of it, and the default run one cell of each column."""
+"""The families' matrix; `python -m benchmarks.proofs families` runs all of it, `make test-all` every
+model and every column, and the default run one cell of each column."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 
 from benchmarks.proofs.families import COLUMNS, DESIGNED_WITH, Column, families, prove
 from parallelizer.diagnostics.package_folder import config_folder
-from tests.chosen import chosen
+from tests.chosen import values
 
 pytest.importorskip("transformers", reason="the optional extra `hf`")
 
@@ -16,7 +17,7 @@ ONE_A_COLUMN = list(zip(families(), COLUMNS, strict=False))
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("of", chosen(CELLS, ONE_A_COLUMN), ids=lambda of: f"{of[0]} on {of[1].name}")
+@pytest.mark.parametrize("of", values(CELLS, ONE_A_COLUMN), ids=lambda of: f"{of[0]} on {of[1].name}")
 def test_a_cell_is_proven(of: tuple[str, Column]) -> None:
     cell = prove(*of)
     assert cell.passed, cell.reason

@@ -1,4 +1,5 @@
-"""The matrix; `python -m benchmarks.proofs` runs all of it, and the default run one cell of each kind of row and of each mesh."""
+"""The matrix; `python -m benchmarks.proofs` runs all of it, `make test-all` every row and every preset, and the default run one
+cell of each kind of row and of each mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from benchmarks.proofs.show import document, listing, markdown, summary
 from parallelizer.configuration.compose import compose_config
 from parallelizer.configuration.read_setup import from_config
 from parallelizer.proof.tiny import shrink, small_mesh
-from tests.chosen import chosen
+from tests.chosen import values
 
 COLUMNS = columns()
 CELLS = [(row, preset) for row in rows() for preset in COLUMNS]
@@ -44,7 +45,7 @@ def ran(preset: str) -> str:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("of", chosen(CELLS, one_of_each_kind()), ids=lambda of: f"{of[0].name} on {of[1]}")
+@pytest.mark.parametrize("of", values(CELLS, one_of_each_kind()), ids=lambda of: f"{of[0].name} on {of[1]}")
 def test_a_cell_is_proven(of: tuple[Row, str]) -> None:
     cell = prove_cell(*of, known=KNOWN)
     assert cell.passed, cell.reason
