@@ -61,9 +61,11 @@ EXECUTING += (
 )
 """What nobody who reads a plan has reason to do."""
 
-HARMLESS_VARIABLES = ("COLUMNS", "LINES", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG", "OC_CAUSE")
-"""Read for the width of the terminal, by argparse for the language of its messages, and by OmegaConf for how much
-of an error it shows."""
+HARMLESS_VARIABLES = (
+    "COLUMNS", "LINES", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG", "OC_CAUSE", "PYTORCH_NVML_BASED_CUDA_CHECK",
+)  # fmt: skip
+"""Read for the width of the terminal, by argparse for the language of its messages, by OmegaConf for how much of an error it
+shows, and by the commands themselves, which set how torch looks for GPUs."""
 
 HYDRA = Path(hydra.__file__).parent / "conf"
 """Hydra's own configuration files."""
