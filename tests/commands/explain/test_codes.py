@@ -38,7 +38,8 @@ def test_a_code_is_explained_with_its_example_as_it_is_refused(capsys: Captured)
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_text_is_wrapped_to_the_width(width: int) -> None:
     text = explained("heads-not-divisible", width)
-    assert text.startswith("error[heads-not-divisible]: attention heads do not divide by tp\n\n")
+    head = "error[heads-not-divisible]: the number of attention heads is not divisible by tp\n\n"
+    assert text.startswith(head)
     assert all(len(line) <= width for line in text.split("\n\n")[1].split("\n"))
     assert "configs/plans/llama.yaml:" in text and "tp can be 1, 2, 4, 8" in text
 
