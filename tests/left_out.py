@@ -28,6 +28,7 @@ _TRACED = (
     "multi-hop-redistribution",
     "needs-whole",
     "optimizer-collectives",
+    "precision-cast",
     "redundant-redistribution",
     "replicated-logits",
     "replicated-sum",
