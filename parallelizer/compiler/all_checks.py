@@ -12,6 +12,7 @@ from parallelizer.compiler.checks.attention_heads import attention_heads
 from parallelizer.compiler.checks.batch_size import batch_size
 from parallelizer.compiler.checks.buffers import buffers
 from parallelizer.compiler.checks.compiled_regions import compiled_regions
+from parallelizer.compiler.checks.computed_tensors import computed_tensors
 from parallelizer.compiler.checks.dealing import dealing
 from parallelizer.compiler.checks.float8_experts import float8_experts
 from parallelizer.compiler.checks.float8_gathers import float8_gathers
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from parallelizer.compiler.compilation import Compilation
     from parallelizer.diagnostics.diagnostic import Diagnostic
 
-FIRST: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (lazy_modules,)
+FIRST: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (lazy_modules, computed_tensors)
 """What must hold before rules are matched."""
 
 CHECKS: tuple[Callable[[Compilation], Iterable[Diagnostic]], ...] = (

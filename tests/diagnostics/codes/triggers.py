@@ -213,6 +213,10 @@ def unwritable_certificate(here: Path) -> None:
     certificates.write(proven, here / "file")
 
 
+def normed() -> nn.Module:
+    return nn.utils.weight_norm(nn.Linear(8, 8))
+
+
 TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "not-as-planned": lambda folder: StepComparison(1, (), (), (3 << 30, 1 << 30)).findings(),
     "tracker-failed": lambda folder: [failed("wandb", OSError("no space left on device"))],
@@ -226,6 +230,7 @@ TRIGGERS: dict[str, Callable[[Path], Found]] = {
     "checkpoint-not-found": lambda here: broken_checkpoint("checkpoint-not-found", here),
     "checkpoint-optimizer": lambda here: broken_checkpoint("checkpoint-optimizer", here),
     "checkpoint-unwritable": lambda here: broken_checkpoint("checkpoint-unwritable", here),
+    "computed-tensor": lambda folder: findings('rules: {"": fsdp}', normed),
     "config-not-found": lambda here: raised(lambda: compose_config((), config_name="trian")),
     "data-changed": lambda here: overwritten(here / "text.txt"),
     "data-mismatch": lambda here: raised(
