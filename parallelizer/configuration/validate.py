@@ -111,6 +111,7 @@ def validating(
             origins.span("model.loss"),
             tuple(origins.set_inside("model", MODEL_KEYS).values()),
             origins.span("optim.fused") or origins.span("optim"),
+            tuple(entry for entry in setup.plan.batch.values() if entry.make is not None),
         ),
         rank=rank,
         classes=classes,

@@ -48,6 +48,8 @@ def parallelize(
     from one seed or read one file. The ranks first compare a checksum of each parameter and buffer.
     `check_values=False` skips this comparison.
 
+    Mistakes that show only in a step are not found here: see `validate`, with a workload and a loss.
+
     Raises PlanError for a mistake in the plan, and ValueError, on every rank, if ranks hold different
     values or the model is sharded already. The model is unchanged in both cases, beside lists of experts that
     `stack_experts` stacked.

@@ -25,6 +25,9 @@ from parallelizer.styles.application import Program
 
 CODE = "trace-failed"
 
+_MADE = {"positions": "int64 [rows, tokens]", "document-mask": "bool [rows, 1, tokens, tokens]"}
+"""What the batch entries are that a plan makes."""
+
 _PLACES = {"loss": "the loss", "clip": "the clipping", "optimizer": "the optimizer"}
 
 
@@ -77,12 +80,14 @@ def _model_failed(failure: StepFailure, places: Places) -> Diagnostic:
     at = f" at {failure.operator}" if failure.error == "RuntimeError" and failure.computes else ""
     reason = f"{failure.error}: {failure.text}" if failure.text else failure.error
     what = "the loss" if failure.phase == "loss" else "the model"
+    made = [Related(one.span, f"{one.name}: {_MADE[one.make or '']}") for one in places.made]
+    given = "with the entries that the plan adds to its batch" if made else "with or without the plan"
     return Diagnostic(
         "model-failed",
-        f"{what} does not run, with or without the plan: {stage}{where} fails{at}: {reason}",
+        f"{what} does not run, {given}: {stage}{where} fails{at}: {reason}",
         failure.span or (places.loss if failure.phase == "loss" else places.model),
         f"correct {what}, or its sizes in the configuration",
-        related=tuple(Related(span, "this is set here") for span in places.arguments),
+        related=(*(Related(span, "this is set here") for span in places.arguments), *made),
     )
 
 

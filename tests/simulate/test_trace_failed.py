@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from parallelizer.commands.main import main
-from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError
+from parallelizer.diagnostics.diagnostic import Diagnostic, PlanError, Span
+from parallelizer.language.plan import Buffer
+from parallelizer.simulate.follow.flow import StepFailure
+from parallelizer.simulate.places import Places
+from parallelizer.simulate.trace_failed import fails_without_the_plan
 from tests.recipes.runs import ROOT, command
 from tests.simulate import failing as models
 from tests.simulate.setups import FAILING, failing, traced
@@ -149,3 +153,17 @@ def test_a_lock_of_it_is_refused(capfd: Captured, tmp_path: Path) -> None:
     printed = capfd.readouterr()
     assert "trace-failed" in printed.err and "error[lock-incomplete]" in printed.err
     assert not file.exists()
+
+
+def test_a_model_that_cannot_take_what_the_plan_adds_to_its_batch_is_not_said_to_fail_without_the_plan() -> (
+    None
+):
+    failure = StepFailure(
+        "layers.0", "forward", "aten.mul.Tensor", "RuntimeError", "sizes differ", anywhere=True
+    )
+    made = (Buffer("index", Span("plan.yaml", 9, 12), make="positions"),)
+    found = fails_without_the_plan(failure, Places(made=made))
+    assert found.code == "model-failed"
+    assert "with the entries that the plan adds to its batch" in found.message
+    assert [(r.span.line, r.label) for r in found.related] == [(9, "index: int64 [rows, tokens]")]
+    assert "with or without the plan" in fails_without_the_plan(failure, Places()).message

@@ -563,7 +563,8 @@ class _RoleFinder:
         for path, module in self.modules.items():
             if path not in known and any(p.ndim > 1 for p in module.parameters(recurse=False)):
                 why[path] = (
-                    f"it is a {type(module).__name__}, and `init` splits linears, embeddings and experts"
+                    "the forward does not use it as a linear, an embedding or experts, which `init` splits; its class is "
+                    f"{type(module).__name__}"
                 )
         return why
 
