@@ -80,7 +80,8 @@ def _model_failed(failure: StepFailure, places: Places) -> Diagnostic:
     at = f" at {failure.operator}" if failure.error == "RuntimeError" and failure.computes else ""
     reason = f"{failure.error}: {failure.text}" if failure.text else failure.error
     what = "the loss" if failure.phase == "loss" else "the model"
-    made = [Related(one.span, f"{one.name}: {_MADE[one.make or '']}") for one in places.made]
+    entries = () if failure.phase == "loss" else places.made
+    made = [Related(one.span, f"{one.name}: {_MADE[one.make or '']}") for one in entries]
     given = "with the entries that the plan adds to its batch" if made else "with or without the plan"
     return Diagnostic(
         "model-failed",

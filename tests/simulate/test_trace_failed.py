@@ -155,9 +155,7 @@ def test_a_lock_of_it_is_refused(capfd: Captured, tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_a_model_that_cannot_take_what_the_plan_adds_to_its_batch_is_not_said_to_fail_without_the_plan() -> (
-    None
-):
+def test_a_model_that_fails_with_entries_of_the_plan_is_not_said_to_fail_without_it() -> None:
     failure = StepFailure(
         "layers.0", "forward", "aten.mul.Tensor", "RuntimeError", "sizes differ", anywhere=True
     )
