@@ -18,17 +18,17 @@ STEPS = 12
 
 def trained(where: Where, *words: str) -> Iterator[Row]:
     """One run to its end: what it printed of proof, plan and first step, its losses and its speed."""
-    yield (row := _row(where, "run", words))
+    yield (row := row_of(where, "run", ("parallel=single", *words)))
     if row["status"]:
         raise RuntimeError("the run failed")
 
 
 def resumed(where: Where) -> Iterator[Row]:
     """A run whose rank is killed after its checkpoint, beside one that is left alone: it goes on, and its losses are the same."""
-    words = ("train.checkpoint_every=4", "train.dtype=bfloat16")
-    yield (first := _row(where, "alone", words))
-    yield (second := _row(where, "killed", words, kill_after=6))
-    alone, killed = (_losses(where.folder / name) for name in ("alone", "killed"))
+    words = ("parallel=single", "train.checkpoint_every=4", "train.dtype=bfloat16")
+    yield (first := row_of(where, "alone", words))
+    yield (second := row_of(where, "killed", words, kill_after=6))
+    alone, killed = (losses_of(where.folder / name) for name in ("alone", "killed"))
     apart = [abs(a - b) / abs(a) for a, b in zip(alone, killed, strict=False)]
     yield {
         "steps": len(killed),
@@ -50,19 +50,14 @@ def resumed(where: Where) -> Iterator[Row]:
         raise RuntimeError("a command failed, or the resumed run is another one")
 
 
-def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> Row:
+def row_of(where: Where, name: str, words: Sequence[str], kill_after: int = 0, ranks: int = 1) -> Row:
+    """One run as a row. The recipe starts one rank itself, and torchrun starts several."""
     folder = where.folder / name
     # A CPU may have no fast products in 16 bits.
-    size = ("train.seq_len=64", "train.batch_size=4", "train.dtype=float32") if where.small else ()
+    size = ("train.seq_len=64", "train.batch_size=8", "train.dtype=float32") if where.small else ()
+    start = ("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}") if ranks > 1 else ()
     command = [
-        *(
-            sys.executable,
-            "-m",
-            "recipes.train",
-            "parallel=single",
-            f"device={where.device}",
-            f"train.steps={STEPS}",
-        ),
+        *(sys.executable, *start, "-m", "recipes.train", f"device={where.device}", f"train.steps={STEPS}"),
         *(f"hydra.run.dir={folder}", *words, *size),
     ]
     started = time.perf_counter()
@@ -70,8 +65,8 @@ def _row(where: Where, name: str, words: Sequence[str], kill_after: int = 0) -> 
     seconds = time.perf_counter() - started
     text = told.stdout + told.stderr
     (where.folder / f"{name}.txt").write_text(text)
-    losses = _losses(folder)
-    wanted = ("proof:", "step 1:", "warning", "error", "not compared", "rank ", "tokens/s")
+    losses = losses_of(folder)
+    wanted = ("step 1:", "warning", "error", "not compared", "tokens, ")
     said = [line.strip() for line in text.splitlines() if any(w in line for w in wanted)]
     return {
         "run": name if not words else f"{name}: {' '.join(words)}",
@@ -102,7 +97,7 @@ def _run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _losses(folder: Path) -> list[float]:
+def losses_of(folder: Path) -> list[float]:
     """The losses by step; of a step that was trained again, the last."""
     found: dict[int, float] = {}
     metrics = folder / "metrics.jsonl"
@@ -114,7 +109,7 @@ def _losses(folder: Path) -> list[float]:
 
 
 CASES = (
-    Case("recipe float32", trained, limit=150),
+    Case("recipe float32", trained, ("train.dtype=float32",), limit=150),
     Case("recipe bfloat16", trained, ("train.dtype=bfloat16", "train.profile=4:5"), limit=150),
     Case("recipe killed and resumed", resumed, limit=240),
     Case("recipe compiled", trained, ("train.dtype=bfloat16", 'rules=["layers.*: compile"]'), limit=200),

@@ -30,7 +30,10 @@ def verified(where: Where, *words: str) -> Iterator[Row]:
         raise RuntimeError("not proven")
 
 
-MESHES = ("tp2", "fsdp2", "cp2", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2", "hsdp2x2")
+MESHES = (
+    *("tp2", "fsdp2", "cp2", "fsdp2_tp2", "cp2_tp2", "fsdp2_cp2_tp2", "hsdp2x2"),
+    *("pp2", "pp2_tp2", "pp2_fsdp2"),
+)
 
 CASES = (
     *(Case(f"verify {mesh}", verified, (f"parallel={mesh}",), limit=90) for mesh in MESHES),
@@ -47,6 +50,10 @@ CASES = (
         limit=90,
     ),
     Case("verify tp2 vocabulary-parallel", verified, ("parallel=tp2", "plan=llama_tp"), limit=90),
+    Case("verify experts fsdp2_ep2", verified, ("parallel=fsdp2_ep2", "model=hf_qwen3_moe"), limit=90),
+    Case(
+        "verify experts fsdp2_ep4_tp2", verified, ("parallel=fsdp2_ep4_tp2", "model=hf_qwen3_moe"), limit=120
+    ),
     Case("verify vit tp2", verified, ("parallel=tp2", "model=vit_tiny"), limit=90),
     Case(
         "verify compiled fsdp2_tp2",

@@ -19,7 +19,7 @@ def unsharded_gradients(units: Sequence[FSDPModule]) -> list[torch.Tensor]:
     """The gradients of whole parameters that FSDP's units keep until they are reduced. There is no public way to them."""
     found = []
     for unit in units:
-        for group in _parameter_groups(unit):
+        for group in parameter_groups(unit):
             for param in group.fsdp_params:
                 whole = getattr(param, "_unsharded_param", None)
                 found += [param.unsharded_accumulated_grad, None if whole is None else whole.grad]
@@ -53,7 +53,7 @@ def reduce_gradients(units: Sequence[FSDPModule]) -> None:
         unit.set_reshard_after_backward(True, recurse=False)
         unit.set_requires_gradient_sync(True, recurse=False)
     for unit in units:
-        for group in _parameter_groups(unit):
+        for group in parameter_groups(unit):
             group.post_backward()
         done.add(unit._get_fsdp_state())
     roots = {state for state in done if state._is_root}
@@ -61,7 +61,7 @@ def reduce_gradients(units: Sequence[FSDPModule]) -> None:
         root._root_post_backward_final_callback()
 
 
-def _parameter_groups(unit: FSDPModule) -> list[Any]:
+def parameter_groups(unit: FSDPModule) -> list[Any]:
     """A unit's groups of parameters: one until torch 2.12, several since."""
     state = unit._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]

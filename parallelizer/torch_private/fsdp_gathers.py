@@ -11,6 +11,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
+from parallelizer.torch_private.backward import parameter_groups
+
 
 class GatherExtension(Protocol):
     """FSDP's two methods for tensors that say themselves what is gathered of them, with the tensor as an argument.
@@ -60,7 +62,7 @@ def extend_gathers(unit: FSDPModule, extensions: Mapping[tuple[nn.Module, str], 
     """Let these objects decide what FSDP gathers of a unit's parameters, by their module and their name in it. The unit has
     not run yet.
     """
-    for group in unit._get_fsdp_state()._fsdp_param_groups:
+    for group in parameter_groups(unit):
         for param in group.fsdp_params:
             key = param._module_info.module, param._module_info.param_name
             if key in extensions:

@@ -139,4 +139,6 @@ def split_axis(mesh: DeviceMesh, axis: str, into: dict[str, int]) -> DeviceMesh:
     """The mesh with one axis unfolded into several, under the same root: `DeviceMesh._unflatten`, which waits
     for a public name. Making a new DeviceMesh instead would make all its process groups anew.
     """
-    return mesh._unflatten(axis, tuple(into.values()), tuple(into))
+    names = mesh.mesh_dim_names or ()
+    # By its index: torch 2.11 refuses the names that a mesh has, and accepts the others.
+    return mesh._unflatten(names.index(axis), tuple(into.values()), tuple(into))
