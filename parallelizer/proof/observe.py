@@ -232,7 +232,7 @@ def _played(
     return SceneSeen(
         scene,
         done.loss.item(),
-        {n: whole_tensor(gradients[n], model, n) if n in gradients else None for n in params},
+        {n: whole_tensor(gradients[n], model, n).cpu() if n in gradients else None for n in params},
     )
 
 

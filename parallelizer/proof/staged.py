@@ -25,7 +25,9 @@ def stage_over_the_cpu() -> None:
 
 
 def staged(name: str) -> Callable[..., Any]:
-    """The operator of that name by way of the CPU. It returns when the tensors have their values, and a `send` at once."""
+    """The operator of that name by way of the CPU. It returns when the tensors have their values. `send` and `recv_` return at
+    once: a rank may begin either of them before its peer begins the other.
+    """
     operator = getattr(torch.ops.c10d, name)
 
     def call(*given: Any) -> Any:
@@ -37,12 +39,21 @@ def staged(name: str) -> Callable[..., Any]:
 
         result = operator(*torch_private.tree_map_tensors(down, given))
         work = result[-1] if isinstance(result, tuple) else result
-        if name == "send":  # its peer may send first as well, and receives behind it
+        if name == "send":
             _under_way.append((copies, work))
             return result
-        torch_private.opened_work(work).wait()
-        for tensor, copy in copies:
-            tensor.copy_(copy)
+        opened = torch_private.opened_work(work)
+
+        def arrive() -> None:
+            opened.wait()
+            for tensor, copy in copies:
+                tensor.copy_(copy)
+
+        if name == "recv_":
+            late = torch_private.LateWork(arrive)
+            _under_way.append(late)
+            return late.boxed_here()
+        arrive()
         if not isinstance(result, tuple):
             return torch_private.finished_work()
         up = {id(copy): tensor for tensor, copy in copies}

@@ -51,6 +51,7 @@ from parallelizer.torch_private.modules import outline_twin as outline_twin
 from parallelizer.torch_private.modules import replace_tensors as replace_tensors
 from parallelizer.torch_private.modules import set_child as set_child
 from parallelizer.torch_private.modules import twin as twin
+from parallelizer.torch_private.process_groups import LateWork as LateWork
 from parallelizer.torch_private.process_groups import arrived as arrived
 from parallelizer.torch_private.process_groups import exchanged as exchanged
 from parallelizer.torch_private.process_groups import fake_store as fake_store

@@ -98,6 +98,25 @@ def finished_work() -> Any:
     return work.Work.boxed(work.FakeWork())
 
 
+class LateWork(torch._C._distributed_c10d.Work):
+    """A collective under way that ends by calling a function, once, when it is waited for. An operator of `c10d` returns it
+    `boxed`. torch calls its methods only as long as something in Python holds it. Waits for a public class to derive from.
+    """
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__()
+        self._end: Callable[[], object] | None = end
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._end is not None:
+            self._end()
+            self._end = None
+        return True
+
+    def boxed_here(self) -> Any:
+        return torch._C._distributed_c10d.Work.boxed(self)
+
+
 def opened_work(value: Any) -> Any:
     """What an operator of `c10d` has returned to wait for, out of its box."""
     return torch._C._distributed_c10d.Work.unbox(value)

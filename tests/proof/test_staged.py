@@ -51,6 +51,13 @@ def sent() -> dict[str, list[float]]:
     ):
         work.wait()
     found["received"] = got[[0, -1]]
+    # Both receive before either sends.
+    arriving = torch.empty(4)
+    work = dist.irecv(arriving, peer)
+    dist.isend(mine, peer).wait()
+    assert work is not None
+    work.wait()
+    found["received first"] = arriving
     return {name: tensor.tolist() for name, tensor in found.items()}
 
 
@@ -65,4 +72,5 @@ def both() -> tuple[Any, Any]:
 def test_every_collective_has_the_values_of_torchs_own() -> None:
     for plain, by_the_cpu in run_ranks(both, 2):
         assert plain == by_the_cpu
+        assert plain["received first"] in ([0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0])
         assert plain["received"] in ([0.0, 0.0], [1.0, 1.0])

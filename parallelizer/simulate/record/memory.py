@@ -89,12 +89,13 @@ _ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default, torch.op
 
 class MemoryTracker(TorchDispatchMode):
     """Follows storages of one device type while it is active; `adopt` those that exist before. With `learns_shapes` DTensor may
-    trace operators for the first time meanwhile, on tensors that are never allocated.
+    trace operators for the first time meanwhile, on tensors that are never allocated. What kernels of the CPU take inside
+    themselves counts unless `device` is cuda: its kernels read other dtypes and uneven sizes as they are (docs/gpu.md).
     """
 
-    def __init__(self, running: Running, *, learns_shapes: bool = False) -> None:
+    def __init__(self, running: Running, *, learns_shapes: bool = False, device: str = "cpu") -> None:
         super().__init__()
-        self.running, self.learns_shapes = running, learns_shapes
+        self.running, self.learns_shapes, self.on_cpu = running, learns_shapes, device == "cpu"
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, tuple[Any, _Tracked]] = {}
@@ -145,7 +146,7 @@ class MemoryTracker(TorchDispatchMode):
             storage = result.untyped_storage()
             if (tracked := self.live.get(storage._cdata)) is not None:
                 self.resizable[storage._cdata] = weakref.ref(storage), tracked
-        scratch = self.scratch.bytes_of(func, args, kwargs, result)
+        scratch = self.scratch.bytes_of(func, args, kwargs, result) if self.on_cpu else 0
         if scratch:
             block = Allocation(scratch, "temporaries", phase.current())
             self._event(scratch, block)

@@ -278,7 +278,8 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
     running = Running(model)
     seen = TriedLoss(recipe.loss)
     loss = seen.watched()
-    ledger, memory = Ledger(program, mesh, running), MemoryTracker(running, learns_shapes=not warm)
+    ledger = Ledger(program, mesh, running)
+    memory = MemoryTracker(running, learns_shapes=not warm, device=recipe.device)
     moves: list[Move] = []
     with fake:
         allocate(model, "cpu")
