@@ -10,11 +10,14 @@ import torch
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The names of the allocator's settings, the second that of older releases of torch."""
 
-_RECORD = {
+_NCCL = {
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
-"""Let NCCL's groups remember so many collectives, and write them to a file if one exceeds its timeout."""
+"""Let NCCL's groups remember so many collectives, and write them to a file if one exceeds its timeout. And say nothing of sends
+and receives in order: those of a pipeline have a group for each direction, in which both ranks have them in one order.
+"""
 
 
 def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
@@ -26,7 +29,7 @@ def prepare_gpu_rank(local_rank: int, local_ranks: int) -> torch.device:
     if not any(name in os.environ for name in _ALLOCATOR):
         # Segments that grow leave fewer gaps. It is read when CUDA is initialised.
         os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
-    for name, value in _RECORD.items():
+    for name, value in _NCCL.items():
         os.environ.setdefault(name, value)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads(local_ranks))

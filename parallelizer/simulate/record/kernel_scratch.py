@@ -33,6 +33,21 @@ tensors.
 """
 
 
+class CudaScratch:
+    """As `Scratch`, for the kernels of CUDA, which read other dtypes and uneven sizes as they are (docs/gpu.md)."""
+
+    def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+        # The gradient times the softmax.
+        return (
+            result.numel() * result.element_size()
+            if func is torch.ops.aten._softmax_backward_data.default
+            else 0
+        )
+
+    def measure(self) -> None:
+        """Nothing here has to be watched."""
+
+
 class Scratch:
     """What operators allocate beside their results. Calls that have to be watched count from the next
     `measure` on; those that are too large count as what the table says of them, or nothing.

@@ -23,7 +23,7 @@ from parallelizer import torch_private
 from parallelizer.compiler.observe import phase
 from parallelizer.compiler.observe.running_module import Running
 from parallelizer.runtime.pipeline.channels import moving
-from parallelizer.simulate.record.kernel_scratch import Scratch
+from parallelizer.simulate.record.kernel_scratch import CudaScratch, Scratch
 from parallelizer.simulate.trace_failed import Reached
 from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 
@@ -89,17 +89,17 @@ _ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default, torch.op
 
 class MemoryTracker(TorchDispatchMode):
     """Follows storages of one device type while it is active; `adopt` those that exist before. With `learns_shapes` DTensor may
-    trace operators for the first time meanwhile, on tensors that are never allocated. What kernels of the CPU take inside
-    themselves counts unless `device` is cuda: its kernels read other dtypes and uneven sizes as they are (docs/gpu.md).
+    trace operators for the first time meanwhile, on tensors that are never allocated. `device` is cpu or cuda: whose kernels
+    take what they take inside themselves.
     """
 
     def __init__(self, running: Running, *, learns_shapes: bool = False, device: str = "cpu") -> None:
         super().__init__()
-        self.running, self.learns_shapes, self.on_cpu = running, learns_shapes, device == "cpu"
+        self.running, self.learns_shapes = running, learns_shapes
         self.events: list[Event] = []
         self.live: dict[int, _Tracked] = {}
         self.resizable: dict[int, tuple[Any, _Tracked]] = {}
-        self.scratch = Scratch()
+        self.scratch = CudaScratch() if device == "cuda" else Scratch()
         self.reached = Reached()
         self.dispatched: Callable[[], None] = lambda: None
         """Called for each operator on tensors that are made of others, DTensors say. Modes around this one do not see it."""
@@ -146,7 +146,7 @@ class MemoryTracker(TorchDispatchMode):
             storage = result.untyped_storage()
             if (tracked := self.live.get(storage._cdata)) is not None:
                 self.resizable[storage._cdata] = weakref.ref(storage), tracked
-        scratch = self.scratch.bytes_of(func, args, kwargs, result) if self.on_cpu else 0
+        scratch = self.scratch.bytes_of(func, args, kwargs, result)
         if scratch:
             block = Allocation(scratch, "temporaries", phase.current())
             self._event(scratch, block)

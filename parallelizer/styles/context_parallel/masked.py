@@ -66,6 +66,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
     if mask is not None and not mask.requires_grad and masks_fused(q, v):
         out: Tensor = _Tiled.apply(q, k, v, mask, scale)
         return out
+    if mask is None and (not is_causal or q.size(2) == k.size(2)):
+        result: Tensor = _Whole.apply(q, k, v, is_causal, scale)
+        return result
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
     with no_autocast(q.device.type):
@@ -74,6 +77,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
             q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=q.size(1) != k.size(1)
         )
     return out
+
+
+class _Whole(torch.autograd.Function):
+    """All rows as one block. torch's own attention writes grouped heads in float32 out on CUDA, with all scores."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        out, lse = block_forward(q, k, v, is_causal=is_causal, scale=scale)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options = {"is_causal": is_causal, "scale": scale}
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        refuse_second_order()
+        q, k, v, out, lse = ctx.saved_tensors
+        return *block_backward(gradients[0], q, k, v, out, lse, **ctx.options), None, None
 
 
 def gathered_attention(
