@@ -5,8 +5,8 @@
 Part 1: facts of the machine, and attention kernels against float64. Part 2: the recipe from its start to a resumed run, and
 several ranks on one device against one process. Part 3: predicted memory against the allocator's. Part 4: speed,
 of float8 too (`--only float8`).
-Each part writes PART.md and PART.json into the output folder, goes on after a failure, and stops starting cases when its minutes
-are over. `--device cpu` runs all of it with small sizes.
+Each part writes PART.md and PART.json into the output folder after each case, goes on after a failure, and stops starting cases
+when its minutes are over. `--device cpu` runs all of it with small sizes.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ def main(words: Sequence[str] | None = None) -> int:
             )
             outcomes.append(run(case, where, min(case.limit, left)))
             print(_text(outcomes[-1]), flush=True)
+            _write(said.output, part, outcomes)  # a machine that is lent may be taken back
         failed = failed or any(outcome.failure for outcome in outcomes)
         _write(said.output, part, outcomes)
     return int(failed)

@@ -5,6 +5,7 @@ determines FSDP's units.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from parallelizer.language.styles import STYLES
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Slot, tensor_placements
 from parallelizer.styles.registry import FUNCTIONS
+from parallelizer.styles.sizes import dividing
 from parallelizer.styles.target import Sharding, StyleError, Target
 
 AXES_OF_SLOT = {
@@ -66,7 +68,7 @@ class Winner:
 
 def resolve(state: Compilation) -> None:
     """Every application but fsdp's. What is wrong in the same way on several modules is reported once."""
-    failures: dict[tuple[Any, ...], list[Diagnostic]] = {}
+    failures: dict[tuple[Any, ...], list[tuple[StyleError, Diagnostic]]] = {}
     for winner in _winners(state):
         slot, use = winner.slot[0], winner.use
         if slot == "fsdp":
@@ -95,13 +97,24 @@ def resolve(state: Compilation) -> None:
                 application = dataclasses.replace(application, stacked=stacked)
         except StyleError as error:
             key = (error.code, winner.rule.span, error.option)
-            failures.setdefault(key, []).append(_failure(state, error, winner, axis))
+            failures.setdefault(key, []).append((error, _failure(state, error, winner, axis)))
             continue
         if application.axes or axis is None:
             state.applications.append(application)
-    for first, *others in failures.values():
+    state.diagnostics += _reported(list(failures.values()))
+
+
+def _reported(failures: Sequence[Sequence[tuple[StyleError, Diagnostic]]]) -> Iterator[Diagnostic]:
+    """One diagnostic for those that are alike. A size of an axis that is proposed divides what every one of them has."""
+    sizes: dict[str, list[int]] = {}
+    for error, _ in itertools.chain.from_iterable(failures):
+        if error.divided is not None:
+            sizes.setdefault(error.divided[0], []).extend(error.divided[1])
+    for (error, first), *others in failures:
         message = f"{first.message} ({len(others)} more like it)" if others else first.message
-        state.diagnostics.append(dataclasses.replace(first, message=message))
+        axis = error.divided[0] if error.divided is not None else None
+        help_text = dividing(axis, sizes[axis]) if axis is not None else first.help
+        yield dataclasses.replace(first, message=message, help=help_text)
 
 
 def _inside_of_experts(state: Compilation, path: str) -> bool:

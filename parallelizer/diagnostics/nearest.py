@@ -10,7 +10,8 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
 
     Near is one edit (a character too many, too few, another, or two neighbours swapped), two from 5
     characters on, three from 10 on. Case counts for nothing; names with nothing in common are never near.
-    After those come candidates that begin with `text`, if it has 3 characters or more.
+    After those come candidates that begin with `text`, if it has 3 characters or more, and `lr` for `learning_rate`: one of the
+    two has the first letters of the words of the other.
     """
     wanted = text.lower()
     limit = min(3, 1 + len(wanted) // 5)
@@ -20,12 +21,19 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
         distance = _distance(wanted, name, limit)
         if distance <= limit and distance < max(len(wanted), len(name), 1):
             found.append((distance, candidate))
-        elif len(wanted) >= 3 and name.startswith(wanted):
+        elif (len(wanted) >= 3 and name.startswith(wanted)) or _shortened(wanted, name):
             found.append((limit + 1, candidate))
     found.sort(key=lambda pair: pair[0])
     # Beside a name that differs only in case no other is meant; beside one a letter off, none three off.
     farthest = found[0][0] + (found[0][0] > 0) if found else 0
     return [candidate for distance, candidate in found if distance <= farthest][:n]
+
+
+def _shortened(a: str, b: str) -> bool:
+    """Whether one of two names has the first letters of the other's words, two at least."""
+    return any(
+        "_" in long and short == "".join(w[:1] for w in long.split("_")) for long, short in ((a, b), (b, a))
+    )
 
 
 def did_you_mean(text: str, known: Iterable[str], what: str) -> str:

@@ -156,19 +156,23 @@ def uneven(
     every: Iterable[int] = (),
 ) -> StyleError:
     """A size that the axis does not divide, with the sizes of the axis that divide it, and `every` as well."""
-    common = math.gcd(size, *every)
-    legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
-    shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
-    other = [n for n in dict.fromkeys(every) if n != size]
-    divisors = (
-        f"the common divisors of {', '.join(f'{n:,}' for n in (size, *other))}"
-        if other
-        else f"the divisors of {size:,}"
-    )
     axis = axes or target.axis
+    sizes = (size, *every)
     return StyleError(
         "not-divisible",
         f"{what} is {size:,}, which {axis}={ranks} does not divide",
-        f"{axis} can be {shown} ({divisors})",
+        dividing(axis, sizes),
         option,
+        divided=(axis, sizes),
     )
+
+
+def dividing(axis: str, sizes: Iterable[int]) -> str:
+    """Help for an axis that must divide all of these sizes: those that it can have."""
+    sizes = tuple(dict.fromkeys(sizes))
+    common = math.gcd(*sizes)
+    legal = [n for n in range(1, min(common, 1024) + 1) if common % n == 0]
+    shown = ", ".join(map(str, legal[:12])) + (", ..." if len(legal) > 12 else "")
+    named = ", ".join(f"{n:,}" for n in sizes[:6]) + (", ..." if len(sizes) > 6 else "")
+    divisors = f"the common divisors of {named}" if len(sizes) > 1 else f"the divisors of {named}"
+    return f"{axis} can be {shown} ({divisors})"

@@ -67,7 +67,8 @@ class Sharding:
 class StyleError(Exception):
     """A style cannot stand on this module.
 
-    `option` names the option that is wrong, if one is; `part` a key in its value, or the place of something in it.
+    `option` names the option that is wrong, if one is; `part` a key in its value, or the place of something in it. `divided`
+    has an axis and the sizes that it must divide, if that is what is wrong.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class StyleError(Exception):
         help_text: str | None = None,
         option: str | None = None,
         part: str | Span | None = None,
+        divided: tuple[str, tuple[int, ...]] | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.help, self.option, self.part = code, message, help_text, option, part
+        self.divided = divided
 
 
 def forward_names(module: nn.Module) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_rules_own_option_wins_over_the_presets() -> None:
 def test_a_mistake_in_a_presets_option_is_shown_in_the_preset() -> None:
     found = finding(rules("inner.up: colwise"), MLP, TP, options={"colwise": {"packed": (1, 4)}})
     assert (found.code, found.span) == ("not-divisible", Span("<preset>"))
+
+
+def test_sizes_of_an_axis_that_are_proposed_divide_all_that_it_divides() -> None:
+    model = llama()()
+    hidden, vocabulary = model.layers[0].feed_forward.w1.weight.shape[0], model.output.weight.shape[0]
+    found = findings(rules("layers.*.feed_forward.w[13]: colwise", "output: colwise"), llama(), mesh_of(tp=7))
+    assert [d.code for d in found] == ["not-divisible", "not-divisible"]
+    first, second = ({int(n) for n in re.findall(r"\d+", (d.help or "").partition("(")[0])} for d in found)
+    assert hidden != vocabulary
+    assert first == second == {n for n in range(1, hidden + 1) if not hidden % n and not vocabulary % n}
 
 
 def test_a_style_switched_off_is_as_if_nobody_had_written_it() -> None:

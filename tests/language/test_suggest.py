@@ -72,6 +72,21 @@ def test_only_near_names_are_found(text: str, near: list[str]) -> None:
     assert nearest(text, STYLES) == near
 
 
+@pytest.mark.parametrize(
+    ("text", "known", "meant"),
+    [
+        ("learning_rate", ["betas", "lr"], ["lr"]),
+        ("wd", ["betas", "weight_decay"], ["weight_decay"]),
+        ("rate", ["lr", "ratio_of_all"], []),
+        ("l", ["learning_rate"], []),
+    ],
+)
+def test_a_name_stands_for_the_first_letters_of_its_words(
+    text: str, known: list[str], meant: list[str]
+) -> None:
+    assert nearest(text, known) == meant
+
+
 def test_the_nearest_come_first_and_no_more_than_asked() -> None:
     assert nearest("wq", ["wk", "wo", "wv", "q", "norm", "wq"]) == ["wq"]
     assert nearest("wx", ["wk", "wo", "wv", "q", "norm", "wq"]) == ["wk", "wo", "wv"]
