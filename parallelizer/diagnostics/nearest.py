@@ -31,8 +31,10 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
 
 def _shortened(a: str, b: str) -> bool:
     """Whether one of two names has the first letters of the other's words, two at least."""
+    words = [name.split("_") for name in (a, b)]
     return any(
-        "_" in long and short == "".join(w[:1] for w in long.split("_")) for long, short in ((a, b), (b, a))
+        len(some) > 1 and all(some) and "".join(w[0] for w in some) == short
+        for some, short in zip(words, (b, a), strict=True)
     )
 
 
