@@ -1,7 +1,7 @@
 """Collectives of CUDA tensors over gloo, by way of the CPU: how several ranks of a proof share one GPU.
 
-NCCL refuses two ranks on one device, and gloo itself reads CUDA tensors in some collectives as if they lay on the CPU. A proof
-wants values and no speed: each collective copies its tensors to the CPU, waits for gloo, and copies them back.
+NCCL before release 2.30 refuses two ranks on one device, and gloo itself reads CUDA tensors in some collectives as if they lay on
+the CPU. A proof wants values and no speed: each collective copies its tensors to the CPU, waits for gloo, and copies them back.
 """
 
 from __future__ import annotations
