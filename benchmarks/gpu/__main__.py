@@ -3,8 +3,8 @@
     python -m benchmarks.gpu [--part 1..4] [--only TEXT] [--minutes 9] [--device cuda|cpu] [--output gpu]
 
 Part 1: facts of the machine, and attention kernels against float64. Part 2: the recipe from its start to a resumed run, and
-several ranks on one device against one process. Part 3: predicted memory against the allocator's. Part 4: speed,
-of float8 too (`--only float8`).
+several ranks on one device against one process, over gloo and over NCCL. Part 3: predicted memory against the allocator's.
+Part 4: speed, of float8 too (`--only float8`).
 Each part writes PART.md and PART.json into the output folder after each case, goes on after a failure, and stops starting cases
 when its minutes are over. `--device cpu` runs all of it with small sizes.
 """

@@ -83,10 +83,20 @@ def run(case: Case, where: Where, limit: float) -> Outcome:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and what it started, which shares its session unless it made one of its own."""
+    """The process and what it started: torchrun gives each rank a session of its own."""
+    for started in (*descendants(process.pid), process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(started, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have."""
+    told = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    children = [int(word) for word in told.split()]
+    return [*children, *(one for child in children for one in descendants(child))]
 
 
 def _why(log: Path, status: int) -> str:

@@ -1,5 +1,5 @@
-"""Several ranks on one device over NCCL, started by torchrun: their losses beside those of one rank, and what is said of a stuck
-one.
+"""Several ranks on one device over NCCL, started by torchrun: their losses beside those of one rank, and what the
+ranks print if one of them is stopped.
 
 NCCL takes several ranks on one GPU from 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1. If torch brings an older one, name a newer
 library in LD_PRELOAD: the package `nvidia-nccl-cu13` has it in `nvidia/nccl/lib/libnccl.so.2`. The ranks share the GPU in turns,
@@ -8,6 +8,7 @@ so their times say nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -18,11 +19,11 @@ from collections.abc import Callable, Iterator
 
 import torch  # noqa: F401  loads NCCL
 
-from benchmarks.gpu.cases import Case, Row, Where
+from benchmarks.gpu.cases import Case, Row, Where, descendants
 from benchmarks.gpu.recipe import losses_of, row_of
 
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
-"""What NCCL needs for ranks that share a GPU: leave, and kernels small enough to stand beside each other."""
+"""Settings for ranks that share a GPU: NCCL permits it, and its kernels are small enough to run at the same time."""
 
 ON_A_CPU = ("parallel=fsdp2_tp2",)
 
@@ -65,18 +66,23 @@ def stuck(where: Where) -> Iterator[Row]:
         launcher = subprocess.Popen(
             command, stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **SHARED}
         )
+        children: list[int] = []
         try:
             _wait(lambda: len(losses_of(folder)) >= 6 or launcher.poll() is not None, 90)
+            if len(losses_of(folder)) < 6:
+                raise RuntimeError("the ranks did not train six steps")
             found = ["pgrep", "-P", str(launcher.pid), "-f", "recipes.train"]
-            children = subprocess.run(found, capture_output=True, text=True).stdout.split()
-            if not children:
-                raise RuntimeError("the ranks did not start")
-            os.kill(int(children[-1]), signal.SIGSTOP)
+            children = [int(w) for w in subprocess.run(found, capture_output=True, text=True).stdout.split()]
+            os.kill(children[-1], signal.SIGSTOP)
             since = time.perf_counter()
             _wait(lambda: launcher.poll() is not None, 90)
             ended = launcher.poll()
         finally:
+            for process in (*descendants(launcher.pid), *children):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             launcher.kill()
+            launcher.wait()
     seconds = f"{time.perf_counter() - since:.0f}" if ended is not None else "not"
     lines = (where.folder / "said.txt").read_text().splitlines()
     wanted = ("stand", "stuck", "collective", "Timeout", "rank ", "behind")

@@ -17,7 +17,7 @@ STEPS = 12
 
 
 def trained(where: Where, *words: str) -> Iterator[Row]:
-    """One run to its end: what it printed of proof, plan and first step, its losses and its speed."""
+    """One run to its end: what it printed of its first step and its end, and its losses."""
     yield (row := row_of(where, "run", ("parallel=single", *words)))
     if row["status"]:
         raise RuntimeError("the run failed")

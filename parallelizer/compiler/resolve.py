@@ -101,19 +101,34 @@ def resolve(state: Compilation) -> None:
             continue
         if application.axes or axis is None:
             state.applications.append(application)
-    state.diagnostics += _reported(list(failures.values()))
+    state.diagnostics += _reported(list(failures.values()), _sharded_sizes(state) if failures else {})
 
 
-def _reported(failures: Sequence[Sequence[tuple[StyleError, Diagnostic]]]) -> Iterator[Diagnostic]:
-    """One diagnostic for those that are alike. A size of an axis that is proposed divides what every one of them has."""
+def _sharded_sizes(state: Compilation) -> dict[str, list[int]]:
+    """The sizes of parameters' dimensions that one axis alone shards."""
     sizes: dict[str, list[int]] = {}
+    for name, by_axis in tensor_placements(state.applications).items():
+        for axis, placement in by_axis.items():
+            if placement.dim is not None and [p.dim for p in by_axis.values()].count(placement.dim) == 1:
+                sizes.setdefault(axis, []).append(state.parameters[name].shape[placement.dim])
+    return sizes
+
+
+def _reported(
+    failures: Sequence[Sequence[tuple[StyleError, Diagnostic]]], sizes: dict[str, list[int]]
+) -> Iterator[Diagnostic]:
+    """One diagnostic for those that are alike. The sizes proposed for an axis divide every size that this axis failed to divide,
+    and `sizes`.
+    """
     for error, _ in itertools.chain.from_iterable(failures):
         if error.divided is not None:
             sizes.setdefault(error.divided[0], []).extend(error.divided[1])
     for (error, first), *others in failures:
         message = f"{first.message} ({len(others)} more like it)" if others else first.message
-        axis = error.divided[0] if error.divided is not None else None
-        help_text = dividing(axis, sizes[axis]) if axis is not None else first.help
+        help_text = first.help
+        if error.divided is not None:
+            axis, own = error.divided
+            help_text = dividing(axis, (*own, *sizes[axis]))
         yield dataclasses.replace(first, message=message, help=help_text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -10,8 +11,8 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
 
     Near is one edit (a character too many, too few, another, or two neighbours swapped), two from 5
     characters on, three from 10 on. Case counts for nothing; names with nothing in common are never near.
-    After those come candidates that begin with `text`, if it has 3 characters or more, and `lr` for `learning_rate`: one of the
-    two has the first letters of the words of the other.
+    After those come candidates that begin with `text`, if it has 3 characters or more, and abbreviations: `lr` and
+    `learning_rate` find each other, because one consists of the first letters of the other's words.
     """
     wanted = text.lower()
     limit = min(3, 1 + len(wanted) // 5)
@@ -31,7 +32,7 @@ def nearest(text: str, candidates: Iterable[str], n: int = 3) -> list[str]:
 
 def _shortened(a: str, b: str) -> bool:
     """Whether one of two names has the first letters of the other's words, two at least."""
-    words = [name.split("_") for name in (a, b)]
+    words = [re.split("[_-]", name) for name in (a, b)]
     return any(
         len(some) > 1 and all(some) and "".join(w[0] for w in some) == short
         for some, short in zip(words, (b, a), strict=True)

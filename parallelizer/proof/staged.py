@@ -1,7 +1,8 @@
 """Collectives of CUDA tensors over gloo, by way of the CPU: how several ranks of a proof share one GPU.
 
-NCCL before release 2.30 refuses two ranks on one device, and gloo itself reads CUDA tensors in some collectives as if they lay on
-the CPU. A proof wants values and no speed: each collective copies its tensors to the CPU, waits for gloo, and copies them back.
+NCCL refuses two ranks on one device, from release 2.30 on unless a variable permits it. gloo itself reads CUDA tensors in some
+collectives as if they lay on the CPU. A proof wants values and no speed: each collective copies its tensors to the CPU, waits for
+gloo, and copies them back; a receive does so when it is waited for.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def stage_over_the_cpu() -> None:
 
 
 def staged(name: str) -> Callable[..., Any]:
-    """The operator of that name by way of the CPU. It returns when the tensors have their values. `send` and `recv_` return at
-    once: a rank may begin either of them before its peer begins the other.
+    """The operator of that name by way of the CPU. `send` and `recv_` return at once, so that a rank may begin either before its
+    peer begins the other; a receive fills its tensor when it is waited for. All other operators return when their tensors
+    have their values.
     """
     operator = getattr(torch.ops.c10d, name)
 

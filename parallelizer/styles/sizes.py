@@ -163,7 +163,10 @@ def uneven(
         f"{what} is {size:,}, which {axis}={ranks} does not divide",
         dividing(axis, sizes),
         option,
-        divided=(axis, sizes),
+        # Groups, or the sum of parts, are no axis.
+        divided=(axis, sizes)
+        if ranks == math.prod(target.sizes.get(a, 0) for a in axis.split(" x "))
+        else None,
     )
 
 

@@ -99,8 +99,9 @@ def finished_work() -> Any:
 
 
 class LateWork(torch._C._distributed_c10d.Work):
-    """A collective under way that ends by calling a function, once, when it is waited for. An operator of `c10d` returns it
-    `boxed`. torch calls its methods only as long as something in Python holds it. Waits for a public class to derive from.
+    """A collective under way that ends by calling a function, once, when it is waited for, whatever the timeout. An operator of
+    `c10d` returns it boxed. torch calls its methods only as long as something in Python holds it. Waits for a public class to
+    derive from.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:

@@ -53,6 +53,16 @@ def test_sizes_of_an_axis_that_are_proposed_divide_all_that_it_divides() -> None
     assert first == second == {n for n in range(1, hidden + 1) if not hidden % n and not vocabulary % n}
 
 
+def test_packings_that_do_not_add_up_propose_sizes_each_for_itself() -> None:
+    text = rules(
+        "layers.*.attention.wq: {style: colwise, packed: [1, 6]}",
+        "layers.*.feed_forward.w1: {style: colwise, packed: [1, 6]}",
+    )
+    first, second = findings(text, llama(), TP)
+    assert first.help is not None and second.help is not None
+    assert "common" not in first.help and "common" not in second.help
+
+
 def test_a_style_switched_off_is_as_if_nobody_had_written_it() -> None:
     text = rules(
         "inner.up: colwise", "layers: {style: fsdp, optional: true}", '"": fsdp', "inner: checkpoint"

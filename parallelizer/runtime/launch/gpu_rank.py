@@ -15,8 +15,8 @@ _NCCL = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",
 }
-"""Let NCCL's groups remember so many collectives, and write them to a file if one exceeds its timeout. And say nothing of sends
-and receives in order: those of a pipeline have a group for each direction, in which both ranks have them in one order.
+"""NCCL's groups record so many collectives, and write them to a file after a timeout. torch's warning about serialized sends and
+receives is off: each channel of a pipeline has its own group, in which both ranks have the same order.
 """
 
 

@@ -34,15 +34,15 @@ tensors.
 
 
 class CudaScratch:
-    """As `Scratch`, for the kernels of CUDA, which read other dtypes and uneven sizes as they are (docs/gpu.md)."""
+    """What CUDA's kernels allocate beside their results. They read mixed dtypes and uneven sizes without copies, so only the
+    backward of softmax counts. Seen on an H200: docs/gpu.md.
+    """
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-        # The gradient times the softmax.
-        return (
-            result.numel() * result.element_size()
-            if func is torch.ops.aten._softmax_backward_data.default
-            else 0
-        )
+        if func is not torch.ops.aten._softmax_backward_data.default:
+            return 0
+        grad: torch.Tensor = args[0]
+        return grad.numel() * grad.element_size()
 
     def measure(self) -> None:
         """Nothing here has to be watched."""

@@ -89,8 +89,8 @@ _ADDING = (torch.ops.aten.add.Tensor, torch.ops.aten.index_put.default, torch.op
 
 class MemoryTracker(TorchDispatchMode):
     """Follows storages of one device type while it is active; `adopt` those that exist before. With `learns_shapes` DTensor may
-    trace operators for the first time meanwhile, on tensors that are never allocated. `device` is cpu or cuda: whose kernels
-    take what they take inside themselves.
+    trace operators for the first time meanwhile, on tensors that are never allocated. `device`, cpu or
+    cuda, selects what kernels allocate inside themselves.
     """
 
     def __init__(self, running: Running, *, learns_shapes: bool = False, device: str = "cpu") -> None:

@@ -66,7 +66,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
     if mask is not None and not mask.requires_grad and masks_fused(q, v):
         out: Tensor = _Tiled.apply(q, k, v, mask, scale)
         return out
-    if mask is None and (not is_causal or q.size(2) == k.size(2)):
+    square = not is_causal or q.size(2) == k.size(2)
+    if mask is None and square and q.dtype == torch.float32 and q.size(1) != k.size(1):
         result: Tensor = _Whole.apply(q, k, v, is_causal, scale)
         return result
     if mask is not None and mask.dtype != torch.bool:
@@ -80,7 +81,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: b
 
 
 class _Whole(torch.autograd.Function):
-    """All rows as one block. torch's own attention writes grouped heads in float32 out on CUDA, with all scores."""
+    """Attention without a mask as one block. On CUDA, torch's attention computes grouped heads in float32 from single operators,
+    which hold all scores.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:

@@ -2,8 +2,8 @@
 sequence.
 
 One all-to-all sends queries, keys and values, another the result (DeepSpeed Ulysses; Jacobs et al., 2023).
-Between them runs plain attention, so any mask and torch's own kernels work, and all ranks have equal work for
-any mask. Query and key heads must divide by the ranks.
+Between them each rank computes attention over the whole sequence (`masked.attend`), so any mask works, and all
+ranks have equal work for any mask. Query and key heads must divide by the ranks.
 """
 
 from __future__ import annotations

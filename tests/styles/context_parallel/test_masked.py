@@ -13,7 +13,7 @@ from parallelizer.styles.context_parallel import masked
 from parallelizer.styles.context_parallel.dealing import by_cost, document_mask, per_document
 from parallelizer.styles.context_parallel.masked import attend, tiles
 from parallelizer.styles.context_parallel.order import Contiguous, Order, padded
-from tests.styles.context_parallel.reference import masked_attention, relative_error
+from tests.styles.context_parallel.reference import masked_attention, plain_attention, relative_error
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,6 +76,24 @@ def test_outputs_and_gradients_are_those_of_the_definition(added: bool, heads: i
         torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(right, (q, k, v), grad), strict=True
     ):
         assert relative_error(a, b) < 1e-14
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_float32_without_a_mask_is_right_with_grouped_heads_and_without(causal: bool, kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(kv_heads)
+    q, k, v = (
+        torch.randn(2, heads, 12, 8, generator=generator, requires_grad=True)
+        for heads in (4, kv_heads, kv_heads)
+    )
+    grad = torch.randn(2, 4, 12, 8, generator=generator)
+    out = attend(q, k, v, mask=None, is_causal=causal, scale=0.3)
+    right, _ = plain_attention(q, k, v, is_causal=causal, scale=0.3)
+    assert relative_error(out.detach(), right.detach()) < 1e-6
+    for a, b in zip(
+        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(right, (q, k, v), grad), strict=True
+    ):
+        assert relative_error(a, b) < 1e-6
 
 
 def test_a_row_that_sees_nothing_has_no_output_and_gives_no_gradient() -> None:
