@@ -55,11 +55,16 @@ def stuck(where: Where) -> Iterator[Row]:
         yield left
         return
     folder = where.folder / "run"
+    waits = (
+        {"stuck_after": 5, "collective_timeout": 20}
+        if where.small
+        else {"stuck_after": 10, "collective_timeout": 25}
+    )
     small = ("train.seq_len=64", "train.batch_size=8") if where.small else ()
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"),
         *("-m", "recipes.train", f"device={where.device}", "parallel=fsdp2_tp2", "train.steps=100000"),
-        *("train.dtype=float32", "launch.stuck_after=10", "launch.collective_timeout=25"),
+        *("train.dtype=float32", *(f"launch.{name}={seconds}" for name, seconds in waits.items())),
         *(f"hydra.run.dir={folder}", *small),
     ]
     with (where.folder / "said.txt").open("w") as said:

@@ -77,6 +77,7 @@ def test_only_near_names_are_found(text: str, near: list[str]) -> None:
     [
         ("learning_rate", ["betas", "lr"], ["lr"]),
         ("wd", ["betas", "weight_decay"], ["weight_decay"]),
+        ("cp", ["colwise", "context-parallel"], ["context-parallel"]),
         ("rate", ["lr", "ratio_of_all"], []),
         ("l", ["learning_rate"], []),
     ],
