@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -138,12 +139,15 @@ def _apply_all(
     for name in frozen:  # which torch's SequenceParallel forgets
         if name in there:
             there[name].requires_grad_(False)
+    before = {name: model.get_parameter(name) for name in itertools.chain.from_iterable(tied)}
     for part in parts:
         own = live if part.stage is None else replace(live, others=others_of(part.stage))
         for application in part.program:
             if application.slot not in ("params", "io"):
                 _apply(application, part, own)
         add_notes(part.program, part.model)
+    # FSDP replaces a parameter in the modules of a stage. A module that no forward calls is in none of them.
+    tie(model, [sorted(group, key=lambda name: model.get_parameter(name) is before[name]) for group in tied])
 
 
 def _module(application: Application, part: AppliedPart) -> nn.Module:
