@@ -80,7 +80,7 @@ COMMANDS: dict[str, Callable[[], int | None]] = {
 FILES = {"recipes.train": train.__file__, "recipes.generate": generate.__file__}
 
 
-def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: float = 60.0) -> Ended:
+def typed(*arguments: str, cwd: Path, module: str = "recipes.train", timeout: float = 180.0) -> Ended:
     """`python -m MODULE ARGUMENTS` in the folder `cwd`, in a process forked from this one.
 
     So it need not import torch again; all else is as for the command. A process that it leaves behind is an
