@@ -84,7 +84,8 @@ CHECKPOINT, SELECTIVE = (
 )
 
 
-def _inner(method: str) -> str:
+def method_rule(method: str) -> str:
+    """The override that gives context parallelism this method."""
     return f'rules=["layers.*.attention.inner: {{style: context-parallel, method: {method}}}"]'
 
 
@@ -97,7 +98,9 @@ CASES = (
     _case("8B fsdp8 8 layers", B8, FSDP8, LONG, "train.batch_size=8", CUT),
     _case("8B fsdp8 selective", B8, FSDP8, LONG, "train.batch_size=8", SELECTIVE),
     _case("8B cp2_tp8 8 layers", B8, "parallel.mesh.cp=2", TP8, LONG, "train.batch_size=1", CUT),
-    _case("8B cp4 ring 8 layers", B8, "parallel.mesh.cp=4", LONG, "train.batch_size=1", CUT, _inner("ring")),
+    _case(
+        "8B cp4 ring 8 layers", B8, "parallel.mesh.cp=4", LONG, "train.batch_size=1", CUT, method_rule("ring")
+    ),
     _case(
         "8B cp4 ulysses 8 layers",
         B8,
@@ -105,7 +108,7 @@ CASES = (
         LONG,
         "train.batch_size=1",
         CUT,
-        _inner("ulysses"),
+        method_rule("ulysses"),
     ),
     _case("8B hsdp2x16_tp8", B8, "parallel=hsdp2x16_tp8", LONG, "train.batch_size=32"),
     _case(

@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterator
 import torch  # noqa: F401  loads NCCL
 
 from benchmarks.gpu.cases import Case, Row, Where, descendants
+from benchmarks.gpu.memory import method_rule
 from benchmarks.gpu.recipe import losses_of, row_of
 
 SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 """Settings for ranks that share a GPU: NCCL permits it, and its kernels are small enough to run at the same time."""
 
 ON_A_CPU = ("parallel=fsdp2_tp2",)
+"""The one mesh that runs on a CPU, where its ranks meet over gloo."""
 
 CLOSE = 1e-3
 """The largest relative difference of a loss in float32 after twelve steps."""
@@ -118,14 +120,11 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.2)
 
 
-RING = 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'
-ULYSSES = 'rules=["layers.*.attention.inner: {style: context-parallel, method: ulysses}"]'
-
 CASES = (
     Case("nccl fsdp2_tp2", trained, (4, "parallel=fsdp2_tp2"), limit=120),
     Case("nccl cp2_tp2", trained, (4, "parallel=cp2_tp2"), limit=120),
-    Case("nccl cp2 ring", trained, (2, "parallel=cp2", RING), limit=120),
-    Case("nccl cp2 ulysses", trained, (2, "parallel=cp2", ULYSSES), limit=120),
+    Case("nccl cp2 ring", trained, (2, "parallel=cp2", method_rule("ring")), limit=120),
+    Case("nccl cp2 ulysses", trained, (2, "parallel=cp2", method_rule("ulysses")), limit=120),
     Case("nccl hsdp2x2", trained, (4, "parallel=hsdp2x2"), limit=120),
     Case("nccl pp2_tp2", trained, (4, "parallel=pp2_tp2"), limit=120),
     Case("nccl pp2_fsdp2", trained, (4, "parallel=pp2_fsdp2"), limit=120),

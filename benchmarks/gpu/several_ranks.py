@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.gpu.cases import Case, Row, Where
+from benchmarks.gpu.memory import method_rule
 
 
 def verified(where: Where, *words: str) -> Iterator[Row]:
@@ -40,13 +41,13 @@ CASES = (
     Case(
         "verify cp2 ring",
         verified,
-        ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ring}"]'),
+        ("parallel=cp2", method_rule("ring")),
         limit=90,
     ),
     Case(
         "verify cp2 ulysses",
         verified,
-        ("parallel=cp2", 'rules=["layers.*.attention.inner: {style: context-parallel, method: ulysses}"]'),
+        ("parallel=cp2", method_rule("ulysses")),
         limit=90,
     ),
     Case("verify tp2 vocabulary-parallel", verified, ("parallel=tp2", "plan=llama_tp"), limit=90),

@@ -37,7 +37,7 @@ from parallelizer.language.styles import STYLES
 from parallelizer.styles import fsdp
 from parallelizer.styles.application import Application, Slot, tensor_placements
 from parallelizer.styles.registry import FUNCTIONS
-from parallelizer.styles.sizes import dividing
+from parallelizer.styles.sizes import dividing, own_tensors
 from parallelizer.styles.target import Sharding, StyleError, Target
 
 AXES_OF_SLOT = {
@@ -105,12 +105,15 @@ def resolve(state: Compilation) -> None:
 
 
 def _sharded_sizes(state: Compilation) -> dict[str, list[int]]:
-    """The sizes of parameters' dimensions that one axis alone shards."""
+    """The sizes of parameters' dimensions that one axis alone shards, under every name of a tied one."""
     sizes: dict[str, list[int]] = {}
-    for name, by_axis in tensor_placements(state.applications).items():
-        for axis, placement in by_axis.items():
-            if placement.dim is not None and [p.dim for p in by_axis.values()].count(placement.dim) == 1:
-                sizes.setdefault(axis, []).append(state.parameters[name].shape[placement.dim])
+    for application in state.applications:
+        own = own_tensors(state.modules[application.module])
+        for name, by_axis in application.params.items():
+            for axis, placement in by_axis.items():
+                alone = [p.dim for p in by_axis.values()].count(placement.dim) == 1
+                if placement.dim is not None and alone and name in own:  # experts may be stacked later
+                    sizes.setdefault(axis, []).append(own[name].shape[placement.dim])
     return sizes
 
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import parallelizer as pz
@@ -18,6 +19,19 @@ from tests.styles.models import Mlp, around
 
 MLP = around(Mlp)
 TP = mesh_of(tp=2)
+
+
+class Shared(nn.Module):
+    """Two layers with one parameter, and one of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6, False), nn.Linear(6, 6, False), nn.Linear(6, 10, False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.c(self.b(self.a(x)))
+        return y
 
 
 def rules(*lines: str) -> str:
@@ -51,6 +65,12 @@ def test_sizes_of_an_axis_that_are_proposed_divide_all_that_it_divides() -> None
     first, second = ({int(n) for n in re.findall(r"\d+", (d.help or "").partition("(")[0])} for d in found)
     assert hidden != vocabulary
     assert first == second == {n for n in range(1, hidden + 1) if not hidden % n and not vocabulary % n}
+
+
+def test_proposed_sizes_divide_a_tied_parameter_under_each_of_its_names() -> None:
+    found = finding(rules("'{a,b}': colwise", "c: colwise"), Shared, mesh_of(tp=3))
+    assert found.message.startswith("dimension 0 of c.weight is 10")
+    assert found.help == "tp can be 1, 2 (the common divisors of 10, 6)"
 
 
 def test_packings_that_do_not_add_up_propose_sizes_each_for_itself() -> None:
