@@ -1,6 +1,4 @@
-"""Gradients of a parallel model: the sum of partial gradients, the norm over all ranks, in which replicated
-gradients count once, and clipping.
-"""
+"""Gradients of a parallel model: the norm over all ranks, in which replicated gradients count once, and clipping."""
 
 from __future__ import annotations
 
@@ -11,23 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from parallelizer import torch_private
-
-
-def sum_partial(parameters: Iterable[torch.Tensor]) -> None:
-    """Sum over their axes the gradients that lie partial, so that each lies as its parameter does.
-
-    Sequence parallelism leaves norms' gradients so. Done once here; an optimizer or a norm that meets partial
-    gradients would reduce them again in every operation.
-    """
-    for param in parameters:
-        gradient = param.grad
-        if (
-            isinstance(param, DTensor)
-            and isinstance(gradient, DTensor)
-            and gradient.placements != param.placements
-        ):
-            param.grad = gradient.redistribute(placements=param.placements)
-
+from parallelizer.runtime.partial_gradients import sum_partial
 
 Axis = tuple[str, tuple[int, ...]]
 """One axis of one mesh: its name, and the ranks of its process group. Not the group's own name: torch remembers what operators

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from parallelizer.runtime.gradients import clip_factor, clip_grad_norm_, grad_norm, scale_, sum_partial
+from parallelizer.runtime.gradients import clip_factor, clip_grad_norm_, grad_norm, scale_
 from tests.ranks import run_ranks
 
 SHAPES = [(8, 4), (5, 3), (7,), (1,), (3, 8), (6, 6), (2, 2)]
@@ -106,23 +106,6 @@ def test_a_gradient_that_is_missing_on_one_rank_stops_nobody() -> None:
 
     # All of the one and half of the other.
     assert [n.item() for n in run_ranks(worker, 2)] == [pytest.approx((4 * 4 + 2 * 4) ** 0.5)] * 2
-
-
-@pytest.mark.ranks
-def test_partial_gradients_come_to_lie_as_their_parameters() -> None:
-    def worker() -> None:
-        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-        whole = torch.arange(6.0).reshape(2, 3)
-        param = with_gradient(whole, mesh, Partial())
-        assert isinstance(param.grad, DTensor) and param.grad.placements == (Partial(),)
-        sum_partial([param, with_gradient(whole, None), nn.Parameter(torch.ones(1))])
-        assert param.grad.placements == (Replicate(),)
-        torch.testing.assert_close(param.grad.to_local(), whole)
-        before = param.grad
-        sum_partial([param])
-        assert param.grad is before  # nothing to do
-
-    run_ranks(worker, 2)
 
 
 # One process

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from parallelizer import cross_entropy
+from parallelizer.styles import sharded_logits
 from parallelizer.styles.sharded_logits import plain, taken_sharded
+from parallelizer.torch_private import TorchDispatchMode, tree_leaves
 from tests.ranks import run_ranks
 
 IGNORED = -100
@@ -61,6 +65,52 @@ def test_every_vocabulary_and_dtype_gives_the_loss_and_gradient_of_one_process(r
             assert torch.allclose(leaf.grad.full_tensor().double(), gradient, rtol=exact, atol=exact)
 
     run_ranks(worker, ranks)
+
+
+@pytest.mark.parametrize(
+    "piece", [1, 14, 16, 2**26]
+)  # logits: more pieces than rows, uneven pieces, even ones, one
+def test_computed_in_pieces_the_loss_and_gradient_are_those_of_all_at_once(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded_logits, "PIECE", piece)
+
+    def worker() -> None:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        for columns, labels, dtype in CASES:
+            logits, targets = given(columns, labels, dtype)
+            loss, gradient = expected(logits, targets)
+            for leaf in (
+                logits.detach().clone().requires_grad_(),
+                distribute_tensor(logits.detach(), mesh, [Shard(-1)]).requires_grad_(),
+            ):
+                total = cross_entropy(leaf, targets)
+                (total / 8).backward()
+                exact = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-6}[dtype]
+                assert torch.allclose(total.double(), loss, rtol=exact, atol=exact)
+                assert leaf.grad is not None
+                exact = 4e-3 if dtype == torch.bfloat16 else exact
+                assert torch.allclose(plain(leaf.grad).double(), gradient / 8, rtol=exact, atol=exact)
+
+    run_ranks(worker, 2)
+
+
+def test_in_16_bits_no_tensor_of_all_logits_is_made_in_float32() -> None:
+    logits = torch.zeros(2**10, 2**17, dtype=torch.bfloat16, device="meta", requires_grad=True)
+
+    class Largest(TorchDispatchMode):
+        bytes = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor) and leaf.dtype == torch.float32:
+                    self.bytes = max(self.bytes, leaf.nbytes)
+            return result
+
+    with Largest() as largest:
+        cross_entropy(logits, torch.zeros(2**10, dtype=torch.int64, device="meta")).backward()
+    assert largest.bytes == 4 * sharded_logits.PIECE == logits.nbytes
 
 
 def test_logits_that_lie_otherwise_are_laid_out_first() -> None:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from parallelizer.compiler.observe.equal_layers import SHORT, Run
+from parallelizer.simulate.record.ledger import Collective
 from parallelizer.simulate.record.operators import Issued, Moment, Operator
 from parallelizer.simulate.record.stretch import Look, NotPeriodic, in_module, stretch_phases
 
@@ -44,6 +45,9 @@ def _outline(short: Sequence[Moment], longer: Sequence[Moment], more: int) -> li
     if len(short) == len(longer):
         return [_grown(a, b, more) for a, b in zip(short, longer, strict=True)]
     sums = []
+    issued = [[m for m in moments if isinstance(m, Issued)] for moments in (short, longer)]
+    if len(issued[0]) != len(issued[1]):
+        raise NotPeriodic
     for moments in (short, longer):
         operators = [m for m in moments if isinstance(m, Operator)]
         if not operators:
@@ -52,10 +56,23 @@ def _outline(short: Sequence[Moment], longer: Sequence[Moment], more: int) -> li
         sums.append(
             dataclasses.replace(operators[0], moved=moved, kernels=kernels, kind="memory", sizes=None)
         )
-    return [_grown(sums[0], sums[1], more), *(m for m in longer if not isinstance(m, Operator))]
+    return [_grown(sums[0], sums[1], more), *(_grown(a, b, more) for a, b in zip(*issued, strict=True))]
+
+
+def grown_entry(short: Collective, longer: Collective, more: int) -> Collective:
+    """A collective that carries something of each layer. NotPeriodic if the two differ in anything but their bytes."""
+    if dataclasses.replace(longer, payload_bytes=short.payload_bytes, wire_bytes=short.wire_bytes) != short:
+        raise NotPeriodic
+    return dataclasses.replace(
+        short,
+        payload_bytes=short.payload_bytes + more * (longer.payload_bytes - short.payload_bytes),
+        wire_bytes=short.wire_bytes + more * (longer.wire_bytes - short.wire_bytes),
+    )
 
 
 def _grown(short: Moment, longer: Moment, more: int) -> Moment:
+    if isinstance(short, Issued) and isinstance(longer, Issued):
+        return dataclasses.replace(short, entry=grown_entry(short.entry, longer.entry, more))
     if not (isinstance(short, Operator) and isinstance(longer, Operator)):
         return short
     return dataclasses.replace(

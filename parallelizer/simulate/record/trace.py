@@ -60,7 +60,7 @@ from parallelizer.simulate.record.pipeline_step import (
 from parallelizer.simulate.record.rank_classes import RankClass
 from parallelizer.simulate.record.stage_forms import CutTraffic, cut_traffic, stage_forms
 from parallelizer.simulate.record.stretch import Look, NotPeriodic, in_module, stretch_phases
-from parallelizer.simulate.record.stretch_line import stretch_line
+from parallelizer.simulate.record.stretch_line import grown_entry, stretch_line
 from parallelizer.simulate.record.time_line import TimeLine
 from parallelizer.simulate.trace_failed import broken_off, explained
 from parallelizer.styles.application import Program
@@ -408,8 +408,15 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
         index=lambda x: split(x.module)[1],
         moved=lambda x, index: in_module(x, join(split(x.module)[0], index)),
     )
-    ledger = stretch_phases(short.ledger, longer.ledger, lambda e: (e.phase, e.turn), look, run.count)
     more = run.count - SHORT
+    ledger = stretch_phases(
+        short.ledger,
+        longer.ledger,
+        lambda e: (e.phase, e.turn),
+        look,
+        run.count,
+        lambda a, b: _grown(a, b, more),
+    )
     changes = stretch_phases(
         short.changes,
         longer.changes,
@@ -422,6 +429,15 @@ def _stretched(short: Recording, longer: Recording, run: Run, rank: int) -> Trac
     moves = stretch_phases(short.moves, longer.moves, lambda m: (m.phase, m.turn), look, run.count)
     line = stretch_line(short.line, longer.line, run)
     return Trace(rank, tuple(ledger), usage(before, changes), run, moves=tuple(moves), line=line)
+
+
+def _grown(short: Sequence[Collective], longer: Sequence[Collective], more: int) -> list[Collective]:
+    """Collectives of a phase outside forward and backward, some of which carry something of each layer. NotPeriodic if there are
+    more of them with more layers.
+    """
+    if len(short) != len(longer):
+        raise NotPeriodic
+    return [grown_entry(a, b, more) for a, b in zip(short, longer, strict=True)]
 
 
 def local_parts(workload: Workload, program: Program, mesh: Any) -> list[dict[str, torch.Tensor]]:
