@@ -55,6 +55,9 @@ def _only_summed(gradient: DTensor, param: DTensor) -> tuple[int, ...]:
 def _sum_together(pairs: list[Pair]) -> None:
     """Sum gradients of one mesh, one dtype and the same axes by one all-reduce for each axis."""
     param, gradient = pairs[0]
+    if len(pairs) == 1:
+        param.grad = gradient.redistribute(placements=param.placements)
+        return
     parts = [each.to_local() for _, each in pairs]
     flat = torch.cat([part.flatten() for part in parts])
     for axis in _only_summed(gradient, param):

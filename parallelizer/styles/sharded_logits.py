@@ -116,6 +116,13 @@ def _into(gradient: Tensor, softmax: Tensor, column: Tensor, here: Tensor, scale
     gradient.copy_(softmax.mul_(scale[:, None]))
 
 
+def _terms(logits: Tensor, largest: Tensor, column: Tensor, here: Tensor) -> Tensor:
+    """Of some rows, [2, rows]: the sum of the exponentials, and the label's own logit; both less the largest logit."""
+    shifted = logits.to(largest.dtype, copy=True).sub_(largest[:, None])
+    own = shifted.gather(-1, column[:, None])[:, 0]
+    return torch.stack([shifted.exp_().sum(-1), own.where(here, 0)])
+
+
 class _PlainLogits(torch.autograd.Function):
     """Logits [tokens, columns] of any floating dtype, labels [tokens] -> the sum of the losses."""
 
@@ -168,11 +175,8 @@ class _VocabularyParallel(torch.autograd.Function):
         here = (labels >= first) & (labels < first + held)
         column = (labels - first).clamp(0, max(0, held - 1))
         terms = largest.new_zeros(2, len(labels))
-        for some, greatest, theirs, sums, own in _pieces(logits, largest, column, *terms) if held else ():
-            shifted = some.to(wide, copy=True).sub_(greatest[:, None])
-            own.copy_(shifted.gather(-1, theirs[:, None])[:, 0])
-            sums.copy_(shifted.exp_().sum(-1))
-        terms[1].masked_fill_(~here, 0)
+        if held:
+            terms = torch.cat([_terms(*some) for some in _pieces(logits, largest, column, here)], 1)
         dist.all_reduce(terms, group=group)
         log_sum = terms[0].log()
         ctx.save_for_backward(logits, column, here, counts, largest + log_sum)

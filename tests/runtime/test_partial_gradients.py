@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from parallelizer.runtime.partial_gradients import SMALL, sum_partial
 from tests.ranks import run_ranks
@@ -37,21 +37,27 @@ def test_small_gradients_of_one_mesh_and_axes_are_summed_by_one_all_reduce_for_e
             stride=split.stride(),
         )
         split.grad = half
-        expected = [whole(4), whole(2, 3), whole(7), whole(3), whole(SMALL // 8 + 1), whole(4), whole(6)]
-        placed = [
-            with_gradient(
-                expected[0], mesh, Replicate(), Partial()
-            ),  # summed with the next but one, and with `split`
-            with_gradient(expected[1], mesh, Partial(), Partial()),  # alone over two axes
-            with_gradient(expected[2], mesh, Replicate(), Partial()),
-            with_gradient(expected[3], mesh["tp"], Partial()),  # another mesh
-            with_gradient(expected[4], mesh, Replicate(), Partial()),  # large: alone
-            with_gradient(expected[5], mesh, Replicate(), Replicate()),
-            with_gradient(expected[6], None),
+        over_tp, over_both = (Replicate(), Partial()), (Partial(), Partial())
+        kinds: list[tuple[tuple[int, ...], DeviceMesh | None, tuple[Placement, ...]]] = [
+            ((4,), mesh, over_tp),  # with two others over tp, `split` among them
+            ((2, 3), mesh, over_both),  # with one other over both
+            ((7,), mesh, over_tp),
+            ((3,), mesh["tp"], (Partial(),)),  # the only one of its mesh
+            ((2,), mesh, over_both),
+            ((SMALL // 8 + 1,), mesh, over_tp),  # large
+            ((4,), mesh, (Replicate(), Replicate())),
+            ((6,), None, ()),
         ]
+        expected = [whole(*shape) for shape, _, _ in kinds]
+        placed = [with_gradient(e, on, *lies) for e, (_, on, lies) in zip(expected, kinds, strict=True)]
         sent: list[int] = []
         reduce = dist.all_reduce
-        with patch.object(dist, "all_reduce", lambda t, **k: (sent.append(t.numel()), reduce(t, **k))):
+
+        def counted(tensor: Tensor, group: dist.ProcessGroup) -> None:
+            sent.append(tensor.numel())
+            reduce(tensor, group=group)
+
+        with patch.object(dist, "all_reduce", counted):
             sum_partial([*placed, split, nn.Parameter(torch.ones(1))])
         for param, value in zip([*placed, split], [*expected, of_split], strict=True):
             gradient = param.grad
@@ -70,8 +76,8 @@ def test_small_gradients_of_one_mesh_and_axes_are_summed_by_one_all_reduce_for_e
 
     for rank, sent in enumerate(run_ranks(worker, 4)):
         rows = 3 if rank < 2 else 2  # of `split`
-        # The groups of (dp_shard, tp) in the order of their first member; the large one goes through DTensor.
-        assert sent == [4 + 7 + 3 * rows, 6, 6, 3]
+        # In the order of the first of each kind; DTensor sums what comes alone.
+        assert sent == [4 + 7 + 3 * rows, 6 + 2, 6 + 2]
 
 
 @pytest.mark.ranks

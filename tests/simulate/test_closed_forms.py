@@ -51,10 +51,11 @@ def test_tensor_and_sequence_parallelism(layers: int, tp: int, checkpoint: bool)
         assert len(of(tuple(inside), kind="all_gather", payload_bytes=stream)) == (6 if checkpoint else 4)
         assert len(of(tuple(inside), kind="reduce_scatter", payload_bytes=stream)) == (5 if checkpoint else 4)
         assert len(inside) == (11 if checkpoint else 8)
-    norms = [e for e in of(entries, kind="all_reduce", payload_bytes=WIDTH * 4) if e not in loss]
-    assert len(norms) == 2 * layers + 1 and {e.module.rpartition("norm")[1:] for e in norms} == {("norm", "")}
-    [last] = of(entries, kind="all_reduce", payload_bytes=4)  # the gradient norm
-    assert len(entries) == len(gathers) + len(scatters) + len(norms) + len(loss) + 1 and last == entries[-1]
+    norms, last = of(
+        entries, kind="all_reduce", phase="clip"
+    )  # the gradients of all norms, and the gradient norm
+    assert (norms.payload_bytes, last.payload_bytes) == ((2 * layers + 1) * WIDTH * 4, 4)
+    assert len(entries) == len(gathers) + len(scatters) + len(loss) + 2 and last == entries[-1]
 
 
 def bytes_of(case: Case) -> tuple[int, int]:

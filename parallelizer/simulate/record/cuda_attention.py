@@ -14,22 +14,12 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
-from parallelizer.compiler.observe.function_mode import FunctionMode
 from parallelizer.styles.context_parallel.kernels import added_to_scores
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-class CudaAttention(FunctionMode):
-    """Runs what has the shapes, and stores what the kernels of CUDA store. Dropout and DTensors are left to torch."""
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is not F.scaled_dot_product_attention:
-            return super().call(func, args, kwargs)
-        return _attend(*args, **kwargs)
-
-
-def _attend(
+def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -39,6 +29,7 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
+    """Computes attention, and stores what the kernels of CUDA store. Dropout and DTensors are left to torch."""
     q, k, v = query, key, value
     rest: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     plain = not any(isinstance(t, DTensor) for t in (q, k, v)) and not dropout_p and q.ndim == 4

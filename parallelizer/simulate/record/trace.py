@@ -34,7 +34,7 @@ from parallelizer.runtime.step import Loss, train_step
 from parallelizer.simulate.fake_world import enter_fake_world
 from parallelizer.simulate.record.action_lines import PipelineLines, RankLines, rank_lines
 from parallelizer.simulate.record.additive_loss import TriedLoss, refuse_other_than_sums
-from parallelizer.simulate.record.cuda_attention import CudaAttention
+from parallelizer.simulate.record.cuda_operators import CudaOperators
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import (
     MemoryChange,
@@ -292,7 +292,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
         for part in parts:
             memory.adopt(part.values(), "batch")
     with explained(program, running, lambda: memory.reached), counted_random_states(memory):
-        with FlexAttention(), attention_of(recipe.device), fake, memory:
+        with FlexAttention(), operators_of(recipe.device), fake, memory:
             if pipeline is not None:
                 pipeline.sample = sample(pipeline)[:1]
             if warm:
@@ -319,7 +319,7 @@ def record(program: Program, model: nn.Module, recipe: Recipe, rank: int, *, war
         with (
             watched(lambda m: moves.append(dataclasses.replace(m, module=running.current))),
             FlexAttention(),
-            attention_of(recipe.device),
+            operators_of(recipe.device),
             fake,
             ledger,
             memory,
@@ -378,9 +378,9 @@ def microbatch_and_forms(
     return first, stage_forms(program, model, mesh, first, fake)
 
 
-def attention_of(device: str) -> AbstractContextManager[object]:
-    """Inside, attention is what it is on the device."""
-    return CudaAttention() if device == "cuda" else nullcontext()
+def operators_of(device: str) -> AbstractContextManager[object]:
+    """Inside, operators store what they store on the device."""
+    return CudaOperators() if device == "cuda" else nullcontext()
 
 
 def not_compiled(program: Program) -> Program:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from parallelizer.simulate.record.cuda_attention import CudaAttention
+from parallelizer.simulate.record.cuda_operators import CudaOperators
 from parallelizer.simulate.record.trace import trace
 from tests.simulate.setups import llama
 
@@ -19,7 +19,7 @@ def test_it_computes_attention(kind: str, dtype: torch.dtype, bound: float) -> N
     k, v = (torch.randn(2, 2, 6, 8, generator=generator).to(dtype).requires_grad_() for _ in range(2))
     mask = torch.ones(6, 6, dtype=torch.bool).tril() if kind == "mask" else None
     words = {"attn_mask": mask, "is_causal": kind == "causal", "enable_gqa": True}
-    with CudaAttention():
+    with CudaOperators():
         out = F.scaled_dot_product_attention(q, k, v, **words)
     wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
     right = F.scaled_dot_product_attention(*wide, **words)
