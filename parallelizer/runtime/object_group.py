@@ -1,8 +1,9 @@
 """Groups for what is not a tensor of the step: objects, and the messages of checkpoints.
 
-NCCL takes tensors on GPUs only. A world of NCCL has one group of gloo beside it, over all ranks, for both. A group of gloo
-opens a connection to every other rank, so that there is only this one: the mesh's axes have none. A world of gloo carries
-objects itself, and a group for each `Checkpoints` the messages of its thread.
+NCCL takes tensors on GPUs only. A world of NCCL has one group of gloo beside it, over all ranks, for both; the mesh's axes
+have none. By default a group of gloo connects every rank to every other. In this group a rank connects to those that it
+exchanges messages with: two neighbours to gather objects, in a world of any size. A world of gloo carries objects itself, and a
+group for each `Checkpoints` the messages of its thread.
 
 Checkpoints are written in a thread beside the training. Two threads must not use one group at the same time, since
 their messages would meet in another order on another rank. So the main thread waits until the thread has ended.
@@ -10,10 +11,12 @@ their messages would meet in another order on another rank. So the main thread w
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 TIMEOUT = 1800.0
@@ -79,5 +82,8 @@ def _gloo() -> dist.ProcessGroup | None:
     world = dist.group.WORLD
     if _made.world is not world:  # the group of another world was destroyed with it
         _made.world, _made.threads = world, []
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # connect when the first message is sent
         _made.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT))
+        # Connect to both neighbours while every rank is here: to connect to a rank that has ended takes several timeouts.
+        dist.all_reduce(torch.zeros(1), group=_made.group)
     return _made.group

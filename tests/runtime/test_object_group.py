@@ -121,7 +121,13 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "TORCH_FR_BUFFER_SIZE"):
+    for name in (
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "OMP_NUM_THREADS",
+        "TORCH_FR_BUFFER_SIZE",
+        "TORCH_GLOO_LAZY_INIT",
+    ):
         monkeypatch.setenv(name, "")  # so that the test's end removes what is set now
         monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
@@ -179,6 +185,26 @@ def shared() -> list[list[int]]:
         object_group.lend(threading.Thread(target=write))
         said.append(gathered(dist.get_rank()))
     return said
+
+
+def opened() -> int:
+    """How many sockets a rank has more after objects have been gathered in the group."""
+
+    def sockets() -> int:
+        files = Path("/proc/self/fd").iterdir()
+        return sum(os.readlink(file).startswith("socket:") for file in files if file.is_symlink())
+
+    before = sockets()
+    with mock.patch.object(dist, "get_backend_config", lambda group=None: "cuda:nccl"):
+        gathered(dist.get_rank())
+    return sockets() - before
+
+
+@pytest.mark.ranks
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_a_rank_has_as_many_sockets_for_objects_in_a_larger_world() -> None:
+    """A listener, and a connection to each neighbour."""
+    assert (run_ranks(opened, 3), run_ranks(opened, 6)) == ([3] * 3, [3] * 6)
 
 
 @pytest.mark.ranks
