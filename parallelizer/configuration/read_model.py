@@ -77,6 +77,7 @@ def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
     says = written if isinstance(written, Mapping) else {}
     shape, dtype = says.get("shape"), str(says.get("dtype", "int64"))
     bounds, ignore, data = says.get("range", [0, 2]), says.get("ignore"), says.get("data")
+    ascending = says.get("ascending", False)
     if not isinstance(shape, list) or not all(d in ("batch", "sequence") or is_whole(d) for d in shape):
         key, wrong = "shape", "needs a shape of the words batch and sequence, and of numbers"
     elif dtype not in DTYPES:
@@ -87,8 +88,10 @@ def _entry(reading: Reading, name: str, written: Any) -> Entry | None:
         key, wrong = "ignore", "has an `ignore` that is not a whole number"
     elif data is not None and not isinstance(data, str):
         key, wrong = "data", "has a `data` that is not the name of an entry"
+    elif not isinstance(ascending, bool) or (ascending and "sequence" not in shape):
+        key, wrong = "ascending", "needs `ascending` true or false, and true only with a sequence"
     else:
-        return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore, data)
+        return Entry(tuple(shape), dtype, (bounds[0], bounds[1]), ignore, data, ascending)
     here = f"model.batch.{name}"
     span = reading.origins.span(f"{here}.{key}") or reading.span(here)
     reading.findings.error("wrong-type", f"{here} {wrong}", span, ENTRY_HELP)

@@ -32,7 +32,8 @@ class Entry:
     of whole numbers.
 
     `ignore` is the label value that the loss ignores, if there is one. `data` is the data's name for the
-    entry, if it differs from the model's.
+    entry, if it differs from the model's. With `ascending`, the numbers of an example ascend along the
+    sequence, as those of packed documents.
     """
 
     shape: tuple[str | int, ...]
@@ -40,6 +41,7 @@ class Entry:
     range: tuple[int, int] = (0, 2)
     ignore: int | None = None
     data: str | None = None
+    ascending: bool = False
 
     def sequence_dim(self) -> int | None:
         """The sequence dimension, or None."""
@@ -89,5 +91,8 @@ class Workload:
             elif dtype.is_floating_point:
                 batch[name] = torch.randn(shape, dtype=dtype, generator=generator).to(device)
             else:
-                batch[name] = torch.randint(*entry.range, shape, dtype=dtype, generator=generator).to(device)
+                numbers = torch.randint(*entry.range, shape, dtype=dtype, generator=generator)
+                if entry.ascending:
+                    numbers = numbers.sort(dim=entry.sequence_dim() or 0).values
+                batch[name] = numbers.to(device)
         return batch
