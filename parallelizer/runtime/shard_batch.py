@@ -40,7 +40,8 @@ def shard_batch(
     Entries in the plan's `buffers.batch` are split along their dim; an entry of one row applies to all
     rows. An entry made by `positions` is the global position of each local token, int64 [rows, local
     sequence]. An entry made by `document-mask` says which tokens attend to which in packed documents, bool
-    [rows, 1, local sequence, sequence]. Both are also made without context parallelism and without a mesh.
+    [rows, 1, local sequence, sequence]. It has no elements until an operator reads them: attention does not.
+    Both are also made without context parallelism and without a mesh.
     If an entry has a `pad`, a length that does not divide is padded, and `unshard` removes the padding.
     With `device`, the result is on that device. The returned tensors store their order; copies of them do
     not. `axes` renames the axes of a DeviceMesh with other names, as in `rename_axes`.

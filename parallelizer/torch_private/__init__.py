@@ -14,6 +14,12 @@ from parallelizer.torch_private.attention import flash_attention_cuda as flash_a
 from parallelizer.torch_private.attention import (
     flash_attention_cuda_backward as flash_attention_cuda_backward,
 )
+from parallelizer.torch_private.attention import (
+    flash_attention_of_sequences as flash_attention_of_sequences,
+)
+from parallelizer.torch_private.attention import (
+    flash_attention_of_sequences_backward as flash_attention_of_sequences_backward,
+)
 from parallelizer.torch_private.attention import multi_head_attention_forward as multi_head_attention_forward
 from parallelizer.torch_private.backward import fsdp_modules as fsdp_modules
 from parallelizer.torch_private.backward import gather_once as gather_once
@@ -26,6 +32,7 @@ from parallelizer.torch_private.compiling import compiled_graphs as compiled_gra
 from parallelizer.torch_private.compiling import raised_while_compiling as raised_while_compiling
 from parallelizer.torch_private.compiling import stops_recomputation as stops_recomputation
 from parallelizer.torch_private.cuda import forked_after_cuda as forked_after_cuda
+from parallelizer.torch_private.elementless import Elementless as Elementless
 from parallelizer.torch_private.fake_tensors import FakeTensors as FakeTensors
 from parallelizer.torch_private.fake_tensors import GroupedProducts as GroupedProducts
 from parallelizer.torch_private.flex import NOT_FLEX as NOT_FLEX

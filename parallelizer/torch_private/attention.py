@@ -70,6 +70,48 @@ def flash_attention_cuda_backward(
     return op(grad_out, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, seed, offset, scale=scale)
 
 
+# FlashAttention over sequences of several lengths, one after another. The public `torch.nn.attention.varlen.varlen_attn` calls
+# the same operators, and keeps its copies of keys and values for backward: of each layer. Its parameters changed between torch
+# 2.10 and 2.13; those of the operators that are given here did not.
+def flash_attention_of_sequences(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_begins: torch.Tensor,
+    key_begins: torch.Tensor,
+    longest: tuple[int, int],
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse [heads, queries]; see parallelizer/styles/context_parallel/varlen.py. Begins are int32, with the end of the
+    last sequence; `longest` are the most queries and the most keys of a sequence. With fewer queries than keys, the causal mask
+    lets the last query see all keys.
+    """
+    op = torch.ops.aten._flash_attention_forward.default
+    out, lse, *_ = op(q, k, v, query_begins, key_begins, *longest, 0.0, True, False, scale=scale)
+    return out, lse
+
+
+def flash_attention_of_sequences_backward(
+    grad_out: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    query_begins: torch.Tensor,
+    key_begins: torch.Tensor,
+    longest: tuple[int, int],
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of q, k and v."""
+    # There was no dropout, so that the state of its random numbers is not read.
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)
+    offset = torch.empty(0, device=q.device)
+    op = torch.ops.aten._flash_attention_backward.default
+    given = (grad_out, q, k, v, out, lse, query_begins, key_begins, *longest)
+    return op(*given, 0.0, True, seed, offset, scale=scale)
+
+
 def attention_written_out(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parallelizer.proof.prove import prove
-from parallelizer.styles.context_parallel import buffers
+from parallelizer.styles.context_parallel import document_mask
 from tests.chosen import marks_at
 from tests.proof import subjects
 from tests.proof.faults import on_ranks
@@ -52,7 +53,9 @@ class Packed(nn.Module):
         return self.head(x + self.o(self.attend(q, k, v, mask).transpose(1, 2).flatten(2)))
 
 
-def overrides(folder: Path, preset: str, method: str, balance: str, length: int) -> list[str]:
+def overrides(
+    folder: Path, preset: str, method: str, balance: str, length: int, ascending: bool = True
+) -> list[str]:
     plan = folder / "plan.yaml"
     plan.write_text(PLAN.format(method=method, balance=balance))
     return [
@@ -60,29 +63,32 @@ def overrides(folder: Path, preset: str, method: str, balance: str, length: int)
         f"model._target_={__name__}.Packed",
         f"plan={plan}",
         f"train.seq_len={length}",
-        "++model.batch.document_ids={shape: [batch, sequence], dtype: int64, range: [0, 3]}",
+        "++model.batch.document_ids={shape: [batch, sequence], dtype: int64, range: [0, 3], "
+        f"ascending: {str(ascending).lower()}}}",
     ]
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("preset", "method", "balance", "length"),
+    ("preset", "method", "balance", "length", "ascending"),
     [
-        pytest.param("cp2", "all-gather", "per-document", 12, marks=marks_at(0)),
-        pytest.param("cp2", "ring", "by-cost", 11, marks=marks_at(1)),
-        pytest.param("cp2_tp2", "ulysses", "auto", 10, marks=marks_at(2)),
-        pytest.param("cp2_tp2", "all-gather", "none", 13, marks=marks_at(2)),
+        pytest.param("cp2", "all-gather", "per-document", 12, True, marks=marks_at(0)),
+        pytest.param("cp2", "ring", "by-cost", 11, True, marks=marks_at(1)),
+        pytest.param("cp2_tp2", "ulysses", "auto", 10, True, marks=marks_at(2)),
+        pytest.param("cp2_tp2", "all-gather", "none", 13, True, marks=marks_at(2)),
+        pytest.param("cp2_tp2", "ulysses", "auto", 10, False, marks=marks_at(2)),
     ],
 )
 def test_packed_documents_are_proven_in_every_order(
-    tmp_path: Path, preset: str, method: str, balance: str, length: int
+    tmp_path: Path, preset: str, method: str, balance: str, length: int, ascending: bool
 ) -> None:
-    proof = prove(subjects.setup(*overrides(tmp_path, preset, method, balance, length)))
+    proof = prove(subjects.setup(*overrides(tmp_path, preset, method, balance, length, ascending)))
     assert proof.passed, proof.divergence
 
 
-def _wrong_columns(right: Any, ids: Tensor, rows: Tensor) -> Tensor:
-    return right(ids, rows).roll(1, -1)
+def _wrong_columns(right: Any, ids: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+    columns: Tensor = right(ids, rows, device).roll(1, -1)
+    return columns
 
 
 @pytest.mark.ranks
@@ -94,7 +100,7 @@ def test_a_wrong_mask_is_found_and_the_order_is_known_where_it_can_be(
     tmp_path: Path, balance: str, said: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        on_ranks(patch, buffers, "document_mask", _wrong_columns)
+        on_ranks(patch, document_mask, "made", _wrong_columns)
         proof = prove(subjects.setup(*overrides(tmp_path, "cp2", "all-gather", balance, 12)))
     assert not proof.passed and proof.divergence is not None
     assert said in proof.divergence.description

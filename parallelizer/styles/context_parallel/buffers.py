@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from parallelizer.language.glob import parse_glob
 from parallelizer.language.plan import AXES, Plan
 from parallelizer.mesh import describe, rename_axes
-from parallelizer.styles.context_parallel.dealing import document_mask, order_for
+from parallelizer.styles.context_parallel import document_mask
+from parallelizer.styles.context_parallel.dealing import order_for
 from parallelizer.styles.context_parallel.order import Order, order_of, padded, static_order, tagged
 from parallelizer.styles.context_parallel.sequence import CurrentOrder, gather_sequence
 
@@ -59,7 +60,7 @@ def shard_tokens(
 
     `batch` holds this data rank's rows as whole sequences, the same on every rank of `cp`. An entry made by `positions` is
     the global position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
-    documents, bool [batch, 1, local sequence, sequence]; both also without context parallelism, and without a mesh. Where
+    documents, bool [batch, 1, local sequence, sequence], without elements (`document_mask`); both also without context parallelism, and without a mesh. Where
     an entry has a `pad`, a length that does not divide is padded, and `unshard` leaves the padding out. With `device`, what
     is returned lies there; the tensors know how they were dealt out, and copies of them do not. `axes` renames the axes of a
     DeviceMesh that has names of its own, as in `rename_axes`.
@@ -89,7 +90,10 @@ def shard_tokens(
         positions = order.positions(rows, rank).to(batch[first].device)
         for name, make in makes.items():
             if make == "document-mask":
-                local[name] = document_mask(batch[_documents(plan, batch)], positions)
+                documents = batch[_documents(plan, batch)]
+                where = torch.device(device) if device is not None else documents.device
+                made = document_mask.made(documents, positions, where)
+                local[name] = document_mask.dense(made) if _compiles(plan) else made
             else:
                 local[name] = positions.expand(batch[first].size(0), -1) if buffer.dim else positions
     if device is not None:
@@ -108,6 +112,11 @@ def _documents(plan: Plan, batch: Mapping[str, Tensor]) -> str:
     raise ValueError(
         "a document-mask cannot be made: no entry of the batch has `documents: true` in the plan"
     )
+
+
+def _compiles(plan: Plan) -> bool:
+    """Whether the plan compiles modules: their code reads a mask itself, and is the same for all documents."""
+    return any(use.style == "compile" for rule in plan.rules for use in rule.uses)
 
 
 def unshard(

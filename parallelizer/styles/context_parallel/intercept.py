@@ -29,7 +29,7 @@ from torch.overrides import TorchFunctionMode
 from parallelizer import torch_private
 from parallelizer.styles.context_parallel import flex
 from parallelizer.styles.context_parallel.attention import context_attention
-from parallelizer.styles.context_parallel.kernels import has_autocast
+from parallelizer.styles.context_parallel.kernels import as_autocast
 from parallelizer.styles.context_parallel.order import Order
 from parallelizer.styles.context_parallel.sequence import PASS_DEVICE, UNKNOWN, CurrentOrder, GatherSequence
 
@@ -350,7 +350,7 @@ def _attend(
     if isinstance(call.attn_mask, DTensor):
         region.refuse("attn_mask is a DTensor", "give it as a plain tensor, of this rank's rows")
     local, rewrap = _to_local(region, *tensors)
-    q, k, v = (_as_autocast(t) for t in local)
+    q, k, v = (as_autocast(t) for t in local)
     if not q.dim() == k.dim() == v.dim() or q.dim() not in (3, 4):
         region.refuse(
             f"q, k, v of shapes {_shapes(q, k, v)} are not supported", "give all of them four dimensions"
@@ -390,7 +390,7 @@ def _attend_flex(region: _Region, call: torch_private.FlexCall) -> torch_private
     for see in _observers:
         see(*tensors)
     local, rewrap = _to_local(region, *tensors)
-    q, k, v = (_as_autocast(t) for t in local)
+    q, k, v = (as_autocast(t) for t in local)
     try:
         answer = flex.attention(region, call, q, k, v, _first(call.query))
     except ValueError as error:
@@ -456,14 +456,6 @@ def _share_of(tensor: Tensor) -> int:
             if placement.is_shard():
                 share = share * tensor.device_mesh.size(axis) + tensor.device_mesh.get_local_rank(axis)
     return share
-
-
-def _as_autocast(tensor: Tensor) -> Tensor:
-    """In the dtype that autocast would have given the call we replace."""
-    device = tensor.device.type
-    if not has_autocast(device) or not torch.is_autocast_enabled(device):
-        return tensor
-    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
 
 
 def _group_of(group_or_mesh: dist.ProcessGroup | DeviceMesh) -> dist.ProcessGroup:

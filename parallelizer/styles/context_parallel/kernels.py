@@ -141,6 +141,15 @@ def _kernel(q: Tensor, v: Tensor, mask: Tensor | None) -> Kernel:
     return _masked_kernel(q, v)
 
 
+def takes_flash(q: Tensor, v: Tensor) -> bool:
+    """Whether FlashAttention takes queries and values for sequences of several lengths. Of tensors without values only the dtype
+    and the sizes are asked: a plan in 16 bits is one for CUDA.
+    """
+    if q.dtype not in _HALF or q.size(-1) != v.size(-1) or q.size(-1) % 8 or q.size(-1) > 256:
+        return False
+    return not torch_private.has_values(q) or (q.device.type == "cuda" and _generation(q.device) >= (8, 0))
+
+
 def _masked_kernel(q: Tensor, v: Tensor) -> Kernel:
     """The kernel for a block under a mask, of any dtype."""
     # Meta tensors take the CPU's: the same shapes as any other kernel, without a matrix of scores.
@@ -228,6 +237,14 @@ def no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
     if has_autocast(device_type):
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
+
+
+def as_autocast(tensor: Tensor) -> Tensor:
+    """In the dtype that autocast gives the arguments of torch's attention."""
+    device = tensor.device.type
+    if not has_autocast(device) or not torch.is_autocast_enabled(device):
+        return tensor
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.get_autocast_dtype(device))
 
 
 @torch.compiler.assume_constant_result  # torch 2.11 cannot compile the question, and would break the graph

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from parallelizer import torch_private
+from parallelizer.styles.context_parallel import packed
+from parallelizer.styles.context_parallel.document_mask import DocumentMask
 from parallelizer.styles.context_parallel.gathering import gather, refuse_second_order, scatter_sum
 from parallelizer.styles.context_parallel.kernels import (
     accumulation_dtype,
@@ -63,6 +65,11 @@ def check(mask: Tensor, q: Tensor, k: Tensor, order: Order) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     """Attention of all rows of q over all of k and v, with grouped heads; `mask` as `check` returns it."""
+    if isinstance(mask, DocumentMask):
+        calls = mask.calls()
+        if calls is not None:
+            return packed.attend(q, k, v, calls, scale)
+        mask = mask.dense()
     if mask is not None and not mask.requires_grad and masks_fused(q, v):
         out: Tensor = _Tiled.apply(q, k, v, mask, scale)
         return out
@@ -130,6 +137,8 @@ class _Gather(torch.autograd.Function):
 
 def of_heads(mask: Tensor, local_rows: int, group: dist.ProcessGroup, order: Order) -> Tensor:
     """The mask of all rows, for this rank's heads."""
+    if isinstance(mask, DocumentMask):
+        return mask.whole()
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     if mask.size(2) == local_rows and local_rows > 1:
         mask = order.whole(GatherSequence.apply(mask, 2, group, order), 2)
