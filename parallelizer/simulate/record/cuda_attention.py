@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 
 from parallelizer import torch_private
+from parallelizer.styles.context_parallel.document_mask import DocumentMask
 from parallelizer.styles.context_parallel.kernels import added_to_scores
 
 HALF = (torch.float16, torch.bfloat16)
@@ -35,6 +36,7 @@ def attend(
     plain = not any(isinstance(t, DTensor) for t in (q, k, v)) and not dropout_p and q.ndim == 4
     if (
         not plain
+        or isinstance(attn_mask, DocumentMask)
         or q.dtype not in (*HALF, torch.float32)
         or (attn_mask is not None and attn_mask.requires_grad)
     ):

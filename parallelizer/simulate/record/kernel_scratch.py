@@ -35,17 +35,26 @@ tensors.
 
 class CudaScratch:
     """What CUDA's kernels allocate beside their results. They read mixed dtypes and uneven sizes without copies, so only the
-    backward of softmax counts. Seen on an H200: docs/gpu.md.
+    backwards of softmax and of FlashAttention count. The first was seen on an H200 (docs/gpu.md), the second is in its source.
     """
 
     def bytes_of(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
-        if func is not torch.ops.aten._softmax_backward_data.default:
-            return 0
-        grad: torch.Tensor = args[0]
-        return grad.numel() * grad.element_size()
+        if func is torch.ops.aten._softmax_backward_data.default:
+            grad: torch.Tensor = args[0]
+            return grad.numel() * grad.element_size()
+        if func is torch.ops.aten._flash_attention_backward.default:
+            return _flash_backward(*args[1:3])
+        return 0
 
     def measure(self) -> None:
         """Nothing here has to be watched."""
+
+
+def _flash_backward(q: torch.Tensor, k: torch.Tensor) -> int:
+    """The gradient of the queries [T, H, D] in float32; with grouped heads also those of keys and values for each query head."""
+    size = -(-q.size(2) // 32) * 32
+    grouped = 2 * k.size(0) * q.size(1) * k.size(2) * k.element_size() if q.size(1) != k.size(1) else 0
+    return q.size(0) * q.size(1) * size * 4 + grouped
 
 
 class Scratch:

@@ -269,6 +269,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _locals(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if isinstance(tensor, torch_private.Elementless):
+        return []
     return [tensor.to_local()] if isinstance(tensor, DTensor) else [tensor]
 
 

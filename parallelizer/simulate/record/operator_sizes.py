@@ -109,10 +109,13 @@ def gemm_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
 
 
 def attention_sizes(func: Any, args: tuple[Any, ...], result: torch.Tensor) -> Read:
-    """The sizes of attention in one kernel, [batch, heads, sequence, size] each of queries, keys and values."""
+    """The sizes of attention in one kernel, [batch, heads, sequence, size] each of queries, keys and values; or [sequences,
+    heads, size] of sequences one after another, which count as one.
+    """
     backward = "backward" in func._schema.name
-    given = [a for a in args if isinstance(a, torch.Tensor) and a.ndim == 4]
+    given = [a for a in args if isinstance(a, torch.Tensor) and a.ndim >= 3]
     q, k = given[1:3] if backward else given[:2]
+    q, k = (t.transpose(0, 1).unsqueeze(0) if t.ndim == 3 else t for t in (q, k))
     named = [a.name for a in func._schema.arguments]
     causal = "is_causal" in named and len(args) > (at := named.index("is_causal")) and args[at] is True
     sizes = (q.size(0), q.size(1), k.size(1), q.size(2), k.size(2), q.size(3))

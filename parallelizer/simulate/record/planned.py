@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from parallelizer import torch_private
 from parallelizer.compiler.observe.running_module import Running, within
 from parallelizer.simulate.record.ledger import Collective, Ledger
 from parallelizer.simulate.record.memory import Usage
@@ -181,6 +182,8 @@ def held(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes of the storages behind tensors, each once, of a DTensor its local part."""
     storages = {}
     for tensor in tensors:
+        if isinstance(tensor, torch_private.Elementless):
+            continue
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         storages[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
     return sum(storages.values())
