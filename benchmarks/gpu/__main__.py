@@ -20,11 +20,21 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu import attention, facts, forks, memory, nccl_ranks, recipe, several_ranks, speed
+from benchmarks.gpu import (
+    attention,
+    facts,
+    forks,
+    memory,
+    nccl_ranks,
+    packed_documents,
+    recipe,
+    several_ranks,
+    speed,
+)
 from benchmarks.gpu.cases import Case, Outcome, Where, run
 
 PARTS: dict[int, tuple[Case, ...]] = {
-    1: (*facts.CASES, *forks.CASES, *attention.CASES),
+    1: (*facts.CASES, *forks.CASES, *attention.CASES, *packed_documents.CASES),
     2: (*recipe.CASES, *several_ranks.CASES, *nccl_ranks.CASES),
     3: memory.CASES,
     4: speed.CASES,

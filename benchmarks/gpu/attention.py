@@ -50,7 +50,7 @@ def _compared(device: str, dtype: str, heads: int, groups: int, rows: int, size:
     except Exception as error:  # a row of the table, and not the end of it
         return found | {"worst": f"{type(error).__name__}: {str(error)[:120]}", "within": False}
     wide = [t.double().detach().requires_grad_() for t in (q, k, v)]
-    right, right_lse = _written_out(*wide, causal, scale, mask)
+    right, right_lse = written_out(*wide, causal, scale, mask)
     (right * grad.double()).sum().backward()
     half = rows // 2
     seen = mask if mask is None else (mask[..., :half], mask[..., half:])
@@ -69,13 +69,14 @@ def _compared(device: str, dtype: str, heads: int, groups: int, rows: int, size:
         ]
         both, both_lse = merge(*parts[0], *parts[1])
         pairs += [(both, right), (both_lse, right_lse)]
-    worst = max(_error(a, b) for a, b in pairs)
+    worst = max(error_of(a, b) for a, b in pairs)
     return found | {"worst": f"{worst:.1e}", "within": worst <= BOUNDS[dtype]}
 
 
-def _written_out(
+def written_out(
     q: Any, k: Any, v: Any, causal: bool, scale: float, mask: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse in single operators, in the dtype of q."""
     groups = q.size(1) // k.size(1)
     k, v = (t.repeat_interleave(groups, dim=1) for t in (k, v))
     scores = q @ k.transpose(-1, -2) * scale
@@ -88,7 +89,8 @@ def _written_out(
     return weights @ v, lse
 
 
-def _error(found: torch.Tensor, right: Any) -> float:
+def error_of(found: torch.Tensor, right: Any) -> float:
+    """By norm; infinite where the two are not infinite at the same places."""
     found, right = found.double(), right.double()
     if bool((found.isinf() != right.isinf()).any()):
         return float("inf")
