@@ -59,7 +59,8 @@ class HashedFiles(FileSystem):
 class _Hashed:
     """A file that is written from its beginning to its end, and hashed meanwhile.
 
-    In large parts: each of them wants the interpreter's lock, which the training wants too.
+    In large parts: each of them wants the interpreter's lock, which the training wants too. Small ones are collected. Large
+    ones are not copied, because a copy holds the lock for as long as it takes.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -70,6 +71,10 @@ class _Hashed:
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         self.size += view.nbytes
+        if view.nbytes >= BLOCK:
+            self.flush()
+            self._hand_over(view)
+            return view.nbytes
         self._waiting += view
         if len(self._waiting) >= BLOCK:
             self.flush()
@@ -81,9 +86,12 @@ class _Hashed:
     def flush(self) -> None:
         """Hand everything to the system."""
         waiting, self._waiting = self._waiting, bytearray()
-        self.digest.update(waiting)
+        self._hand_over(waiting)
+
+    def _hand_over(self, part: bytearray | memoryview) -> None:
+        self.digest.update(part)
         try:
-            self.file.write(waiting)
+            self.file.write(part)
             self.file.flush()
         except OSError as error:
             self.failure = error

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parallelizer.runtime.checkpoint import hashed
 from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.manifest import Stored
 
@@ -19,13 +22,32 @@ def test_what_is_written_in_parts_is_hashed_whole(
     tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
 ) -> None:
     path, files = tmp_path_factory.mktemp("hashed") / "a.tmp", HashedFiles()
-    with files.create_stream(path, "wb") as stream:
+    with mock.patch.object(hashed, "BLOCK", 20), files.create_stream(path, "wb") as stream:
         for part in parts:
             assert stream.write(memoryview(part)) == len(part)
     whole = b"".join(parts)
     files.rename(path, path.with_suffix(""))
     assert path.with_suffix("").read_bytes() == whole
     assert files.verified() == {"a": Stored(len(whole), hashlib.sha256(whole).hexdigest())}
+
+
+def test_a_large_part_is_handed_to_the_system_without_a_copy() -> None:
+    class File:
+        def __init__(self) -> None:
+            self.parts: list[Any] = []
+
+        def write(self, part: Any) -> None:
+            self.parts.append(part)
+
+        def flush(self) -> None: ...
+
+    file, large = File(), bytes(hashed.BLOCK)
+    stream = hashed._Hashed(file)  # type: ignore[arg-type]
+    for part in (b"small", large, b"small"):
+        stream.write(part)
+    stream.flush()
+    assert [bytes(part) for part in file.parts] == [b"small", large, b"small"]
+    assert file.parts[1].obj is large
 
 
 def test_another_byte_on_the_disk_is_noticed_when_it_is_read_back(tmp_path: Path) -> None:
