@@ -36,6 +36,7 @@ from parallelizer.runtime.checkpoint.contents import (
     held_of_optimizer,
     held_random,
 )
+from parallelizer.runtime.checkpoint.copies import Copies
 from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.planning import Piece, Writing
 from parallelizer.runtime.fail_together import gathered
@@ -43,6 +44,9 @@ from parallelizer.runtime.object_group import background_group, lend
 from parallelizer.runtime.state import state_of
 
 RUN = "run.json"
+
+PieceKey = tuple[str, tuple[int, ...]]
+"""The name of a piece's tensor, and where the piece begins in it."""
 
 
 @contextmanager
@@ -85,7 +89,7 @@ class Checkpoints:
         self._group = background_group(timeout)  # its collectives run beside the training's, and pass no GPU
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
-        self._copies: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+        self._copies: Copies[PieceKey] | None = None
 
     def save(
         self,
@@ -106,10 +110,13 @@ class Checkpoints:
             of_optimizer = held_of_optimizer(model, optimizer)
             held += of_optimizer
             about["optimizer"] = about_optimizer(model, optimizer)
-        pieces = self._copied(held)
+        pieces, arrived = self._copied(held)
         threads = torch.get_num_threads()
         self._thread = threading.Thread(
-            target=self._write, args=(step, pieces, about, threads), name=f"checkpoint {step}", daemon=True
+            target=self._write,
+            args=(step, pieces, arrived, about, threads),
+            name=f"checkpoint {step}",
+            daemon=True,
         )
         lend(self._thread)
 
@@ -124,27 +131,32 @@ class Checkpoints:
         ended, self._ended = self._ended, []
         return ended
 
-    def _copied(self, held: Sequence[Held]) -> list[Piece]:
-        """This rank's pieces on the CPU, in memory that is used again for the next save: new memory takes longer to get
-        than to fill.
+    def _copied(self, held: Sequence[Held]) -> tuple[list[Piece], torch.cuda.Event | None]:
+        """This rank's pieces on the CPU, and an event behind the copies from a GPU. The training need not wait for it: its next
+        steps are queued behind the copies, on the same stream.
         """
-        pieces, on_devices = [], False
+        wholes: dict[PieceKey, tuple[int, ...]] = {}
+        values: dict[PieceKey, torch.Tensor] = {}
         for one in held:
-            for offset, values in one.boxes() if one.writes else ():
-                key = one.name, offset
-                copy = self._copies.get(key)
-                if copy is None or copy.shape != values.shape or copy.dtype != values.dtype:
-                    pinned = values.device.type == "cuda"
-                    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=pinned)
-                    self._copies[key] = copy
-                copy.copy_(values, non_blocking=True)
-                on_devices |= values.device.type != "cpu"
-                pieces.append(Piece(one.name, one.shape, offset, copy))
-        if on_devices:
-            torch.cuda.synchronize()
-        return pieces
+            for offset, part in one.boxes() if one.writes else ():
+                wholes[one.name, offset], values[one.name, offset] = one.shape, part
+        on_gpu = any(part.device.type == "cuda" for part in values.values())
+        if self._copies is None or self._copies.page_locked != on_gpu:
+            self._copies = Copies(page_locked=on_gpu)
+        copies = self._copies.fill(values)
+        arrived = torch.cuda.Event() if on_gpu else None
+        if arrived is not None:
+            arrived.record()
+        return [Piece(key[0], wholes[key], key[1], copy) for key, copy in copies.items()], arrived
 
-    def _write(self, step: int, pieces: Sequence[Piece], about: Mapping[str, Any], threads: int) -> None:
+    def _write(
+        self,
+        step: int,
+        pieces: Sequence[Piece],
+        arrived: torch.cuda.Event | None,
+        about: Mapping[str, Any],
+        threads: int,
+    ) -> None:
         """The thread: everything that takes time."""
         # A thread's first operation would else start as many as there are cores.
         torch.set_num_threads(threads)
@@ -152,6 +164,8 @@ class Checkpoints:
         path = self.folder / names.name(step)
         failure = None
         try:
+            if arrived is not None:
+                arrived.synchronize()
             self._written(path, pieces, about)
         except Exception as error:  # whatever the system or another rank raises: the run goes on
             failure = _told(path, error)
@@ -162,7 +176,8 @@ class Checkpoints:
         try:
             self._all(lambda: _make_room(unfinished) if self.leads else None)
             files = HashedFiles()
-            writer = dcp.FileSystemWriter(unfinished)
+            # The pieces are on the CPU. Else torch's loader, in this thread, waits for streams of the first GPU, on every rank.
+            writer = dcp.FileSystemWriter(unfinished, per_thread_copy_ahead=0)
             writer.fs = files
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
 
 from parallelizer.runtime.checkpoint import folder as names
 from parallelizer.runtime.checkpoint import manifest, saving
@@ -126,6 +127,35 @@ def test_what_killed_runs_left_goes_when_the_next_one_starts(tmp_path: Path) -> 
         (tmp_path / name / "half").write_text("")
     save_checkpoint(tmp_path, 9, *alone())
     assert [p.name for p in tmp_path.iterdir()] == ["step_9"]
+
+
+def test_nothing_is_written_before_the_copies_from_a_gpu_have_arrived(tmp_path: Path) -> None:
+    values = torch.zeros(3)
+
+    class Event:
+        def synchronize(self) -> None:
+            values.fill_(7)
+
+    checkpoints, piece = Checkpoints(tmp_path), saving.Piece("model.weight", (3,), (0,), values)
+    checkpoints._write(1, [piece], Event(), {"step": 1}, torch.get_num_threads())  # type: ignore[arg-type]
+    [ended] = checkpoints.ended()
+    assert ended.failure is None
+    read = {"model.weight": torch.zeros(3)}
+    dcp.load(read, storage_reader=dcp.FileSystemReader(tmp_path / "step_1"), no_dist=True)
+    assert read["model.weight"].tolist() == [7, 7, 7]
+
+
+def test_the_thread_that_writes_uses_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new thread the current GPU is the first one, whichever the rank has."""
+
+    def used(*_: Any) -> Any:
+        raise AssertionError("the thread asks for a stream")
+
+    what = alone()
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", used)
+    assert saved(checkpoints, 1, *what).failure is None
 
 
 def test_no_name_is_given_before_everything_has_been_read_back(
@@ -267,13 +297,15 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         before = gathered_state(model, optimizer)
 
         assert saved(checkpoints, 2, model, optimizer).failure is None
-        found["bytes"] = sum(c.nbytes for (n, _), c in checkpoints._copies.items() if n.startswith("model."))
-        found["copies"] = {k: c.data_ptr() for k, c in checkpoints._copies.items()}
+        assert checkpoints._copies is not None
+        copies = checkpoints._copies.tensors
+        found["bytes"] = sum(c.nbytes for (n, _), c in copies.items() if n.startswith("model."))
+        found["copies"] = {k: c.data_ptr() for k, c in copies.items()}
 
         evaluate(model)  # which leaves the root of FSDP's units whole
         assert saved(checkpoints, 3, model, optimizer).failure is None
         found["same memory"] = found.pop("copies") == {
-            k: c.data_ptr() for k, c in checkpoints._copies.items()
+            k: c.data_ptr() for k, c in checkpoints._copies.tensors.items()
         }
         found["evaluated"] = gathered_state(model, optimizer) == before
 
