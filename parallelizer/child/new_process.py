@@ -28,6 +28,8 @@ BEFORE = "call this before the process uses CUDA"
 DIAGNOSTICS = "diagnostics"
 """The kind of an answer that is diagnostics."""
 
+_prepare: list[Callable[[], None]] = []
+
 _REACHED = b"reached"
 """What a new process sends first."""
 
@@ -41,7 +43,9 @@ class PickledCall:
     def loaded(self) -> tuple[Callable[..., Any], Sequence[Any]]:
         """The function and its arguments, with the state that they were called in. Raises PlanError."""
         try:
-            function, args, state = pickle.loads(self.path.read_bytes())
+            function, args, prepare, state = pickle.loads(self.path.read_bytes())
+            for each in prepare:
+                each()
         except Exception as error:  # whatever the import of a user's module raises
             raise PlanError([not_sent("what it needs", error)]) from error
         if state is not None:
@@ -107,7 +111,9 @@ def start(
     target: Target, function: Callable[..., Any], args: Sequence[Any], *, sees_gpus: bool = False
 ) -> NewProcess:
     """Start `target` in a new process with a call of `function`. Raises PlanError where this does not pickle."""
-    data = pickled((function, args, _state()), getattr(function, "__qualname__", str(function)))
+    data = pickled(
+        (function, args, preparations(), _state()), getattr(function, "__qualname__", str(function))
+    )
     number, name = tempfile.mkstemp(prefix="parallelizer-")
     with os.fdopen(number, "wb") as stream:
         stream.write(data)
@@ -122,6 +128,19 @@ def start(
         os.unlink(name)
         raise
     return NewProcess(process, receive, Path(name))
+
+
+def prepare_by(function: Callable[[], None]) -> None:
+    """From now on call a function of a module, too, in new processes and ranks that this process starts: it makes known there
+    what models need and do not carry with them when they are pickled.
+    """
+    if function not in _prepare:
+        _prepare.append(function)
+
+
+def preparations() -> tuple[Callable[[], None], ...]:
+    """What to call in a new process first."""
+    return tuple(_prepare)
 
 
 def _reach(target: Target, send: Connection, call: PickledCall) -> None:

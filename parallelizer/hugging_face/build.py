@@ -15,6 +15,7 @@ from urllib.request import getproxies
 
 from torch import nn
 
+from parallelizer.child import new_process
 from parallelizer.diagnostics.nearest import nearest
 from parallelizer.hugging_face.architecture import NOTHING
 
@@ -219,13 +220,16 @@ def _attention(auto: Any, config: Any, wanted: str) -> str:
 
 
 def register() -> None:
-    """Make our attention and masks known to transformers. Doing it again changes nothing."""
+    """Make our attention and masks known to transformers, here and in processes that this one starts. Doing it again changes
+    nothing.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
 
     from parallelizer.hugging_face import attention, masks
 
     AttentionInterface.register(IMPLEMENTATION, attention.forward)
     AttentionMaskInterface.register(IMPLEMENTATION, masks.mask)
+    new_process.prepare_by(register)
 
 
 def _transformers() -> Any:

@@ -16,6 +16,7 @@ import parallelizer as pz
 from parallelizer.child import cuda_use
 from parallelizer.child.children import WorldError, in_children
 from parallelizer.child.in_time import Failed, NotInTime, in_time
+from parallelizer.configuration.read_setup import from_overrides
 from parallelizer.diagnostics.diagnostic import PlanError
 from parallelizer.proof.prove import prove
 from parallelizer.runtime.launch import launcher as launch
@@ -118,6 +119,16 @@ def test_the_verdict_is_the_same(request: pytest.FixtureRequest) -> None:
     anew = prove(setup)
     assert forked.passed and anew.passed
     assert (anew.losses, anew.verdict) == (forked.losses, forked.verdict)
+
+
+@pytest.mark.ranks
+def test_a_transformers_model_finds_its_attention_in_new_processes(request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("transformers")
+    setup = from_overrides(["model=hf_llama", "parallel=tp2"])
+    forked = pz.validate(setup, prove=False)
+    request.getfixturevalue("cuda_in_use")
+    assert pz.validate(setup, prove=False) == forked
+    assert prove(setup).passed
 
 
 class Two(nn.Module):

@@ -117,6 +117,7 @@ def start(
                     graceful=graceful,
                     stuck_after=stuck_after,
                     sees_gpus=sees_gpus,
+                    prepare=new_process.preparations(),
                 )
                 ended = _attempt(job, method, start_timeout, got)
             if isinstance(ended, list):

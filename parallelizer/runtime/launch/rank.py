@@ -57,6 +57,8 @@ class Launch:
     """Seconds that ranks get to save and end by themselves; 0 where they are ended at once."""
     stuck_after: float = 0.0
     sees_gpus: bool = False
+    prepare: tuple[Callable[[], None], ...] = ()
+    """What is called before the worker: see `new_process.prepare_by`."""
 
 
 def run_rank(job: Launch) -> None:
@@ -110,6 +112,8 @@ def _enter(job: Launch, rank: int) -> None:
 
 def _call(job: Launch) -> Any:
     try:
+        for prepare in job.prepare:
+            prepare()
         return job.worker(*job.args)
     except SystemExit as end:
         if end.code in (None, 0):
