@@ -59,11 +59,11 @@ def shard_tokens(
     split along their dimension in the order that the plan's `balance` says; the rest as they are.
 
     `batch` holds this data rank's rows as whole sequences, the same on every rank of `cp`. An entry made by `positions` is
-    the global position of each local token, int64 [batch, local sequence]; one made by `document-mask` is who sees whom in packed
-    documents, bool [batch, 1, local sequence, sequence], without elements (`document_mask`); both also without context parallelism, and without a mesh. Where
-    an entry has a `pad`, a length that does not divide is padded, and `unshard` leaves the padding out. With `device`, what
-    is returned lies there; the tensors know how they were dealt out, and copies of them do not. `axes` renames the axes of a
-    DeviceMesh that has names of its own, as in `rename_axes`.
+    the global position of each local token, int64 [batch, local sequence]. One made by `document-mask` is who sees whom in packed
+    documents, bool [batch, 1, local sequence, sequence], whose elements are made when they are read (`document_mask`). Both are
+    also made without context parallelism, and without a mesh. Where an entry has a `pad`, a length that does not divide is
+    padded, and `unshard` leaves the padding out. With `device`, what is returned lies there; the tensors know how they were
+    dealt out, and copies of them do not. `axes` renames the axes of a DeviceMesh that has names of its own, as in `rename_axes`.
 
     Raises ValueError when a sequence does not divide by twice the size of cp, no entry tells its length, or the batch
     has an entry that the plan does not know in place of one that it splits.

