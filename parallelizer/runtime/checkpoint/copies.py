@@ -20,22 +20,22 @@ ALIGNMENT = 64
 """Each tensor begins at a multiple of so many bytes."""
 
 
-class Copies(Generic[Key]):
-    """The copies of one rank. `page_locked` is for values of a GPU."""
+class HostCopies(Generic[Key]):
+    """The copies of one rank. `page_locked` says that values come from a GPU."""
 
     def __init__(self, page_locked: bool) -> None:
         self.page_locked = page_locked
         self.tensors: dict[Key, torch.Tensor] = {}
-        self._block: _Block | None = None
+        self._block: _HostBlock | None = None
 
     def fill(self, values: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-        """Copy these values. Copies from a GPU are complete when its current stream has arrived here.
+        """Copy these values. Copies from a GPU are complete when its current stream has reached this point.
 
-        Each copy has a storage of its own size, or torch would write the whole block for it.
+        Each copy has a storage of its own size. Otherwise torch would copy it again to write it.
         """
         if _forms(values) != _forms(self.tensors):
             self.tensors, self._block = {}, None  # the old memory goes before there is new memory
-            self._block = _Block(sum(map(_room, values.values())), self.page_locked)
+            self._block = _HostBlock(sum(map(_room, values.values())), self.page_locked)
             start = 0
             for key, value in values.items():
                 self.tensors[key] = self._block.tensor(start, value)
@@ -45,7 +45,7 @@ class Copies(Generic[Key]):
         return dict(self.tensors)
 
 
-class _Block:
+class _HostBlock:
     def __init__(self, size: int, page_locked: bool) -> None:
         self.memory = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if page_locked:

@@ -36,7 +36,7 @@ from parallelizer.runtime.checkpoint.contents import (
     held_of_optimizer,
     held_random,
 )
-from parallelizer.runtime.checkpoint.copies import Copies
+from parallelizer.runtime.checkpoint.copies import HostCopies
 from parallelizer.runtime.checkpoint.hashed import HashedFiles
 from parallelizer.runtime.checkpoint.planning import Piece, Writing
 from parallelizer.runtime.fail_together import gathered
@@ -89,7 +89,7 @@ class Checkpoints:
         self._group = background_group(timeout)  # its collectives run beside the training's, and pass no GPU
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
-        self._copies: Copies[PieceKey] | None = None
+        self._copies: HostCopies[PieceKey] | None = None
 
     def save(
         self,
@@ -142,7 +142,7 @@ class Checkpoints:
                 wholes[one.name, offset], values[one.name, offset] = one.shape, part
         on_gpu = any(part.device.type == "cuda" for part in values.values())
         if self._copies is None or self._copies.page_locked != on_gpu:
-            self._copies = Copies(page_locked=on_gpu)
+            self._copies = HostCopies(page_locked=on_gpu)
         copies = self._copies.fill(values)
         arrived = torch.cuda.Event() if on_gpu else None
         if arrived is not None:

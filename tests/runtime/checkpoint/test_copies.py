@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallelizer.runtime.checkpoint.copies import ALIGNMENT, Copies
+from parallelizer.runtime.checkpoint.copies import ALIGNMENT, HostCopies
 
 
 def values() -> dict[str, torch.Tensor]:
@@ -23,7 +23,7 @@ def values() -> dict[str, torch.Tensor]:
 
 def test_copies_are_equal_and_have_storages_of_their_own_size() -> None:
     given = values()
-    copies = Copies[str](page_locked=False).fill(given)
+    copies = HostCopies[str](page_locked=False).fill(given)
     assert list(copies) == list(given)
     for key, value in given.items():
         assert copies[key].dtype == value.dtype and torch.equal(copies[key], value), key
@@ -32,7 +32,7 @@ def test_copies_are_equal_and_have_storages_of_their_own_size() -> None:
 
 
 def test_all_copies_are_in_one_block_which_the_next_save_uses_again() -> None:
-    held, given = Copies[str](page_locked=False), values()
+    held, given = HostCopies[str](page_locked=False), values()
     copies = held.fill(given)
     places = {key: copy.data_ptr() for key, copy in copies.items() if copy.numel()}
     room = sum(-(-value.nbytes // ALIGNMENT) * ALIGNMENT for value in given.values())
@@ -43,7 +43,7 @@ def test_all_copies_are_in_one_block_which_the_next_save_uses_again() -> None:
 
 
 def test_other_sizes_get_other_memory() -> None:
-    held = Copies[str](page_locked=False)
+    held = HostCopies[str](page_locked=False)
     held.fill(values())
     copies = held.fill({"wider": torch.ones(1000)})
     assert list(copies) == ["wider"] and torch.equal(copies["wider"], torch.ones(1000))
@@ -67,7 +67,7 @@ def test_the_block_is_page_locked_once_in_its_own_size(monkeypatch: pytest.Monke
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "check_error", lambda result: None)
-    held = Copies[str](page_locked=True)
+    held = HostCopies[str](page_locked=True)
     small = {str(n): torch.zeros(17) for n in range(9)}  # each with 68 bytes of 128
     copies = held.fill(small)
     assert runtime.locked == {copies["0"].data_ptr(): 9 * 128}
