@@ -26,6 +26,7 @@ from parallelizer.styles.context_parallel import document_mask
 from parallelizer.styles.context_parallel.dealing import order_for
 from parallelizer.styles.context_parallel.order import Order, order_of, padded, static_order, tagged
 from parallelizer.styles.context_parallel.sequence import CurrentOrder, gather_sequence
+from parallelizer.styles.context_parallel.to_device import to_device
 
 WHOLE = frozenset({"attention_mask"})
 """Entries of a batch, [batch, sequence], that a transformers model is given whole under context parallelism: what they say
@@ -97,7 +98,7 @@ def shard_tokens(
             else:
                 local[name] = positions.expand(batch[first].size(0), -1) if buffer.dim else positions
     if device is not None:
-        local = {name: tensor.to(device) for name, tensor in local.items()}
+        local = {name: to_device(tensor, device) for name, tensor in local.items()}
     if ranks > 1:
         for name in (*split, *makes):
             tagged(local[name], order)

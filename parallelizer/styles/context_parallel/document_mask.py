@@ -19,6 +19,7 @@ from parallelizer.styles.context_parallel import packed
 from parallelizer.styles.context_parallel.dealing import document_mask
 from parallelizer.styles.context_parallel.kernels import as_autocast
 from parallelizer.styles.context_parallel.runs import KernelCall, are_packed, calls_of
+from parallelizer.styles.context_parallel.to_device import to_device
 
 Tensor = torch.Tensor
 
@@ -28,7 +29,7 @@ def made(documents: Tensor, rows: Tensor, device: torch.device) -> Tensor:
     if torch_private.has_values(documents):
         documents = documents.cpu()
         if not are_packed(documents):
-            return document_mask(documents.to(device), rows.to(device))
+            return document_mask(to_device(documents, device), to_device(rows, device))
     return DocumentMask(documents, rows, device)
 
 
@@ -58,7 +59,8 @@ class DocumentMask(torch_private.Elementless):
         if torch.compiler.is_compiling():  # the code makes it where it is read, and keeps nothing
             return document_mask(self.documents.to(self.device), self.rows.to(self.device))
         if self._dense is None:
-            self._dense = document_mask(self.documents.to(self.device), self.rows.to(self.device))
+            documents, rows = (to_device(t, self.device) for t in (self.documents, self.rows))
+            self._dense = document_mask(documents, rows)
         return self._dense
 
     def calls(self) -> list[list[KernelCall]] | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from parallelizer import torch_private
+from parallelizer.styles.context_parallel.to_device import to_device
 from parallelizer.styles.context_parallel.varlen import Sequences
 
 Tensor = torch.Tensor
@@ -80,7 +81,7 @@ def calls_of(documents: Tensor, rows: Tensor, device: torch.device) -> list[list
     groups = [_groups(runs_of(*each), length) for each in zip(documents, rows.cpu(), strict=True)]
     # One copy to the device for all calls.
     parts = [part for of_row in groups for group in of_row for part in _numbers(group)]
-    numbers = iter(torch.cat(parts).to(device).split([len(part) for part in parts]))
+    numbers = iter(to_device(torch.cat(parts), device).split([len(part) for part in parts]))
     found = []
     for of_row in groups:
         at, calls = 0, []
